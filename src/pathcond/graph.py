@@ -1,0 +1,303 @@
+"""From the record of a forward pass to the units that may be rescaled, and the parameters that enter and leave them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from pathcond.constants import Constants
+from pathcond.errors import PathCondError, RecordError
+from pathcond.labels import Labels, Reason
+from pathcond.record import Trace, record
+
+
+@dataclass(frozen=True, slots=True)
+class ParamScales:
+    """Units that a parameter's elements enter (``row``) and leave (``col``).
+
+    Both are integer tensors that broadcast to the parameter's shape. Unit ``h`` of the graph is number ``h + 1``;
+    0 stands for no unit. The parameter is multiplied by ``exp(u[row] / 2 - u[col] / 2)``.
+    """
+
+    row: Tensor
+    col: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    """Units that stay as they are: how many, the module where that was decided, and why."""
+
+    units: int
+    where: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.units} at '{self.where or 'the model'}': each {self.reason}"
+
+
+@dataclass(frozen=True)
+class ScaleGraph:
+    """What may be rescaled in a model, from :func:`extract_graph`. Holds no weights, so it can be kept and reused.
+
+    Attributes:
+        units: number H of free units; a unit is a set of channels that share one scale.
+        layers: for each module that makes channels, the number of the unit of each of its channels, shape (channels,);
+            unit ``h`` is number ``h + 1`` and 0 marks a channel without a free scale.
+        groups: sizes of the runs of units, in network order, that belong to one layer.
+        params: for each parameter that a scale touches, the units it enters and leaves.
+        shapes: shape of every parameter of the model, by name.
+        frozen: hidden units without a free scale, and why.
+        notes: what to know about this graph, for example that it keeps the function only approximately.
+        exact: whether applying scales keeps the function in every mode recorded.
+        trace: the record of the forward pass in eval mode.
+    """
+
+    units: int
+    layers: Mapping[str, Tensor]
+    groups: tuple[int, ...]
+    params: Mapping[str, ParamScales]
+    shapes: Mapping[str, tuple[int, ...]]
+    frozen: tuple[Frozen, ...]
+    notes: tuple[str, ...]
+    exact: bool
+    trace: Trace = field(repr=False)
+
+    @property
+    def frozen_units(self) -> int:
+        """Number of hidden units whose scale is frozen."""
+        return sum(entry.units for entry in self.frozen)
+
+    def by_module(self, u: Tensor) -> dict[str, Tensor]:
+        """Log-scales by module: ``u`` of shape (units,) spread over each module's channels."""
+        full = torch.cat((u.new_zeros(1), u))
+        return {name: full[numbers.to(u.device)] for name, numbers in self.layers.items()}
+
+
+def extract_graph(
+    model: nn.Module,
+    example_input: Any,
+    *,
+    batchnorm: Literal["affine", "exclude"] = "affine",
+    shortcuts: Literal["tie", "freeze"] = "tie",
+    smooth: bool = False,
+    strict: bool = False,
+) -> ScaleGraph:
+    """Find the units of a model that can be rescaled without changing its function.
+
+    The forward pass is recorded on fake tensors, once in eval and once in training mode, so that scales fit both; the
+    model is not touched. An operation without a rule freezes the scales on both sides of it.
+
+    Args:
+        model: any module that can be run on ``example_input``.
+        example_input: a tensor, a tuple or list of positional arguments, or a dict of keyword arguments; a batch of
+            one is enough.
+        batchnorm: ``affine``: the scale and shift of a BatchNorm enter the unit (exact in every mode). ``exclude``: the
+            weights before it do, as in the paper (exact only in eval mode at initialisation).
+        shortcuts: ``tie``: the channels along identity shortcuts share one scale. ``freeze``: they stay as they are.
+        smooth: let scales cross GELU, SiLU and the like; the function is then kept only approximately.
+        strict: raise at an operation without a rule instead of freezing.
+
+    Returns:
+        The :class:`ScaleGraph`.
+
+    Raises:
+        RecordError: the forward pass cannot be recorded; the message names the line of code and the way out.
+        UnsupportedOpError: ``strict`` and an operation has no rule.
+
+    Example:
+        >>> import torch, pathcond
+        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+        >>> pathcond.extract_graph(model, torch.ones(1, 3)).units
+        4
+    """
+    check_choice("batchnorm", batchnorm, ("affine", "exclude"))
+    check_choice("shortcuts", shortcuts, ("tie", "freeze"))
+    check_model(model)
+    alias, overlapping = shared_memory(model)
+    labels = Labels(batchnorm=batchnorm, smooth=smooth, strict=strict, alias=alias)
+    notes: list[str] = []
+    first_numbers, trace = 1, None
+    for mode in _modes(model):
+        try:
+            found = record(model, example_input, mode)
+        except RecordError as error:
+            if trace is None or mode is None or mode == model.training:
+                raise
+            notes.append(f"the function is kept in eval mode; training mode could not be recorded: {error}")
+            continue
+        labels.follow(found, Constants(found, model))
+        if trace is None:
+            first_numbers, trace = labels.count, found
+    for name in overlapping:
+        labels.hold(name, Reason("param", "", f"parameter '{name}' shares memory with another parameter"))
+    assert trace is not None  # noqa: S101 - the first mode raises or is recorded
+    if shortcuts == "freeze":
+        _freeze_shortcuts(labels)
+    return _assemble(model, labels, trace, first_numbers, notes)
+
+
+def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise PathCondError(f"expected {name} to be one of {', '.join(map(repr, choices))}, got {value!r}.")
+
+
+def check_model(model: nn.Module) -> None:
+    """Refuse models whose parameters cannot be rescaled at all.
+
+    Raises:
+        PathCondError: no parameters; or one that is complex, sparse, or has no data.
+    """
+    if not isinstance(model, nn.Module):
+        raise PathCondError(f"expected a torch.nn.Module, got {type(model).__name__}. Wrap the function in a module.")
+    parameters = dict(model.named_parameters())
+    if not parameters:
+        raise PathCondError(f"expected a model with parameters, got {type(model).__name__} without any.")
+    for name, p in parameters.items():
+        if isinstance(p, nn.parameter.UninitializedParameter):
+            raise PathCondError(f"parameter '{name}' has no shape yet (lazy module). Run the model once, then rescale.")
+        if p.is_complex():
+            raise PathCondError(f"expected real parameters, got '{name}' of dtype {p.dtype}.")
+        if p.layout != torch.strided:
+            raise PathCondError(f"expected dense parameters, got '{name}' with layout {p.layout}. Use p.to_dense().")
+        if p.device.type == "meta":
+            raise PathCondError(
+                f"parameter '{name}' is on the meta device. Load its values first (model.to_empty, ...)."
+            )
+
+
+def _modes(model: nn.Module) -> Iterator[bool | None]:
+    """Eval, training, and the model as it is if its modules are of both minds."""
+    yield False
+    yield True
+    if len({module.training for module in model.modules()}) > 1:
+        yield None
+
+
+def shared_memory(model: nn.Module) -> tuple[dict[str, str], list[str]]:
+    """Parameters that lie on the same memory: the name each stands under, and those that overlap in part."""
+    spans: dict[int, list[tuple[int, int, str, Any]]] = {}
+    alias: dict[str, str] = {}
+    overlapping: set[str] = set()
+    for name, p in model.named_parameters():
+        first = p.storage_offset()
+        last = first + sum((n - 1) * stride for n, stride in zip(p.shape, p.stride(), strict=True))
+        layout = (first, tuple(p.shape), p.stride())
+        if any(stride == 0 and n > 1 for n, stride in zip(p.shape, p.stride(), strict=True)):
+            overlapping.add(name)
+        key = p.untyped_storage().data_ptr()
+        for other_first, other_last, other, other_layout in spans.setdefault(key, []) if p.numel() else []:
+            if layout == other_layout:
+                alias[name] = other
+            elif first <= other_last and other_first <= last:
+                overlapping |= {name, other}
+        spans[key].append((first, last, name, layout)) if p.numel() else None
+    return alias, sorted(overlapping)
+
+
+def _freeze_shortcuts(labels: Labels) -> None:
+    """Freeze channels that an addition ties to channels computed from them."""
+    for pairs in [edge for edge in labels.edges if edge.numel()]:
+        for column in pairs.T:
+            (a,), (b,) = labels.layers_of(column[:1]), labels.layers_of(column[1:])
+            if (labels.layers[b].ancestors >> a | labels.layers[a].ancestors >> b) & 1:
+                name = labels.layers[max(a, b)].name
+                labels.freeze(column, Reason("tie", name, "lies on an identity shortcut (shortcuts='freeze')"))
+
+
+def _components(count: int, edges: Tensor) -> Tensor:
+    """For each number the smallest number it is tied to, directly or not; ``edges`` has shape (2, ties)."""
+    root = torch.arange(count)
+    while True:
+        a, b = root[edges[0]], root[edges[1]]
+        low = torch.minimum(a, b)
+        merged = root.clone().scatter_reduce_(0, a, low, "amin").scatter_reduce_(0, b, low, "amin")
+        while not torch.equal(merged, merged[merged]):
+            merged = merged[merged]
+        if torch.equal(merged, root):
+            return root
+        root = merged
+
+
+def _settle_uses(labels: Labels) -> None:
+    """Tie the uses of each parameter to one another, and freeze what a held parameter touches."""
+    for name, uses in labels.uses.items():
+        reason = Reason("param", "", f"parameter '{name}' is used in several places")
+        for other in uses[1:]:
+            labels.tie(uses[0].row, other.row, reason)
+            labels.tie(uses[0].col, other.col, reason)
+        if name in labels.held:
+            for use in uses:
+                labels.freeze(use.row, labels.held[name])
+                labels.freeze(use.col, labels.held[name])
+
+
+def _assemble(model: nn.Module, labels: Labels, trace: Trace, first_numbers: int, notes: list[str]) -> ScaleGraph:
+    _settle_uses(labels)
+    edges = torch.cat([torch.zeros(2, 0, dtype=torch.int64), *labels.edges], 1)
+    root = _components(labels.count, edges)
+    why = torch.full((labels.count,), len(labels.reasons))
+    for numbers, reason in labels.frozen:
+        why.scatter_reduce_(0, root[numbers], torch.full_like(numbers, reason), "amin")
+    entered = torch.zeros(labels.count, dtype=torch.bool)
+    left = torch.zeros(labels.count, dtype=torch.bool)
+    for uses in labels.uses.values():
+        for use in uses:
+            entered[root[use.row.clamp(min=0).reshape(-1)]] = True
+            left[root[use.col.clamp(min=0).reshape(-1)]] = True
+    is_root = root == torch.arange(labels.count)
+    free = is_root & entered & left & (why == len(labels.reasons))
+    free[0] = False
+    number = torch.zeros(labels.count, dtype=torch.int64)
+    number[free] = torch.arange(1, int(free.sum()) + 1)
+    number = number[root]
+    params = {}
+    for name, uses in labels.uses.items():
+        scales = ParamScales(number[uses[0].row.clamp(min=0)], number[uses[0].col.clamp(min=0)])
+        if bool(scales.row.any()) or bool(scales.col.any()):
+            params[name] = scales
+    firsts = torch.tensor([layer.first for layer in labels.layers])
+    owners = torch.bucketize(free.nonzero()[:, 0], firsts, right=True)
+    return ScaleGraph(
+        units=int(free.sum()),
+        layers=_layers(labels, number),
+        groups=tuple(owners.unique_consecutive(return_counts=True)[1].tolist()),
+        params=params,
+        shapes={name: tuple(p.shape) for name, p in model.named_parameters()},
+        frozen=_frozen(labels, is_root, why, left, first_numbers),
+        notes=(*notes, *sorted(labels.approximate)),
+        exact=not labels.approximate,
+        trace=trace,
+    )
+
+
+def _layers(labels: Labels, number: Tensor) -> dict[str, Tensor]:
+    """Unit numbers by module, for modules that have any; a module called twice is listed once."""
+    found: dict[str, Tensor] = {}
+    for layer in labels.layers:
+        numbers = number[layer.first : layer.first + layer.size]
+        if layer.name not in found and bool(numbers.any()):
+            found[layer.name] = numbers
+    return found
+
+
+def _frozen(labels: Labels, is_root: Tensor, why: Tensor, left: Tensor, first_numbers: int) -> tuple[Frozen, ...]:
+    """Count the frozen hidden units by reason, each once, whichever mode found it."""
+    known = {layer.name for layer in labels.layers if layer.first < first_numbers}
+    counts: dict[tuple[str, str], int] = {}
+    for layer in labels.layers:
+        if layer.first >= first_numbers and layer.name in known:
+            continue
+        numbers = torch.arange(layer.first, layer.first + layer.size)
+        numbers = numbers[is_root[numbers] & (why[numbers] < len(labels.reasons))]
+        for index, count in zip(*(t.tolist() for t in why[numbers].unique(return_counts=True)), strict=True):
+            reason = labels.reasons[index]
+            if reason.kind in ("output", "norm"):
+                count = int(left[numbers[why[numbers] == index]].sum())
+            if count:
+                key = (reason.where or layer.name, reason.text)
+                counts[key] = counts.get(key, 0) + count
+    return tuple(Frozen(count, where, text) for (where, text), count in counts.items())

@@ -1,0 +1,211 @@
+"""The table of operations: for each torch function, what kind of map it is and how its arguments are called.
+
+``kind`` names the rule by which scales cross the operation (:mod:`pathcond.labels`) and the one by which path sums do
+(:mod:`pathcond.squared`). A function that is not listed has no rule: the scales on both sides of it freeze.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pathcond.errors import PathCondError
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """A row of the table: the kind of map, and the names of the arguments in their order."""
+
+    kind: str
+    names: tuple[str, ...]
+
+
+TABLE: dict[Any, Op] = {}
+_SPACES = (torch, torch.Tensor, F, torch._C._nn)
+
+
+def _list(kind: str, functions: str, arguments: str = "input", spaces: Iterable[Any] = _SPACES) -> None:
+    """Enter every spelling of the named functions: torch.f, Tensor.f, F.f, and each with a trailing underscore."""
+    op = Op(kind, tuple(arguments.split()))
+    for name in functions.split():
+        for spelling in (name, name + "_"):
+            for space in spaces:
+                function = getattr(space, spelling, None)
+                if callable(function):
+                    TABLE[function] = op
+
+
+# One input, positively homogeneous, element by element: a scale passes.
+_list("pass", "relu leaky_relu rrelu abs absolute dropout dropout1d dropout2d dropout3d feature_dropout")
+# The same values again.
+_list("same", "clone contiguous detach alias positive requires_grad")
+_list("prelu", "prelu", "input weight")
+_list("cast", "to type type_as float double half bfloat16 cuda cpu", "input")
+_list("clamp", "clamp clip", "input min max")
+_list("clamp", "clamp_min", "input min")
+_list("threshold", "threshold", "input threshold value")
+# Close to homogeneous for large inputs: a scale passes only with smooth=True.
+_list("smooth", "gelu silu hardswish mish softplus elu celu selu")
+
+# Linear maps with parameters.
+_list("linear", "linear", "input weight bias")
+_list("matmul", "matmul mm __matmul__", "input other")
+_list("addmm", "addmm", "input mat1 mat2 beta alpha")
+for _d in (1, 2, 3):
+    _list(f"conv{_d}", f"conv{_d}d", "input weight bias stride padding dilation groups")
+    _list(f"convt{_d}", f"conv_transpose{_d}d", "input weight bias stride padding output_padding groups dilation")
+_list("embedding", "embedding", "input weight padding_idx max_norm", spaces=[F])
+_list("embedding", "embedding", "weight input", spaces=[torch])
+
+# Normalisations: their scale and shift are the parameters that enter the unit.
+_list("batch_norm", "batch_norm", "input running_mean running_var weight bias training momentum eps", spaces=[F])
+_list("batch_norm", "batch_norm", "input weight bias running_mean running_var training momentum eps", spaces=[torch])
+_list("layer_norm", "layer_norm", "input normalized_shape weight bias eps")
+_list("layer_norm", "rms_norm", "input normalized_shape weight eps")
+_list("group_norm", "group_norm", "input num_groups weight bias eps")
+_list("group_norm", "instance_norm", "input running_mean running_var weight bias", spaces=[F])
+_list("group_norm", "instance_norm", "input weight bias running_mean running_var", spaces=[torch])
+
+# Sums, maxima, products.
+_list("add", "add __radd__ __add__ __iadd__", "input other alpha")
+_list("add", "sub subtract __sub__ __isub__", "input other alpha")
+_list("add", "rsub __rsub__", "input other alpha")
+_list("maximum", "maximum minimum fmax fmin", "input other")
+_list("where", "where", "condition input other", spaces=[torch])
+_list("where", "where", "input condition other", spaces=[torch.Tensor])
+_list("mul", "mul multiply __mul__ __rmul__ __imul__", "input other")
+_list("div", "div divide true_divide __truediv__ __itruediv__ __div__", "input other rounding_mode")
+_list("neg", "neg negative __neg__")
+_list(
+    "compare", "gt lt ge le greater less greater_equal less_equal __gt__ __lt__ __ge__ __le__ sign sgn", "input other"
+)
+
+# Pools and other maps of each channel on its own.
+for _d in (1, 2, 3):
+    for _name in (f"max_pool{_d}d", f"max_pool{_d}d_with_indices"):
+        _list(f"max_pool{_d}", _name, "input kernel_size stride padding dilation ceil_mode")
+    _avg = "input kernel_size stride padding ceil_mode count_include_pad divisor_override"
+    _list(f"avg_pool{_d}", f"avg_pool{_d}d", _avg)
+    _list(f"adaptive_avg_pool{_d}", f"adaptive_avg_pool{_d}d", "input output_size")
+    _list(f"adaptive_max_pool{_d}", f"adaptive_max_pool{_d}d adaptive_max_pool{_d}d_with_indices", "input output_size")
+_list("resample", "interpolate upsample upsample_nearest upsample_bilinear", "input", spaces=[F])
+
+# Reductions over axes.
+_list("mean", "mean", "input dim keepdim")
+_list("sum", "sum", "input dim keepdim")
+_list("extreme", "max min", "input dim keepdim")
+_list("extreme", "amax amin", "input dim keepdim")
+
+# Pure movement of elements: what holds for an element holds for it at its new place.
+_list("reshape", "view view_as reshape reshape_as flatten unflatten ravel squeeze unsqueeze")
+_list(
+    "move",
+    "permute transpose t swapaxes swapdims movedim moveaxis adjoint expand expand_as broadcast_to repeat tile roll flip fliplr flipud",
+)
+_list("move", "narrow select split split_with_sizes chunk tensor_split unbind hsplit vsplit unsafe_chunk unsafe_split")
+_list("move", "index_select __getitem__ channel_shuffle native_channel_shuffle pixel_shuffle pixel_unshuffle")
+_list("move", "diagonal rot90 repeat_interleave unfold", spaces=[torch, torch.Tensor])
+_list("cat", "cat concat concatenate", "tensors dim", spaces=[torch])
+_list("move", "stack hstack vstack dstack", "tensors dim", spaces=[torch])
+for _attribute in ("T", "mT", "H", "mH"):
+    TABLE[getattr(torch.Tensor, _attribute).__get__] = Op("move", ("input",))
+TABLE[torch.Tensor.data.__get__] = Op("same", ("input",))
+_list("pad", "pad", "input pad mode value", spaces=[F])
+_list("pad", "constant_pad_nd", "input pad value", spaces=[torch])
+_list("setitem", "__setitem__", "input index value")
+_list("copy", "copy_", "input src", spaces=[torch.Tensor])
+_list("zeros", "zeros zeros_like new_zeros zero_", "input")
+
+QUERIES = frozenset(
+    getattr(torch.Tensor, name)
+    for name in [
+        "size",
+        "dim",
+        "ndimension",
+        "numel",
+        "nelement",
+        "stride",
+        "storage_offset",
+        "is_contiguous",
+        "__len__",
+        "untyped_storage",
+        "_is_view",
+        "is_inference",
+        "is_conj",
+        "is_neg",
+        "is_floating_point",
+        "is_complex",
+        "element_size",
+        "get_device",
+    ]
+) | frozenset(
+    getattr(torch.Tensor, name).__get__
+    for name in [
+        "shape",
+        "dtype",
+        "device",
+        "ndim",
+        "layout",
+        "is_cuda",
+        "is_sparse",
+        "is_quantized",
+        "requires_grad",
+        "is_leaf",
+        "_version",
+        "grad_fn",
+        "is_meta",
+        "is_mkldnn",
+        "is_nested",
+    ]
+)
+
+# Recorded without being run: in training mode their size checks refuse a batch of one, which is all a record needs.
+STAND_INS = frozenset(f for f, op in TABLE.items() if op.kind == "batch_norm") | {F.instance_norm, torch.instance_norm}
+
+
+def stand_in(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """A tensor like the result of one of :data:`STAND_INS`."""
+    return torch.empty_like(args[0] if args else kwargs["input"])
+
+
+def name_of(function: Any) -> str:
+    """A readable name: ``relu6``, ``Tensor.T``, ``aten.sin``."""
+    if getattr(function, "__name__", "") == "__get__":
+        return "Tensor." + getattr(function.__self__, "__name__", "attribute")
+    return getattr(function, "__name__", None) or str(function)
+
+
+def bind(op: Op, args: tuple[Any, ...], kwargs: Any) -> dict[str, Any]:
+    """Arguments by name; those not given are absent."""
+    return dict(zip(op.names, args, strict=False)) | dict(kwargs)
+
+
+def register_op(function: Callable[..., Any], like: Callable[..., Any]) -> None:
+    """Treat calls of ``function`` as calls of ``like``, an operation that has a rule.
+
+    Use it for a function of your own that torch sees as one operation (``torch.library.custom_op``, say) and that
+    takes its arguments in the same order as ``like``.
+
+    Args:
+        function: the function as it is called in the model.
+        like: a torch function with a rule, for example ``torch.relu`` for a positively homogeneous activation.
+
+    Raises:
+        PathCondError: ``like`` has no rule itself.
+
+    Example:
+        >>> import torch, pathcond
+        >>> pathcond.register_op(torch.nn.functional.relu6, like=torch.relu)  # only if values never reach 6!
+        >>> del pathcond.ops.TABLE[torch.nn.functional.relu6]
+    """
+    if like not in TABLE:
+        raise PathCondError(
+            f"expected `like` to be an operation with a rule, got {name_of(like)!r}. "
+            "torch.relu stands for any positively homogeneous activation, torch.nn.functional.linear for a linear map."
+        )
+    TABLE[function] = TABLE[like]

@@ -1,0 +1,145 @@
+"""The library against reference numbers from explicit path enumeration in 60 digits."""
+
+import pytest
+import torch
+from torch import nn
+
+import pathcond
+from tests.vectors import NAMES, Network, load, tensor
+
+OPTIONS = {"batchnorm": "exclude", "shortcuts": "freeze"}
+
+
+def flat(values, order):
+    return torch.cat([torch.as_tensor(values[name], dtype=torch.float64).reshape(-1) for name in order])
+
+
+@pytest.fixture(params=NAMES)
+def case(request):
+    spec = load(request.param)
+    model = Network(spec).eval()
+    x = tensor(spec["example_input"])
+    graph = pathcond.extract_graph(model, x[:1], **OPTIONS)
+    return spec, model, x, graph
+
+
+def test_output(case):
+    spec, model, x, _ = case
+    torch.testing.assert_close(model(x).detach(), tensor(spec["example_output"]), rtol=1e-12, atol=1e-14)
+
+
+def test_units(case):
+    spec, _, _, graph = case
+    assert graph.units == spec["number_of_hidden_neurons"]
+    order = spec["parameter_order"]
+    rows, cols = [], []
+    for name in order:
+        scales = graph.params.get(name)
+        zero = torch.zeros((), dtype=torch.int64)
+        shape = spec["parameter_shapes"][name]
+        rows.append((scales.row if scales else zero).expand(shape).reshape(-1))
+        cols.append((scales.col if scales else zero).expand(shape).reshape(-1))
+    row, col = torch.cat(rows), torch.cat(cols)
+    for h, neuron in enumerate(spec["neurons"], start=1):
+        assert (row == h).nonzero()[:, 0].tolist() == sorted(neuron["incoming"])
+        assert (col == h).nonzero()[:, 0].tolist() == sorted(neuron["outgoing"])
+
+
+@pytest.mark.parametrize("pooling", ["exact", "plain"])
+def test_magnitudes(case, pooling):
+    spec, model, x, _ = case
+    key = "diag_G" if pooling == "exact" else "diag_G_plain_pooling"
+    if key not in spec:
+        pytest.skip("no pools in this network")
+    g = pathcond.path_magnitudes(model, x[:1], pooling=pooling)
+    for name in spec["parameter_order"]:
+        torch.testing.assert_close(g[name], tensor(spec[key][name]), rtol=1e-12, atol=0)
+
+
+def test_path_count(case):
+    spec, model, x, _ = case
+    assert pathcond.count_paths(model, x[:1], pooling="all") == pytest.approx(spec["number_of_paths"], rel=1e-12)
+
+
+@pytest.mark.parametrize("sweeps", ["1", "2", "10"])
+def test_sweeps(case, sweeps):
+    spec, model, x, graph = case
+    solution = pathcond.solve(graph, pathcond.path_magnitudes(model, x[:1]), sweeps=int(sweeps))
+    torch.testing.assert_close(solution.u, tensor(spec["u"][sweeps]), rtol=0, atol=1e-10)
+    assert solution.objective[0] == pytest.approx(spec["F"]["0"], rel=1e-12)
+    assert solution.objective[-1] == pytest.approx(spec["F"][sweeps], rel=1e-12)
+
+
+def test_optimum(case):
+    spec, model, x, graph = case
+    solution = pathcond.solve(graph, pathcond.path_magnitudes(model, x[:1]), method="optimum")
+    assert solution.residual <= 1e-10
+    assert solution.result is pathcond.Result.OPTIMUM
+    torch.testing.assert_close(solution.u, tensor(spec["u"]["optimum"]), rtol=0, atol=1e-8)
+    assert solution.objective[-1] == pytest.approx(spec["F"]["optimum"], rel=1e-12)
+
+
+@pytest.mark.parametrize("method", ["sweeps", "optimum"])
+def test_rescaled_parameters(case, method):
+    spec, model, x, _ = case
+    report = pathcond.rescale_(model, x[:1], method=method, **OPTIONS)
+    expected = spec["rescaled_parameters"]["10" if method == "sweeps" else "optimum"]
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(p.detach(), tensor(expected[name]), rtol=1e-8, atol=1e-12)
+    torch.testing.assert_close(model(x).detach(), tensor(spec["example_output"]), rtol=1e-11, atol=1e-13)
+    assert report.output_change is not None
+    assert report.output_change < 1e-12
+    if method == "optimum" and "bn1.weight" not in spec["parameters"]:  # there exp(Bu) g is not diag(G) afterwards
+        g = pathcond.path_magnitudes(model, x[:1])
+        for name in g:
+            torch.testing.assert_close(g[name], tensor(spec["diag_G_after_optimum"][name]), rtol=1e-7, atol=0)
+
+
+def test_batchnorm_ignored():
+    """Without the normalisation's own parameters in g they do not count in p."""
+    spec = load("mlp_batchnorm_at_init")
+    model, x = Network(spec).eval(), tensor(spec["example_input"])
+    graph = pathcond.extract_graph(model, x, batchnorm="exclude")
+    g = {n: t for n, t in pathcond.path_magnitudes(model, x[:1]).items() if not n.startswith("bn")}
+    for sweeps, expected in spec["u_batchnorm_ignored"].items():
+        how = {"method": "optimum"} if sweeps == "optimum" else {"sweeps": int(sweeps)}
+        torch.testing.assert_close(pathcond.solve(graph, g, **how).u, tensor(expected), rtol=0, atol=1e-8)
+
+
+def batchnorm_model(parameters):
+    layers = []
+    for i in (1, 2, 3):
+        weight = tensor(parameters[f"layer{i}.weight"])
+        linear = nn.Linear(weight.shape[1], weight.shape[0], bias=f"layer{i}.bias" in parameters)
+        layers.append((f"layer{i}", linear))
+        if i < 3:
+            layers += [(f"bn{i}", nn.BatchNorm1d(weight.shape[0])), (f"relu{i}", nn.ReLU())]
+    model = nn.Sequential()
+    for name, layer in layers:
+        model.add_module(name, layer)
+    model = model.double()
+    state = {k: tensor(v) for k, v in parameters.items()}
+    missing, unexpected = model.load_state_dict(state, strict=False)
+    assert not unexpected
+    assert all("num_batches" in m for m in missing), missing
+    return model
+
+
+@pytest.mark.parametrize("rule", ["affine", "exclude"])
+def test_batchnorm_rules(rule):
+    spec = load("batchnorm_exact_rescaling")
+    x = tensor(spec["example_input"])
+    model = batchnorm_model(spec["parameters"])
+    graph = pathcond.extract_graph(model, x, batchnorm=rule)
+    scales = torch.cat([tensor(v) for v in spec["lambda"].values()])
+    assert graph.units == len(scales)
+    pathcond.apply_scales_(model, graph, 2 * scales.log())
+    key = "rescaled_parameters_exact" if rule == "affine" else "rescaled_parameters_weights_only"
+    for name, values in spec[key].items():
+        torch.testing.assert_close(model.state_dict()[name], tensor(values), rtol=1e-12, atol=1e-14)
+    outputs = spec["outputs"]["exact" if rule == "affine" else "weights_only"]
+    for mode, expected in outputs.items():
+        model.train(mode.startswith("train"))
+        torch.testing.assert_close(model(x).detach(), tensor(expected), rtol=1e-11, atol=1e-13)
+        same = torch.allclose(tensor(expected), tensor(spec["outputs"]["original"][mode]), rtol=1e-9)
+        assert same == (rule == "affine")

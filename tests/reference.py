@@ -1,0 +1,83 @@
+"""Slow, literal counterparts of the library's algorithms, one unit and one parameter at a time."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pathcond import ScaleGraph
+
+
+@dataclass
+class Dense:
+    """B as index lists, and g as one vector: the problem as the paper writes it."""
+
+    incoming: list[Tensor]
+    outgoing: list[Tensor]
+    g: Tensor
+
+    @property
+    def p(self) -> int:
+        return len(self.g)
+
+    def matrix(self) -> Tensor:
+        """B, shape (p, H)."""
+        b = torch.zeros(self.p, len(self.incoming), dtype=torch.float64)
+        for h, (i, o) in enumerate(zip(self.incoming, self.outgoing, strict=True)):
+            b[i, h] = -1
+            b[o, h] = 1
+        return b
+
+    def objective(self, u: Tensor) -> float:
+        """F(u)."""
+        v = self.matrix() @ u
+        return float(self.p * (v.exp() * self.g).sum().log() - v.sum())
+
+
+def dense_problem(graph: ScaleGraph, g: dict[str, Tensor]) -> Dense:
+    """Spell out which parameters enter and leave each unit; parameters in the order of ``g``."""
+    rows, cols = [], []
+    for name, values in g.items():
+        zero = torch.zeros((1,) * values.ndim, dtype=torch.int64)
+        scales = graph.params.get(name)
+        row, col = (scales.row, scales.col) if scales else (zero, zero)
+        rows.append(row.expand(values.shape).reshape(-1))
+        cols.append(col.expand(values.shape).reshape(-1))
+    row, col = torch.cat(rows), torch.cat(cols)
+    units = range(1, graph.units + 1)
+    return Dense(
+        [((row == h) & (col != h)).nonzero()[:, 0] for h in units],
+        [((col == h) & (row != h)).nonzero()[:, 0] for h in units],
+        torch.cat([values.reshape(-1).double() for values in g.values()]),
+    )
+
+
+def literal_sweeps(problem: Dense, sweeps: int) -> Tensor:
+    """Algorithm 3 of the paper as printed, with the root that does not cancel; returns u."""
+    p, g = problem.p, problem.g
+    u = torch.zeros(len(problem.incoming), dtype=torch.float64)
+    v = torch.zeros(p, dtype=torch.float64)
+    total = float(g.sum())
+    for _ in range(sweeps):
+        for h, (into, out) in enumerate(zip(problem.incoming, problem.outgoing, strict=True)):
+            s_out = float((v[out].exp() * g[out]).sum())
+            s_in = float((v[into].exp() * g[into]).sum())
+            if s_out == 0.0 or s_in == 0.0:
+                continue
+            d = total - s_out - s_in
+            a = len(into) - len(out)
+            b = float(((v[out] - u[h]).exp() * g[out]).sum())
+            c = float(((v[into] + u[h]).exp() * g[into]).sum())
+            delta = math.log(positive_root(b * (a + p), a * d, c * (a - p))) - float(u[h])
+            v[out] += delta
+            v[into] -= delta
+            total = d + float((v[out].exp() * g[out]).sum()) + float((v[into].exp() * g[into]).sum())
+            u[h] += delta
+    return u
+
+
+def positive_root(a: float, b: float, c: float) -> float:
+    """The positive root of a x^2 + b x + c with a > 0 > c."""
+    root = math.sqrt(b * b - 4 * a * c)
+    return (-b + root) / (2 * a) if b <= 0 else -2 * c / (b + root)
