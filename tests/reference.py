@@ -45,12 +45,16 @@ def dense_problem(graph: ScaleGraph, g: dict[str, Tensor]) -> Dense:
         rows.append(row.expand(values.shape).reshape(-1))
         cols.append(col.expand(values.shape).reshape(-1))
     row, col = torch.cat(rows), torch.cat(cols)
-    units = range(1, graph.units + 1)
-    return Dense(
-        [((row == h) & (col != h)).nonzero()[:, 0] for h in units],
-        [((col == h) & (row != h)).nonzero()[:, 0] for h in units],
-        torch.cat([values.reshape(-1).double() for values in g.values()]),
-    )
+    row, col = row.where(row != col, 0), col.where(row != col, 0)
+    g_flat = torch.cat([values.reshape(-1).double() for values in g.values()])
+    return Dense(_by_unit(row, graph.units), _by_unit(col, graph.units), g_flat)
+
+
+def _by_unit(numbers: Tensor, units: int) -> list[Tensor]:
+    """Positions of the numbers 1 .. units, each in order."""
+    order = numbers.argsort(stable=True)
+    counts = torch.bincount(numbers, minlength=units + 1).tolist()
+    return list(order.split(counts))[1:]
 
 
 def literal_sweeps(problem: Dense, sweeps: int) -> Tensor:

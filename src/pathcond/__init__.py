@@ -8,15 +8,18 @@ rescaled 8 units (0 frozen), ...
 
 from pathcond import theory
 from pathcond.apply import apply_scales_
+from pathcond.enorm import ENorm
 from pathcond.errors import ApplyError, PathCondError, RecordError, SolveError, UnsupportedOpError
 from pathcond.graph import Frozen, ParamScales, ScaleGraph, extract_graph
 from pathcond.magnitude import PathMagnitudes, count_paths, path_magnitudes
 from pathcond.ops import register_op
 from pathcond.rescale import Rescaling, rescale_
 from pathcond.solve import Result, Solution, solve
+from pathcond.teleport import Teleport
 
 __all__ = [
     "ApplyError",
+    "ENorm",
     "Frozen",
     "ParamScales",
     "PathCondError",
@@ -27,6 +30,7 @@ __all__ = [
     "ScaleGraph",
     "Solution",
     "SolveError",
+    "Teleport",
     "UnsupportedOpError",
     "apply_scales_",
     "count_paths",

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from pathcond.record import WRITE, Call, Trace, flatten, refs, run
+from pathcond.trace import WRITE, Call, Trace, flatten, refs, run
 
 
 class Constants:
@@ -52,8 +52,10 @@ class Constants:
         leaf = self._trace.values[value].leaf
         if leaf is not None:
             tensor = leaf.tensor if leaf.kind == "const" else self._tensors.get(leaf.name)
-            unknown = tensor is None or leaf.kind == "input" or isinstance(tensor, FakeTensor)
-            self._cache[value] = None if unknown else tensor.detach()
+            if tensor is None or leaf.kind == "input" or isinstance(tensor, FakeTensor):
+                self._cache[value] = None
+            else:
+                self._cache[value] = tensor.detach()
             return
         call, _ = self._maker[value]
         inputs = {r: self._cache.get(r) for r in self._reads(value)}

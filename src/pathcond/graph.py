@@ -9,10 +9,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from pathcond import label_layers, label_moves  # noqa: F401 - they enter the rules
 from pathcond.constants import Constants
 from pathcond.errors import PathCondError, RecordError
 from pathcond.labels import Labels, Reason
-from pathcond.record import Trace, record
+from pathcond.record import Recorder
+from pathcond.trace import Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +120,12 @@ def extract_graph(
     check_choice("shortcuts", shortcuts, ("tie", "freeze"))
     check_model(model)
     alias, overlapping = shared_memory(model)
-    labels = Labels(batchnorm=batchnorm, smooth=smooth, strict=strict, alias=alias)
+    labels = Labels(batchnorm=batchnorm, smooth=smooth, strict=strict, alias=alias, lineage=shortcuts == "freeze")
     notes: list[str] = []
-    first_numbers, trace = 1, None
+    first_numbers, trace, recorder = 1, None, Recorder(model, example_input)
     for mode in _modes(model):
         try:
-            found = record(model, example_input, mode)
+            found = recorder.record(mode)
         except RecordError as error:
             if trace is None or mode is None or mode == model.training:
                 raise
@@ -141,6 +143,7 @@ def extract_graph(
 
 
 def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+    """Refuse a word that is not one of the choices."""
     if value not in choices:
         raise PathCondError(f"expected {name} to be one of {', '.join(map(repr, choices))}, got {value!r}.")
 
@@ -183,18 +186,20 @@ def shared_memory(model: nn.Module) -> tuple[dict[str, str], list[str]]:
     alias: dict[str, str] = {}
     overlapping: set[str] = set()
     for name, p in model.named_parameters():
-        first = p.storage_offset()
+        if not p.numel():
+            continue
+        first = int(p.storage_offset())
         last = first + sum((n - 1) * stride for n, stride in zip(p.shape, p.stride(), strict=True))
         layout = (first, tuple(p.shape), p.stride())
         if any(stride == 0 and n > 1 for n, stride in zip(p.shape, p.stride(), strict=True)):
             overlapping.add(name)
         key = p.untyped_storage().data_ptr()
-        for other_first, other_last, other, other_layout in spans.setdefault(key, []) if p.numel() else []:
+        for other_first, other_last, other, other_layout in spans.setdefault(key, []):
             if layout == other_layout:
                 alias[name] = other
             elif first <= other_last and other_first <= last:
                 overlapping |= {name, other}
-        spans[key].append((first, last, name, layout)) if p.numel() else None
+        spans[key].append((first, int(last), name, layout))
     return alias, sorted(overlapping)
 
 

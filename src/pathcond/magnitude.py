@@ -14,11 +14,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from pathcond import squared_layers, squared_moves  # noqa: F401 - they enter the rules
 from pathcond.constants import Constants
 from pathcond.errors import PathCondError
 from pathcond.graph import ScaleGraph, check_choice, check_model, shared_memory
-from pathcond.record import Trace, as_arguments, record, tensors_in
+from pathcond.record import as_arguments, record, tensors_in
 from pathcond.squared import PathSums
+from pathcond.trace import Trace
 
 _TINY = 1.0e-30  # a float32 entry this far below the largest of its tensor may have lost digits
 _FITS = 600.0  # logarithms of what float64 can hold, with room for the entries

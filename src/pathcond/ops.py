@@ -26,7 +26,7 @@ class Op:
 
 
 TABLE: dict[Any, Op] = {}
-_SPACES = (torch, torch.Tensor, F, torch._C._nn)
+_SPACES: tuple[Any, ...] = (torch, torch.Tensor, F, getattr(torch._C, "_nn"))  # noqa: B009 - no stub knows it
 
 
 def _list(kind: str, functions: str, arguments: str = "input", spaces: Iterable[Any] = _SPACES) -> None:
@@ -104,9 +104,9 @@ _list("extreme", "amax amin", "input dim keepdim")
 # Pure movement of elements: what holds for an element holds for it at its new place.
 _list("reshape", "view view_as reshape reshape_as flatten unflatten ravel squeeze unsqueeze")
 _list(
-    "move",
-    "permute transpose t swapaxes swapdims movedim moveaxis adjoint expand expand_as broadcast_to repeat tile roll flip fliplr flipud",
+    "move", "permute transpose t swapaxes swapdims movedim moveaxis adjoint expand expand_as broadcast_to repeat tile"
 )
+_list("move", "roll flip fliplr flipud")
 _list("move", "narrow select split split_with_sizes chunk tensor_split unbind hsplit vsplit unsafe_chunk unsafe_split")
 _list("move", "index_select __getitem__ channel_shuffle native_channel_shuffle pixel_shuffle pixel_unshuffle")
 _list("move", "diagonal rot90 repeat_interleave unfold", spaces=[torch, torch.Tensor])
@@ -114,7 +114,7 @@ _list("cat", "cat concat concatenate", "tensors dim", spaces=[torch])
 _list("move", "stack hstack vstack dstack", "tensors dim", spaces=[torch])
 for _attribute in ("T", "mT", "H", "mH"):
     TABLE[getattr(torch.Tensor, _attribute).__get__] = Op("move", ("input",))
-TABLE[torch.Tensor.data.__get__] = Op("same", ("input",))
+TABLE[vars(torch._C.TensorBase)["data"].__get__] = Op("same", ("input",))
 _list("pad", "pad", "input pad mode value", spaces=[F])
 _list("pad", "constant_pad_nd", "input pad value", spaces=[torch])
 _list("setitem", "__setitem__", "input index value")

@@ -1,7 +1,7 @@
 """Pools and reductions of path sums.
 
-``exact``: a maximum is a sum over its window, an average's coefficient is squared. ``plain``: as they are. ``all``: both
-are sums, which counts the paths through every cell. Cells on padding do not exist.
+``exact``: a maximum is a sum over its window, an average's coefficient is squared. ``plain``: as they are. ``all``:
+both are sums, which counts the paths through every cell. Cells on padding do not exist.
 """
 
 from __future__ import annotations

@@ -36,6 +36,7 @@ class Block:
 
     @property
     def dense(self) -> bool:
+        """Whether every pair of a row and a column has an entry."""
         return self.m.ndim == 2
 
 
@@ -56,6 +57,7 @@ class Problem:
 
     @property
     def units(self) -> int:
+        """H, the number of units."""
         return len(self.balance) - 1
 
     def log_sum(self, full: Tensor, skip: tuple[int, int] = (0, 0)) -> float:

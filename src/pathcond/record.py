@@ -1,12 +1,12 @@
-"""A record of one forward pass on fake tensors, in single-assignment form.
+"""Records one forward pass on fake tensors: no weight is read and nothing is computed.
 
-A :class:`Trace` lists the torch functions a model called, on which values, in order. Values are numbered; a value is
-made once and never changed: an in-place operation makes a new value, and writes through views are spelled out as
-:data:`WRITE` calls. No weight is read and nothing is computed: the pass runs under ``FakeTensorMode``.
+A torch-function mode sees the calls a model makes; a dispatch mode below it catches what no function announced. Views
+and in-place writes are followed, so that the :class:`pathcond.trace.Trace` is in single-assignment form.
 """
 
 from __future__ import annotations
 
+import logging
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,113 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pathcond import ops
 from pathcond.errors import RecordError
-
-
-@dataclass(frozen=True, slots=True)
-class Ref:
-    """Stands for a value inside the arguments of a recorded call."""
-
-    id: int
-
-
-@dataclass(frozen=True, slots=True)
-class Leaf:
-    """Where a value that no call made comes from: ``input``, ``param``, ``buffer`` or ``const``."""
-
-    kind: str
-    name: str = ""
-    tensor: Tensor | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Value:
-    """Shape and dtype of a value, and its origin if it is a leaf."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    leaf: Leaf | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One recorded call; ``outs`` are the values it returned, then those it changed in place."""
-
-    fn: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    outs: tuple[int, ...]
-    where: str
-    mutates: bool = False
-
-    @property
-    def name(self) -> str:
-        return ops.name_of(self.fn)
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """Argument of a :data:`WRITE` call: which output of which view-making call was written."""
-
-    call: Call
-    index: int
-
-
-@dataclass(frozen=True)
-class Trace:
-    """One forward pass: values, calls in order, and the values that went in and came out."""
-
-    values: tuple[Value, ...]
-    calls: tuple[Call, ...]
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
-
-
-def WRITE(base: Tensor, piece: Tensor, view: View) -> Tensor:  # noqa: N802 - a marker in traces, written as one
-    """Return ``base`` with the part that ``view`` shows replaced by ``piece``."""
-    changed = base.clone()
-    target = flatten(run(view.call, lambda _: changed))[view.index]
-    target.copy_(piece)
-    return changed
-
-
-def refs(tree: Any) -> Iterator[Ref]:
-    """Every :class:`Ref` in the arguments of a call."""
-    if isinstance(tree, Ref):
-        yield tree
-    elif isinstance(tree, (list, tuple)):
-        for item in tree:
-            yield from refs(item)
-    elif isinstance(tree, dict):
-        for item in tree.values():
-            yield from refs(item)
-
-
-def flatten(tree: Any) -> list[Tensor]:
-    """The tensors of a call's result, in order."""
-    if isinstance(tree, Tensor):
-        return [tree]
-    if isinstance(tree, (list, tuple)):
-        return [t for item in tree for t in flatten(item)]
-    return []
-
-
-def map_leaves(change: Callable[[Any], Any], tree: Any) -> Any:
-    """``tree`` (nested tuples, lists and dicts) with ``change`` applied to everything else in it."""
-    if isinstance(tree, tuple):
-        return tuple(map_leaves(change, item) for item in tree)
-    if isinstance(tree, list):
-        return [map_leaves(change, item) for item in tree]
-    if isinstance(tree, dict):
-        return {key: map_leaves(change, item) for key, item in tree.items()}
-    return change(tree)
-
-
-def run(call: Call, look_up: Callable[[int], Any]) -> Any:
-    """Call ``call.fn`` with every :class:`Ref` replaced by ``look_up(id)``."""
-    args, kwargs = map_leaves(
-        lambda leaf: look_up(leaf.id) if isinstance(leaf, Ref) else leaf, (call.args, call.kwargs)
-    )
-    return call.fn(*args, **kwargs)
+from pathcond.trace import WRITE, Call, Leaf, Ref, Trace, Value, View, flatten, map_leaves, refs
 
 
 @dataclass
@@ -189,7 +83,8 @@ class _Tape:
         """Record a call with ``arguments`` as :class:`Ref` trees, that read some tensors and changed some of them."""
         returned = [t for t in flatten(result) if not any(t is c for c in changed)]
         outs = tuple(self.new_value(t) for t in (*returned, *changed))
-        call = Call(fn, *arguments, outs, self._where(), bool(changed))
+        args, kwargs = arguments
+        call = Call(fn, args, kwargs, outs, self._where(), bool(changed))
         self.calls.append(call)
         storages = {t.untyped_storage()._cdata: id(t) for t in reversed(read)}
         for index, tensor in enumerate(returned):
@@ -206,18 +101,17 @@ class _Tape:
         """``tensor`` now holds ``value``: hand the change on to the tensors it is a view of."""
         storage = tensor.untyped_storage()._cdata
         entry = self.known[id(tensor)]
-        base_values = []
+        chain: list[tuple[_Known, int, View]] = []
         while entry.parent is not None and entry.view is not None:
-            base_values.append(entry)
+            chain.append((entry, entry.parent, entry.view))
             entry = self.known[entry.parent]
         self.epochs[storage] = self.epochs.get(storage, 0) + 1
         entry = self.known[id(tensor)]
         entry.value, entry.epoch = value, self.epochs[storage]
-        for child in base_values:
-            assert child.parent is not None and child.view is not None  # noqa: S101 - holds by the loop above
-            base = self.known[child.parent]
+        for child, parent, view in chain:
+            base = self.known[parent]
             out = self.new_value_like(base.value)
-            args = (Ref(base.value), Ref(child.value), child.view)
+            args = (Ref(base.value), Ref(child.value), view)
             self.calls.append(Call(WRITE, args, {}, (out,), self._where()))
             base.value, base.epoch = out, self.epochs[storage]
 
@@ -252,9 +146,9 @@ class _Functions(TorchFunctionMode):
             before = [t._version for t in tensors]
             refs_in = map_leaves(lambda x: Ref(self.tape.read(x)) if isinstance(x, Tensor) else x, (args, kwargs))
             result = ops.stand_in(func, args, kwargs) if func in ops.STAND_INS else func(*args, **kwargs)
-            changed = [t for t, v in zip(tensors, before, strict=True) if t._version != v]
+            changed = _written(tensors, before)
             if changed or flatten(result):
-                self.tape.add(func, refs_in, result, tensors, _distinct(changed))
+                self.tape.add(func, refs_in, result, tensors, changed)
             return result
         finally:
             self.depth -= 1
@@ -272,6 +166,7 @@ class _Kernels(TorchDispatchMode):
 
 
 def tensors_in(tree: Any) -> list[Tensor]:
+    """Every tensor in nested tuples, lists and dicts."""
     if isinstance(tree, Tensor):
         return [tree]
     if isinstance(tree, (list, tuple)):
@@ -281,8 +176,13 @@ def tensors_in(tree: Any) -> list[Tensor]:
     return []
 
 
-def _distinct(tensors: Sequence[Tensor]) -> list[Tensor]:
-    return list({id(t): t for t in tensors}.values())
+def _written(tensors: Sequence[Tensor], versions: Sequence[int]) -> list[Tensor]:
+    """The tensors a call wrote: of those on one memory, whose versions move together, the first is its target."""
+    moved = (t for t, version in zip(tensors, versions, strict=True) if t._version != version)
+    first: dict[int, Tensor] = {}
+    for tensor in moved:
+        first.setdefault(tensor.untyped_storage()._cdata, tensor)
+    return list(first.values())
 
 
 def as_arguments(example_input: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -294,56 +194,88 @@ def as_arguments(example_input: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (example_input,), {}
 
 
-def record(model: nn.Module, example_input: Any, training: bool | Mapping[nn.Module, bool] | None = None) -> Trace:
-    """Record one forward pass of ``model`` on fake copies of its tensors.
+def record(model: nn.Module, example_input: Any, training: bool | None = None) -> Trace:
+    """Record one forward pass of ``model`` in one mode; see :class:`Recorder`."""
+    return Recorder(model, example_input).record(training)
+
+
+class Recorder:
+    """Records forward passes of a model on fake copies of its tensors, made once.
 
     Args:
         model: any module; it is left exactly as found, also when its forward pass raises.
         example_input: a tensor, a tuple or list of positional arguments, or a dict of keyword arguments.
-        training: the mode to record, for all submodules; ``None`` records the model as it is.
-
-    Raises:
-        RecordError: the pass raised, or its way depends on values; the message names the line of code.
     """
-    leaves = {id(p): Leaf("param", n) for n, p in model.named_parameters()}
-    leaves |= {id(b): Leaf("buffer", n) for n, b in model.named_buffers()}
-    tape = _Tape({id(m): n for n, m in model.named_modules()}, leaves)
-    fake = FakeTensorMode(allow_non_fake_inputs=True)
-    args, kwargs = as_arguments(example_input)
-    with torch.no_grad(), in_mode(model, training), torch.random.fork_rng(devices=[]):
-        tensors: dict[str, Tensor] = {}
-        for kind, named in (("param", model.named_parameters()), ("buffer", model.named_buffers())):
-            for name, tensor in named:
-                tensors[name] = fake.from_tensor(tensor)
-                leaves[id(tensors[name])] = Leaf(kind, name)
-        given = tensors_in([args, kwargs])
-        swap = {id(t): fake.from_tensor(t) for t in given}
-        leaves |= {id(swap[id(t)]): Leaf("input", str(i)) for i, t in enumerate(given)}
-        fargs, fkwargs = map_leaves(lambda x: swap[id(x)] if isinstance(x, Tensor) else x, (args, kwargs))
+
+    def __init__(self, model: nn.Module, example_input: Any) -> None:
+        self.model = model
+        self.fake = FakeTensorMode(allow_non_fake_inputs=True)
+        self.leaves = {id(p): Leaf("param", n) for n, p in model.named_parameters()}
+        self.leaves |= {id(b): Leaf("buffer", n) for n, b in model.named_buffers()}
+        self.tensors: dict[str, Tensor] = {}
+        args = as_arguments(example_input)
+        with torch.inference_mode(False), torch.no_grad():
+            for kind, named in (("param", model.named_parameters()), ("buffer", model.named_buffers())):
+                for name, tensor in named:
+                    self.tensors[name] = _fake(self.fake, tensor)
+                    self.leaves[id(self.tensors[name])] = Leaf(kind, name)
+            swap = {id(t): _fake(self.fake, t) for t in tensors_in(args)}
+        self.inputs = [swap[id(t)] for t in tensors_in(args)]
+        self.leaves |= {id(t): Leaf("input", str(i)) for i, t in enumerate(self.inputs)}
+        self.arguments = map_leaves(lambda x: swap[id(x)] if isinstance(x, Tensor) else x, args)
+
+    def record(self, training: bool | None = None) -> Trace:
+        """Record one pass.
+
+        Args:
+            training: the mode to record, for all submodules; ``None`` records the model as it is.
+
+        Raises:
+            RecordError: the pass raised, or its way depends on values; the message names the line of code.
+        """
+        tape = _Tape({id(m): n for n, m in self.model.named_modules()}, self.leaves)
         functions = _Functions(tape)
-        inputs = tuple(tape.read(swap[id(t)]) for t in given)
-        try:
-            with fake, _Kernels(functions), functions:
-                result = functional_call(model, tensors, fargs, fkwargs)
-        except Exception as error:
-            raise RecordError(_explain(error, tape.module_names)) from error
-        outputs = tuple(tape.read(t) for t in _outputs(result))
-    if not outputs:
-        raise RecordError(
-            f"expected the forward pass to return at least one tensor, got {type(result).__name__}. "
-            "Return the output tensors (tuples, lists, dicts and dataclasses of tensors are fine)."
-        )
-    return Trace(tuple(tape.values), tuple(tape.calls), inputs, outputs)
+        with torch.inference_mode(False), torch.no_grad(), in_mode(self.model, training), _quiet():
+            inputs = tuple(tape.read(t) for t in self.inputs)
+            try:
+                with torch.random.fork_rng(devices=[]), self.fake, _Kernels(functions), functions:
+                    result = functional_call(self.model, self.tensors, *self.arguments)
+            except Exception as error:
+                raise RecordError(_explain(error, tape.module_names)) from error
+            outputs = tuple(tape.read(t) for t in _outputs(result))
+        if not outputs:
+            raise RecordError(
+                f"expected the forward pass to return at least one tensor, got {type(result).__name__}. "
+                "Return the output tensors (tuples, lists, dicts and dataclasses of tensors are fine)."
+            )
+        return Trace(tuple(tape.values), tuple(tape.calls), inputs, outputs)
 
 
 @contextmanager
-def in_mode(model: nn.Module, training: bool | Mapping[nn.Module, bool] | None) -> Iterator[None]:
+def _quiet() -> Iterator[None]:
+    """Keep torch from logging what a :class:`RecordError` will say."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    found = logger.disabled
+    try:
+        logger.disabled = True
+        yield
+    finally:
+        logger.disabled = found
+
+
+def _fake(fake: FakeTensorMode, tensor: Tensor) -> Tensor:
+    """A fake copy; tensors made in inference mode keep no version counter, so their copies are of another kind."""
+    return fake.from_tensor(tensor.clone() if tensor.is_inference() else tensor)
+
+
+@contextmanager
+def in_mode(model: nn.Module, training: bool | None) -> Iterator[None]:
     """Set the training flag of every submodule, and put each back as found."""
     found = {module: module.training for module in model.modules()}
     try:
         if training is not None:
             for module in found:
-                module.training = training if isinstance(training, bool) else training[module]
+                module.training = training
         yield
     finally:
         for module, flag in found.items():

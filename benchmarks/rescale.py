@@ -1,0 +1,193 @@
+"""How fast is the rescaling? Against the literal algorithm, by step, by number of parameters, and in memory.
+
+    python benchmarks/rescale.py [--device cuda] [--out FOLDER] [--skip-literal] [--largest 1e8]
+
+Findings are at the end of this docstring; they are ratios within one run, or GPU times with the hardware named.
+
+FINDINGS
+"""
+
+import argparse
+import copy
+import json
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "src")]
+
+import pathcond
+from benchmarks.nets import NETS, mlp
+from tests.reference import dense_problem, literal_sweeps
+
+OPTIONS: dict[str, Any] = {"batchnorm": "exclude", "pooling": "plain"}  # as in the paper's figures
+
+
+def sync(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def clock(work: Callable[[], Any], device: str, repeats: int) -> list[float]:
+    """Seconds of each repeat, after two warm-ups."""
+    times = []
+    for i in range(repeats + 2):
+        sync(device)
+        start = time.perf_counter()
+        work()
+        sync(device)
+        if i >= 2:
+            times.append(time.perf_counter() - start)
+    return times
+
+
+def literal_seconds(model: torch.nn.Module, x: torch.Tensor, u: torch.Tensor) -> tuple[float, float]:
+    """Time of the literal algorithm with ten sweeps, graph and diag(G) included; and how far its u is from ours."""
+    start = time.perf_counter()
+    graph = pathcond.extract_graph(model, x, batchnorm="exclude")
+    g = pathcond.path_magnitudes(model, x, graph=graph, pooling="plain")
+    found = literal_sweeps(dense_problem(graph, g), 10)
+    return time.perf_counter() - start, float((found - u).abs().amax())
+
+
+def one_net(name: str, device: str, repeats: int, literal: bool) -> dict[str, Any]:
+    torch.manual_seed(0)
+    model = NETS[name]().to(device).eval()
+    x = torch.ones(1, 3, 32, 32, device=device)
+    start = copy.deepcopy(model.state_dict())
+    graph = pathcond.extract_graph(model, x, batchnorm="exclude")
+    reports = []
+
+    def reused() -> None:
+        model.load_state_dict(start)
+        reports.append(pathcond.rescale_(model, x, graph=graph, pooling="plain", check=False))
+
+    def whole() -> None:
+        model.load_state_dict(start)
+        pathcond.rescale_(model, x, check=False, **OPTIONS)
+
+    extract = clock(lambda: pathcond.extract_graph(model, x, batchnorm="exclude"), device, repeats)
+    clock(reused, device, repeats)
+    everything = clock(whole, device, repeats)
+    steps = {s: statistics.median(r.seconds[s] for r in reports[2:]) for s in ("diag_g", "solve", "apply")}
+    row: dict[str, Any] = {
+        "net": name, "parameters": sum(p.numel() for p in model.parameters()), "units": graph.units,
+        "graph": statistics.median(extract), **steps, "after_graph": sum(steps.values()),
+        "everything": statistics.median(everything),
+    }  # fmt: skip
+    if literal:
+        model.load_state_dict(start)
+        seconds, apart = literal_seconds(model, x, reports[-1].solution.u)
+        row |= {"literal": seconds, "speed_up": seconds / row["everything"], "literal_differs_by": apart}
+    return row
+
+
+def scaled_mlp(parameters: float) -> torch.nn.Module:
+    """Eight hidden layers of one width, sized to a number of parameters."""
+    width = max(8, round((parameters / 8) ** 0.5))
+    return mlp((width,) * 10, batchnorm=False)
+
+
+def one_size(parameters: float, device: str) -> dict[str, float]:
+    """Time and peak extra memory of one rescaling, in units of the parameters' own memory."""
+    torch.manual_seed(0)
+    small = scaled_mlp(1e5).to(device)
+    pathcond.rescale_(small, torch.ones(1, small[1].in_features, device=device), check=False)
+    model = scaled_mlp(parameters).to(device)
+    x = torch.ones(1, model[1].in_features, device=device)
+    own = sum(p.numel() * p.element_size() for p in model.parameters())
+    graph = pathcond.extract_graph(model, x)
+    if device == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+    else:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    start = time.perf_counter()
+    pathcond.rescale_(model, x, graph=graph, check=False)
+    sync(device)
+    seconds = time.perf_counter() - start
+    if device == "cuda":
+        peak = torch.cuda.max_memory_allocated()
+    else:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {"parameters": own / 4, "seconds": seconds, "extra_memory": (peak - before) / own}
+
+
+def sizes(device: str, largest: float) -> list[dict[str, float]]:
+    """One process a size, so that each peak is its own."""
+    rows = []
+    for exponent in range(10, 1 + round(2 * len(f"{largest:.0f}") - 2)):
+        command = [sys.executable, __file__, "--device", device, "--one-size", str(10 ** (exponent / 2))]
+        rows.append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))  # noqa: S603
+    return rows
+
+
+def draw(rows: list[dict[str, float]], path: Path, device: str) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    p, seconds = [r["parameters"] for r in rows], [r["seconds"] for r in rows]
+    figure, axes = plt.subplots(figsize=(4.2, 3.2), layout="constrained")
+    axes.loglog(p, seconds, "o-", color="#0072B2", label="rescaling (graph kept)")
+    axes.loglog(p, [seconds[-1] * q / p[-1] for q in p], "--", color="0.5", label="proportional to p")
+    axes.set(xlabel="number of parameters p", ylabel="seconds", title=f"Rescaling time, {device}")
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+    figure.savefig(path, dpi=160)
+
+
+def hardware(device: str) -> str:
+    name = (
+        torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()}, {torch.get_num_threads()} threads"
+    )
+    return f"{name}; torch {torch.__version__}; Python {platform.python_version()}"
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Rows as markdown, times in milliseconds."""
+    times = ("graph", "diag_g", "solve", "apply", "after_graph", "everything")
+    heads = [k for k in rows[0]]
+    cells = [[f"{1000 * r[k]:.1f} ms" if k in times else f"{r[k]:.4g}" if isinstance(r[k], float) else str(r[k])
+              for k in heads] for r in rows]  # fmt: skip
+    return "\n".join("| " + " | ".join(line) + " |" for line in [heads, ["---"] * len(heads), *cells])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Time the rescaling.")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--skip-literal", action="store_true", help="do not run the literal algorithm")
+    parser.add_argument("--largest", type=float, default=1e8, help="parameters of the largest MLP; 0 to skip sizes")
+    parser.add_argument("--out", type=Path, help="folder for the tables, numbers and the plot")
+    parser.add_argument("--one-size", type=float, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one_size:
+        print(json.dumps(one_size(options.one_size, options.device)))
+        return
+    print(hardware(options.device))
+    nets = [one_net(name, options.device, options.repeats, not options.skip_literal) for name in NETS]
+    print(table(nets))
+    by_size = sizes(options.device, options.largest) if options.largest else []
+    if by_size:
+        print(table(by_size))
+    if options.out:
+        options.out.mkdir(parents=True, exist_ok=True)
+        record = {"hardware": hardware(options.device), "nets": nets, "sizes": by_size}
+        (options.out / f"rescale_{options.device}.json").write_text(json.dumps(record, indent=1) + "\n")
+        if by_size:
+            draw(by_size, options.out / f"rescale_{options.device}.png", options.device)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,280 @@
+"""Path sums through sums, products and layers with parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pathcond import ops
+from pathcond.squared import NOTHING, PathSums, Scaled, no_rule, rule
+from pathcond.trace import Call, Ref
+
+_CHUNK = 1 << 22  # entries of a weight matrix squared at a time
+
+
+# ---- sums and products
+
+
+def sum_to(grad: Tensor, shape: Sequence[int]) -> Tensor:
+    """Sum a gradient over the axes along which its value was broadcast."""
+    return grad.sum_to_size(tuple(shape))
+
+
+@rule("add", "maximum", "where")
+def _add(s: PathSums, call: Call, a: dict[str, Any]) -> None:
+    parts = [x for x in (a["input"], a["other"]) if isinstance(x, Ref) or x]
+    data = [x.id for x in parts if isinstance(x, Ref) and x.id in s.mass]
+    fixed = [x for x in parts if not (isinstance(x, Ref) and x.id in s.mass)]
+    kind, shape = ops.TABLE[call.fn].kind, s.trace.values[call.outs[0]].shape
+    alpha = float(a.get("alpha", 1)) ** 2
+    if not data:
+        no_rule(s, call, a)
+        return
+    logs = [s.mass[d].log for d in data]
+    squares = [s.square(x) for x in fixed]
+    log = torch.stack([*logs, *(q.log for q in squares)]).amax()
+    terms = [s.mass[d].at(log) for d in data] + [q.at(log) for q in squares]
+    if kind == "add" and len(terms) == 2 and not (len(data) == 1 and a["input"] in fixed):
+        terms[1] = terms[1] * alpha
+    largest = kind == "maximum" and s.pooling == "plain" and len(terms) == 2
+    total = torch.maximum(*terms) if largest else sum(terms[1:], terms[0])
+    picks = [(terms[0] >= total).to(s.dtype), (terms[0] < total).to(s.dtype)] if largest else [1.0, alpha]
+    order = [*data, *fixed]
+
+    def back(grad: Scaled) -> None:
+        for who, term, pick in zip(order, terms, picks, strict=False):
+            piece = Scaled(sum_to(grad.t * pick, term.shape), grad.log)
+            if isinstance(who, int):
+                s.send(who, piece)
+            elif isinstance(who, Ref):
+                s.give(who, piece)
+
+    s.put(call, Scaled(total.expand(shape), log).normal(), back)
+
+
+@rule("mul", "div")
+def _mul(s: PathSums, call: Call, a: dict[str, Any]) -> None:
+    shape, kind = s.trace.values[call.outs[0]].shape, ops.TABLE[call.fn].kind
+    data = [x.id for x in (a["input"], a["other"]) if isinstance(x, Ref) and x.id in s.mass]
+    if len(data) == 2:
+        kept = [d for d in data if d not in s.gates]
+        if kind == "div":
+            kept = data[:1]
+        if len(kept) == 1:
+            s.linear(call, kept, lambda x: x[0].expand(shape))
+            return
+        x, y = (s.mass[d] for d in data)
+        s.put(call, Scaled(x.t * y.t, x.log + y.log).normal(), lambda g: _product_back(s, g, data))
+        return
+    other = a["other"] if isinstance(a["input"], Ref) and a["input"].id in s.mass else a["input"]
+    if kind == "div" and other is not a["other"]:
+        no_rule(s, call, a)
+        return
+    factor = s.square(other)
+    if kind == "div":
+        factor = Scaled(1 / factor.t, -factor.log)
+    mass, source = s.mass[data[0]], data[0]
+
+    def back(grad: Scaled) -> None:
+        s.send(source, Scaled(sum_to(grad.t * factor.t, mass.t.shape), grad.log + factor.log).normal())
+        if isinstance(other, Ref) and kind == "mul":
+            s.give(other, Scaled(sum_to(grad.t * mass.t, factor.t.shape), grad.log + mass.log))
+
+    s.put(call, Scaled(mass.t * factor.t, mass.log + factor.log).normal(), back)
+
+
+def _product_back(s: PathSums, grad: Scaled, data: Sequence[int]) -> None:
+    for one, other in (data, data[::-1]):
+        piece = sum_to(grad.t * s.mass[other].t, s.mass[one].t.shape)
+        s.send(one, Scaled(piece, grad.log + s.mass[other].log).normal())
+
+
+# ---- layers with parameters
+
+
+def _with_bias(s: PathSums, mass: Scaled, bias: Any, shape: Sequence[int]) -> Scaled:
+    mass = mass.normal()
+    if bias is None:
+        return mass
+    squared = s.square(bias)
+    return mass + Scaled(squared.t.reshape(tuple(shape)), squared.log)
+
+
+def _dense(s: PathSums, call: Call, x: Ref, weight: Ref, bias: Any, turned: bool, axis: int) -> None:
+    """``weight`` (out x in, or in x out where turned) along ``axis``; squares a few rows at a time."""
+    tensor = s.constant(weight)
+    if tensor is None or tensor.ndim != 2 or x.id not in s.mass:
+        no_rule(s, call, {})
+        return
+    matrix = tensor.T if turned else tensor
+    mass = s.mass[x.id]
+    top = matrix.abs().amax().to(s.dtype) if not s.ones else matrix.new_ones((), dtype=s.dtype)
+    top = torch.where(top > 0, top, 1)
+    rows = max(1, _CHUNK // max(1, matrix.shape[1]))
+    pieces = [slice(i, i + rows) for i in range(0, matrix.shape[0], rows)]
+    log = 2 * top.double().log()
+
+    def squares(piece: slice) -> Tensor:
+        part = matrix[piece]
+        return torch.ones_like(part, dtype=s.dtype) if s.ones else (part.to(s.dtype) / top).square_()
+
+    flat = mass.t.movedim(axis, -1)
+    result = torch.cat([flat @ squares(p).T for p in pieces], -1).movedim(-1, axis)
+    tail = [-1] + [1] * (-axis - 1)
+
+    def back(grad: Scaled) -> None:
+        if bias is not None:
+            summed = grad.t.movedim(axis, -1).reshape(-1, matrix.shape[0]).sum(0)
+            s.give(bias, Scaled(summed.reshape(s.trace.values[bias.id].shape), grad.log))
+        rows_in = grad.t.movedim(axis, -1)
+        found = sum((rows_in[..., p] @ squares(p) for p in pieces[1:]), rows_in[..., pieces[0]] @ squares(pieces[0]))
+        s.send(x.id, Scaled(found.movedim(-1, axis), grad.log + log).normal())
+        outer = rows_in.reshape(-1, matrix.shape[0]).T @ flat.reshape(-1, matrix.shape[1])
+        s.give(weight, Scaled(outer.T if turned else outer, grad.log + mass.log))
+
+    s.put(call, _with_bias(s, Scaled(result, mass.log + log), bias, tail), back)
+
+
+@rule("linear")
+def _linear(s: PathSums, call: Call, a: dict[str, Any]) -> None:
+    _dense(s, call, a["input"], a["weight"], a.get("bias"), False, -1)
+
+
+@rule("matmul")
+def _matmul(s: PathSums, call: Call, a: dict[str, Any]) -> None:
+    x, y = a["input"], a["other"]
+    if x.id in s.mass:
+        _dense(s, call, x, y, None, True, -1)
+    else:
+        _dense(s, call, y, x, None, False, -2)
+
+
+@rule("addmm")
+def _addmm(s: PathSums, call: Call, a: dict[str, Any]) -> None:
+    _dense(s, call, a["mat1"], a["mat2"], a["input"], True, -1)
+
+
+@rule("conv1", "conv2", "conv3", "convt1", "convt2", "convt3")
+def _conv(s: PathSums, call: Call, a: dict[str, Any]) -> None:
+    kind = ops.TABLE[call.fn].kind
+    nd, transposed = int(kind[-1]), kind.startswith("convt")
+    if a["input"].id not in s.mass or s.constant(a["weight"]) is None:
+        no_rule(s, call, a)
+        return
+    mass, weight, bias = s.mass[a["input"].id], a["weight"], a.get("bias")
+    setting = _conv_setting(a, nd, transposed, s.trace.values[weight.id].shape)
+    batched = mass.t.ndim == nd + 2
+    padded = F.pad(mass.t if batched else mass.t[None], setting.pop("pad"))
+    kernel = s.square(weight)
+    result = torch.ops.aten.convolution(padded, kernel.t, None, *setting.values())
+    mass_log, kernel_log = mass.log, kernel.log
+    del kernel
+
+    def back(grad: Scaled) -> None:
+        kernel = s.square(weight)
+        flow = grad.t if batched else grad.t[None]
+        wants = [True, True, False]
+        into, g, _ = torch.ops.aten.convolution_backward(flow, padded, kernel.t, None, *setting.values(), wants)
+        crop = tuple(slice(lo, lo + n) for lo, n in zip(_lows(padded, mass.t, nd), mass.t.shape[-nd:], strict=True))
+        into = into[(..., *crop)]
+        s.send(a["input"].id, Scaled(into if batched else into[0], grad.log + kernel.log).normal())
+        s.give(weight, Scaled(g, grad.log + mass_log))
+        if bias is not None:
+            s.give(bias, Scaled(flow.sum([0, *range(2, nd + 2)]), grad.log))
+
+    result = result if batched else result[0]
+    s.put(call, _with_bias(s, Scaled(result, mass.log + kernel_log), bias, [-1] + [1] * nd), back)
+
+
+def _lows(padded: Tensor, inner: Tensor, nd: int) -> list[int]:
+    return [(p - i) // 2 for p, i in zip(padded.shape[-nd:], inner.shape[-nd:], strict=True)]
+
+
+def _conv_setting(a: dict[str, Any], nd: int, transposed: bool, kernel: Sequence[int]) -> dict[str, Any]:
+    """Arguments of aten.convolution, and explicit padding where ``padding`` is a word."""
+
+    def each(x: Any) -> list[int]:
+        return [x] * nd if isinstance(x, int) else list(x) * (nd // len(x) if len(x) != nd else 1)
+
+    dilation = each(a.get("dilation", 1))
+    padding, pad = a.get("padding", 0), [0] * (2 * nd)
+    if padding == "same":
+        for i, (n, d) in enumerate(zip(kernel[2:], dilation, strict=True)):
+            spare = d * (n - 1)
+            pad[2 * (nd - 1 - i)], pad[2 * (nd - 1 - i) + 1] = spare // 2, spare - spare // 2
+    return {
+        "pad": pad,
+        "stride": each(a.get("stride", 1)),
+        "padding": [0] * nd if isinstance(padding, str) else each(padding),
+        "dilation": dilation,
+        "transposed": transposed,
+        "output_padding": each(a.get("output_padding", 0)),
+        "groups": a.get("groups", 1),
+    }
+
+
+@rule("embedding")
+def _embedding(s: PathSums, call: Call, a: dict[str, Any]) -> None:
+    picks, table = s.constant(a["input"]), a["weight"]
+    if picks is None or s.constant(table) is None:
+        no_rule(s, call, a)
+        return
+    squared = s.square(table)
+
+    def back(grad: Scaled) -> None:
+        found = torch.zeros_like(squared.t)
+        s.give(table, Scaled(found.index_add_(0, picks.reshape(-1), grad.t.reshape(-1, found.shape[1])), grad.log))
+
+    s.put(call, Scaled(F.embedding(picks, squared.t), squared.log), back)
+
+
+@rule("batch_norm", "group_norm", "layer_norm")
+def _norm(s: PathSums, call: Call, a: dict[str, Any]) -> None:
+    source, weight, bias = a["input"].id, a.get("weight"), a.get("bias")
+    mass, kind = s.mass[source], ops.TABLE[call.fn].kind
+    shape = [-1] if kind == "layer_norm" else [-1] + [1] * (mass.t.ndim - 2)
+    if kind == "layer_norm":
+        shape = list(a["normalized_shape"])
+    gain, shift = _statistics(s, a, kind)
+    scale = s.square(weight) if weight is not None else Scaled(torch.ones_like(gain.t), s.zero())
+    factor = Scaled((scale.t * gain.t).reshape(shape), scale.log + gain.log)
+    moved = Scaled(mass.t * factor.t, mass.log + factor.log).normal()
+    pushed = Scaled((scale.t * shift.t).reshape(shape), scale.log + shift.log)
+    result = moved if s.ones else moved + pushed
+    if bias is not None:
+        squared = s.square(bias)
+        result = result + Scaled(squared.t.reshape(shape), squared.log)
+
+    def back(grad: Scaled) -> None:
+        s.send(source, Scaled(grad.t * factor.t, grad.log + factor.log).normal())
+        if weight is not None:
+            through = Scaled(mass.t * gain.t.reshape(shape), mass.log + gain.log)
+            through = through if s.ones else through + Scaled(shift.t.reshape(shape), shift.log)
+            s.give(weight, Scaled(_per_channel(grad.t * through.t, shape, scale.t), grad.log + through.log))
+        if bias is not None:
+            s.give(bias, Scaled(_per_channel(grad.t, shape, scale.t), grad.log))
+
+    s.put(call, result, back)
+
+
+def _per_channel(grad: Tensor, shape: Sequence[int], like: Tensor) -> Tensor:
+    wide = [n if n != -1 else like.numel() for n in shape]
+    return grad.sum_to_size(tuple(wide)).reshape(like.shape)
+
+
+def _statistics(s: PathSums, a: dict[str, Any], kind: str) -> tuple[Scaled, Scaled]:
+    """Squared slope 1 / (var + eps) and squared offset mean^2 / (var + eps) of a normalisation, before its weight."""
+    mean, var = a.get("running_mean"), a.get("running_var")
+    fixed = kind == "batch_norm" and not a.get("training", False) and mean is not None and var is not None
+    channels = s.trace.values[a["input"].id].shape[1:2]
+    if s.ones or not fixed:
+        like = torch.ones(a["normalized_shape"] if kind == "layer_norm" else channels, dtype=s.dtype, device=s.device)
+        return Scaled(like, s.zero()), Scaled(torch.zeros_like(like), torch.full_like(s.zero(), NOTHING))
+    m, v = s.number(mean), s.number(var)
+    spread = v.double() + a.get("eps", 1e-5)
+    gain, shift = Scaled(1 / spread, s.zero()).normal(), Scaled(m.double() ** 2 / spread, s.zero()).normal()
+    return Scaled(gain.t.to(s.dtype), gain.log), Scaled(shift.t.to(s.dtype), shift.log)
