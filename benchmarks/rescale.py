@@ -157,7 +157,7 @@ def hardware(device: str) -> str:
 def table(rows: list[dict[str, Any]]) -> str:
     """Rows as markdown, times in milliseconds."""
     times = ("graph", "diag_g", "solve", "apply", "after_graph", "everything")
-    heads = [k for k in rows[0]]
+    heads = list(rows[0])
     cells = [[f"{1000 * r[k]:.1f} ms" if k in times else f"{r[k]:.4g}" if isinstance(r[k], float) else str(r[k])
               for k in heads] for r in rows]  # fmt: skip
     return "\n".join("| " + " | ".join(line) + " |" for line in [heads, ["---"] * len(heads), *cells])

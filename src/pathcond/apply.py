@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from pathcond.errors import ApplyError
-from pathcond.graph import ParamScales, ScaleGraph
+from pathcond.graph import ParamScales, ScaleGraph, largest_entries
 
 _CHUNK = 1 << 22
+_PLAIN = 40.0  # factors up to exp of this are applied one after the other
 
 
 def apply_scales_(model: nn.Module, graph: ScaleGraph, u: Tensor, *, force: bool = False) -> None:
@@ -56,30 +57,40 @@ def apply_scales_(model: nn.Module, graph: ScaleGraph, u: Tensor, *, force: bool
     if not bool(half.any()):
         return
     with torch.inference_mode(False), torch.no_grad():
+        spans = {name: _span(scales, half) for name, scales in graph.params.items()}
         if not force:
-            for name, scales in graph.params.items():
-                _check_range(name, parameters[name], scales, half)
-        for name, scales in graph.params.items():
-            _scale_(parameters[name], scales, half)
+            tops = largest_entries({name: parameters[name] for name in spans})
+            for name, span in spans.items():
+                _check_range(name, parameters[name], graph.params[name], half, span, tops.get(name, 0.0))
+        factors: dict[torch.device, tuple[Tensor, Tensor]] = {}
+        for name, (low, high) in spans.items():
+            p = parameters[name]
+            if p.device not in factors:
+                factors[p.device] = (half.exp().to(p.device), (-half).exp().to(p.device))
+            if p.dtype in (torch.float32, torch.float64) and max(-low, high) < _PLAIN:
+                for factor, index in zip(factors[p.device], graph.indices(name, p.device), strict=True):
+                    if index is not None:
+                        p.mul_(factor[index].to(p.dtype))
+            else:
+                _scale_(p, graph.params[name], half)
 
 
-def _logs(p: Tensor, scales: ParamScales, half: Tensor) -> tuple[Tensor, Tensor]:
-    """Logarithms of the row and column factors, float64, on the parameter's device."""
-    return half[scales.row].to(p.device), (-half[scales.col]).to(p.device)
+def _span(scales: ParamScales, half: Tensor) -> tuple[float, float]:
+    """Bounds on the logarithms of a parameter's factors, and of their parts."""
+    row, col = torch.aminmax(half[scales.row]), torch.aminmax(-half[scales.col])
+    return min(0.0, float(row.min)) + min(0.0, float(col.min)), max(0.0, float(row.max)) + max(0.0, float(col.max))
 
 
-def _check_range(name: str, p: Tensor, scales: ParamScales, half: Tensor) -> None:
-    """Refuse scales that take the largest weight over the top of its format, or the smallest below its bottom."""
-    row, col = _logs(p, scales, half)
+def _check_range(
+    name: str, p: Tensor, scales: ParamScales, half: Tensor, span: tuple[float, float], top: float
+) -> None:
+    """Refuse scales that take the largest weight over the top of its format, or others below its bottom."""
     limits = torch.finfo(p.dtype)
     high, low = math.log(limits.max), math.log(limits.smallest_normal)
-    top = float(row.amax() + col.amax())
-    bottom = float(row.amin() + col.amin())
-    size = p.abs()
-    largest = float(size.amax()) if p.numel() else 0.0
-    if largest == 0.0 or (top + math.log(largest) < high and bottom > math.log(limits.eps) + low / 2):
+    if top == 0.0 or (span[1] + math.log(top) < high and span[0] + math.log(top) > low / 2):
         return
-    log = size.double().log() + row + col
+    size = p.abs()
+    log = size.double().log() + (half[scales.row] - half[scales.col]).to(p.device)
     over, under = int((log > high).sum()), int(((log < low) & (size >= limits.smallest_normal)).sum())
     if over or under:
         what = f"{over} weights of '{name}' would overflow" if over else f"{under} weights of '{name}' would vanish"
@@ -90,16 +101,10 @@ def _check_range(name: str, p: Tensor, scales: ParamScales, half: Tensor) -> Non
 
 
 def _scale_(p: Tensor, scales: ParamScales, half: Tensor) -> None:
-    row, col = _logs(p, scales, half)
-    wide = p.dtype in (torch.float32, torch.float64) and float(row.abs().amax() + col.abs().amax()) < 40
-    if wide:
-        for log in (row, col):
-            if bool(log.any()):
-                p.mul_(log.exp().to(p.dtype))
-        return
-    target = torch.float64 if p.dtype in (torch.float32, torch.float64) else torch.float32
-    rows = max(1, _CHUNK // max(1, p[:1].numel())) if p.ndim else 1
-    for start in range(0, p.shape[0] if p.ndim else 1, rows):
-        part = p[start : start + rows] if p.ndim else p
-        pieces = [log[start : start + rows] if log.ndim and log.shape[0] > 1 else log for log in (row, col)]
-        part.copy_(part.to(target) * (pieces[0] + pieces[1]).exp().to(target))
+    """Scale through a wider format, a few million weights at a time."""
+    wide = torch.float64 if p.dtype in (torch.float32, torch.float64) else torch.float32
+    rows = max(1, _CHUNK // max(1, p[:1].numel()))
+    for start in range(0, p.shape[0], rows):
+        part = p[start : start + rows]
+        row, col = (x[start : start + rows] if x.shape[0] > 1 else x for x in (scales.row, scales.col))
+        part.copy_(part.to(wide) * (half[row] - half[col]).exp().to(p.device, wide))

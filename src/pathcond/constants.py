@@ -64,7 +64,8 @@ class Constants:
             return
         if call.mutates:
             inputs = {r: tensor.clone() for r, tensor in inputs.items() if tensor is not None}
-        with torch.no_grad():
+        cuda = sorted({t.device.index for t in inputs.values() if t is not None and t.is_cuda})
+        with torch.no_grad(), torch.random.fork_rng(devices=cuda):
             results = flatten(run(call, inputs.__getitem__))
         if call.mutates and call.fn is not WRITE:
             changed = [inputs[r] for r in self._reads(value)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -72,6 +73,14 @@ class ScaleGraph:
     def frozen_units(self) -> int:
         """Number of hidden units whose scale is frozen."""
         return sum(entry.units for entry in self.frozen)
+
+    def indices(self, name: str, device: torch.device) -> tuple[Tensor | None, Tensor | None]:
+        """Units a parameter's elements enter and leave, on a device; None for no unit anywhere. Kept once made."""
+        cache = self.__dict__.setdefault("_indices", {})
+        if (name, device) not in cache:
+            scales = self.params[name]
+            cache[name, device] = tuple(x.to(device) if bool(x.any()) else None for x in (scales.row, scales.col))
+        return cache[name, device]
 
     def by_module(self, u: Tensor) -> dict[str, Tensor]:
         """Log-scales by module: ``u`` of shape (units,) spread over each module's channels."""
@@ -170,6 +179,22 @@ def check_model(model: nn.Module) -> None:
             raise PathCondError(
                 f"parameter '{name}' is on the meta device. Load its values first (model.to_empty, ...)."
             )
+
+
+def largest_entries(named: Mapping[str, Tensor]) -> dict[str, float]:
+    """Largest absolute entry of every floating-point tensor, by name; one wait for each device."""
+    by_device: dict[torch.device, dict[str, Tensor]] = {}
+    for name, t in named.items():
+        if t.is_floating_point() and t.numel():
+            by_device.setdefault(t.device, {})[name] = t.detach()
+    found: dict[str, float] = {}
+    for device, tensors in by_device.items():
+        if device.type == "cuda":
+            tops = torch._foreach_norm(list(tensors.values()), math.inf)  # pyright: ignore[reportPrivateImportUsage]
+        else:
+            tops = [torch.stack(torch.aminmax(t)).abs().amax() for t in tensors.values()]
+        found |= dict(zip(tensors, torch.stack([top.double() for top in tops]).tolist(), strict=True))
+    return found
 
 
 def _modes(model: nn.Module) -> Iterator[bool | None]:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from pathcond import squared_layers, squared_moves  # noqa: F401 - they enter the rules
 from pathcond.constants import Constants
 from pathcond.errors import PathCondError
-from pathcond.graph import ScaleGraph, check_choice, check_model, shared_memory
+from pathcond.graph import ScaleGraph, check_choice, check_model, largest_entries, shared_memory
 from pathcond.record import as_arguments, record, tensors_in
 from pathcond.squared import PathSums
 from pathcond.trace import Trace
@@ -90,16 +90,14 @@ def scaled_magnitudes(
     """As :func:`path_magnitudes`, each entry as (t, log) for ``t * exp(log)``, in the format of the computation."""
     check_choice("pooling", pooling, ("exact", "plain"))
     check_model(model)
-    _check_finite(model)
+    tops = _finite_entries(model)
     trace = graph.trace if graph is not None else record(model, example_input, training=False)
     wide = any(p.dtype == torch.float64 for p in model.parameters())
     first = dtype or (torch.float64 if wide else torch.float32)
-    sums = _passes(model, example_input, trace, pooling, first)
+    sums = _passes(model, example_input, trace, pooling, first, tops)
     if dtype is None and first is torch.float32 and _near_underflow(sums):
-        sums = _passes(model, example_input, trace, pooling, torch.float64)
-    logs = torch.stack([g.log for g in sums.grads.values()]).tolist() if sums.grads else []
-    found = dict(zip(sums.grads, logs, strict=True))
-    return {n: (sums.grads[n].t, found[n]) for n, _ in model.named_parameters() if n in found}
+        sums = _passes(model, example_input, trace, pooling, torch.float64, tops)
+    return {n: (g.t, g.log) for n, _ in model.named_parameters() if (g := sums.grads.get(n)) is not None}
 
 
 def count_paths(
@@ -127,30 +125,39 @@ def count_paths(
     check_model(model)
     trace = record(model, example_input, training=False)
     with _apart(model):
-        sums = _sums(model, example_input, trace, "plain" if pooling == "paper" else "all", torch.float64, ones=True)
+        rule = "plain" if pooling == "paper" else "all"
+        sums = _sums(model, example_input, trace, rule, torch.float64, {}, ones=True)
         with torch.no_grad():
             sums.forward()
             total = sums.total()
-        log = float(total.log) + math.log(float(total.t))
+    log = total.log + math.log(float(total.t))
     if log10:
         return log / math.log(10)
-    return float(total.t) * math.exp(float(total.log)) if log < 709 else math.inf
+    return float(total.t) * math.exp(total.log) if log < 709 else math.inf
 
 
 def _sums(
-    model: nn.Module, example_input: Any, trace: Trace, pooling: str, dtype: torch.dtype, ones: bool = False
+    model: nn.Module,
+    example_input: Any,
+    trace: Trace,
+    pooling: str,
+    dtype: torch.dtype,
+    tops: Mapping[str, float],
+    ones: bool = False,
 ) -> PathSums:
     constants = Constants(trace, model)
     device = next(model.parameters()).device
     for value, tensor in zip(trace.inputs, tensors_in(as_arguments(example_input)), strict=True):
         if not tensor.is_floating_point():
             constants.know(value, tensor)
-    return PathSums(trace, constants, dtype, device, pooling, ones, shared_memory(model)[0])
+    return PathSums(trace, constants, dtype, device, pooling, ones, shared_memory(model)[0], tops)
 
 
-def _passes(model: nn.Module, example_input: Any, trace: Trace, pooling: str, dtype: torch.dtype) -> PathSums:
+def _passes(
+    model: nn.Module, example_input: Any, trace: Trace, pooling: str, dtype: torch.dtype, tops: Mapping[str, float]
+) -> PathSums:
     with _apart(model):
-        sums = _sums(model, example_input, trace, pooling, dtype)
+        sums = _sums(model, example_input, trace, pooling, dtype, tops)
         with torch.no_grad():
             sums.forward()
             sums.backward()
@@ -159,14 +166,12 @@ def _passes(model: nn.Module, example_input: Any, trace: Trace, pooling: str, dt
 
 @contextmanager
 def _apart(model: nn.Module) -> Iterator[None]:
-    """Full precision, whatever the caller's inference, autocast, TF32 and random state; each is put back."""
-    cuda = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
-    kind = "cuda" if cuda else "cpu"
+    """Full precision, whatever the caller's inference mode, autocast and TF32 settings; each is put back."""
+    kind = next(model.parameters()).device.type
     matmul = torch.backends.cuda.matmul.allow_tf32
     with (
         torch.inference_mode(False),
         torch.autocast(kind, enabled=False),
-        torch.random.fork_rng(devices=cuda),
         torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False),
     ):
         try:
@@ -177,17 +182,19 @@ def _apart(model: nn.Module) -> Iterator[None]:
 
 
 def _near_underflow(sums: PathSums) -> bool:
-    low = [(g.t < _TINY * g.t.amax()).any() | (g.t == 0).any() for g in sums.grads.values() if g.t.numel()]
-    return bool(torch.stack(low).any()) if low else False
+    ends = [torch.stack(torch.aminmax(g.t)) for g in sums.grads.values() if g.t.numel()]
+    return any(low <= _TINY * high for low, high in torch.stack(ends).tolist()) if ends else False
 
 
-def _check_finite(model: nn.Module) -> None:
-    named = [(n, t) for n, t in (*model.named_parameters(), *model.named_buffers()) if t.is_floating_point()]
-    sound = torch.stack([torch.isfinite(t.detach().sum(dtype=torch.float64)).cpu() for _, t in named])
-    for (name, t), good in zip(named, sound.tolist(), strict=True):
-        if not good and not bool(torch.isfinite(t).all()):
-            bad = int((~torch.isfinite(t)).sum())
+def _finite_entries(model: nn.Module) -> dict[str, float]:
+    """Largest absolute entry of every parameter and buffer; NaN and infinity are refused."""
+    named = dict(model.named_parameters()) | dict(model.named_buffers())
+    tops = largest_entries(named)
+    for name, top in tops.items():
+        if not math.isfinite(top):
+            bad = int((~torch.isfinite(named[name])).sum())
             raise PathCondError(
-                f"expected finite weights, got {bad} NaN or infinite entries of {t.numel()} in '{name}'. "
+                f"expected finite weights, got {bad} NaN or infinite entries of {named[name].numel()} in '{name}'. "
                 "Rescale before training diverges, or load a sound checkpoint."
             )
+    return tops

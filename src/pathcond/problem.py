@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from pathcond.errors import PathCondError, SolveError
-from pathcond.graph import ParamScales, ScaleGraph
+from pathcond.graph import ScaleGraph
+from pathcond.layout import Layout, Pattern, layout_of
 
 _CHUNK = 1 << 22
 
@@ -44,37 +45,42 @@ class Block:
 class Problem:
     """F for one model: ``size`` = p, ``blocks``, ``rest`` = log of the sum of g that no unit touches.
 
-    ``balance`` is A_h, shape (H + 1,), with entry 0 for no unit; ``groups`` are the sizes of the runs of units that
-    one layer makes; ``dead`` marks units without a minimiser.
+    ``balance`` is A_h, shape (H + 1,), with entry 0 for no unit; ``dead`` marks units without a minimiser.
     """
 
     size: int
     blocks: tuple[Block, ...]
     rest: float
     balance: Tensor
-    groups: tuple[int, ...]
     dead: Tensor
+    layout: Layout
 
     @property
     def units(self) -> int:
         """H, the number of units."""
-        return len(self.balance) - 1
+        return self.layout.units
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is solved."""
+        return self.balance.device
 
     def log_sum(self, full: Tensor, skip: tuple[int, int] = (0, 0)) -> float:
         """Log of sum_i exp((Bu)_i) g_i at ``full``, shape (H + 1,), whose entry 0 is 0.
 
         Parameters that enter or leave one of the units ``skip[0] <= h < skip[1]`` are left out.
         """
-        terms = [self.rest]
+        totals, logs = [], []
         for block in self.blocks:
             out, shift_out = _exp(full[block.cols])
             into, shift_in = _exp(-full[block.rows])
             if skip[1]:
                 out = out.masked_fill((block.cols >= skip[0]) & (block.cols < skip[1]), 0.0)
                 into = into.masked_fill((block.rows >= skip[0]) & (block.rows < skip[1]), 0.0)
-            total = into @ (block.m @ out) if block.dense else (into * block.m * out).sum()
-            terms.append(math.log(t) + block.log + shift_out + shift_in if (t := float(total)) > 0 else -math.inf)
-        return _log_sum_exp(terms)
+            totals.append(into @ (block.m @ out) if block.dense else (into * block.m * out).sum())
+            logs.append(block.log + shift_out + shift_in)
+        found = torch.stack(totals).tolist() if totals else []
+        return _log_sum_exp([self.rest, *(_log(t, log) for t, log in zip(found, logs, strict=True))])
 
     def objective(self, full: Tensor) -> float:
         """F(u), with u = full[1:]."""
@@ -109,143 +115,113 @@ def _exp(x: Tensor) -> tuple[Tensor, float]:
     return (x - shift).exp(), shift
 
 
+def _log(value: float, log: float) -> float:
+    return math.log(value) + log if value > 0 else -math.inf
+
+
 def _log_sum_exp(terms: list[float]) -> float:
     top = max(terms)
     return top + math.log(sum(math.exp(t - top) for t in terms)) if top > -math.inf else top
 
 
-def build_problem(
-    graph: ScaleGraph, g: Mapping[str, tuple[Tensor, float]], device: torch.device | None = None, consume: bool = False
-) -> Problem:
+def build_problem(graph: ScaleGraph, g: Mapping[str, tuple[Tensor, float]], *, consume: bool = False) -> Problem:
     """Reduce diag(G), given as (t, log) for ``t * exp(log)``, to a :class:`Problem`.
+
+    Small problems are solved on the CPU, where the recurrence over units runs anyway; large ones where the entries are.
 
     Args:
         graph: the units.
         g: entries by parameter name; parameters without an entry do not count.
-        device: where to solve; by default where the entries are, or the CPU if the problem is small.
         consume: take entries out of ``g`` as they are used, to save memory; ``g`` must be a mutable mapping then.
-
-    Raises:
-        PathCondError: an entry is missing its parameter, has the wrong shape, is negative or not finite.
     """
-    _check(graph, g)
-    balance = torch.zeros(graph.units + 1, dtype=torch.float64)
-    blocks: list[Block] = []
-    rest = [-math.inf]
+    layout = layout_of(graph, tuple(g))
     size = sum(t.numel() for t, _ in g.values())
+    small = sum(p.size for p in layout.patterns.values()) <= _CHUNK
+    sums: list[tuple[Tensor, float]] = []
+    blocks: list[tuple[Pattern, Tensor, float]] = []
     for name in list(g):
         t, log = g[name]
-        scales = graph.params.get(name)
-        if scales is None:
-            rest.append(_log(t.sum(dtype=torch.float64), log))
+        if name in layout.patterns:
+            blocks.append((layout.patterns[name], _reduce(t, layout.patterns[name]), log))
         else:
-            block, inner = _reduce(t, log, scales, balance)
-            rest.append(inner)
-            blocks.append(block)
+            sums.append((t.sum(dtype=torch.float64), log))
         if consume:
             assert isinstance(g, MutableMapping)  # noqa: S101 - the caller's promise
             del g[name]
         del t
-    blocks = [b for b in blocks if b.m.numel()]
-    device = device or _place(blocks)
-    blocks = [Block(b.rows.to(device), b.cols.to(device), b.m.to(device), b.log) for b in blocks]
-    balance[0] = 0
-    dead = _dead(graph.units, blocks).to(device)
-    return Problem(size, tuple(blocks), _log_sum_exp(rest), balance.to(device), graph.groups, dead)
+    found = torch.stack([t for t, _ in sums]).tolist() if sums else []
+    rest = [_log(t, log) for t, (_, log) in zip(found, sums, strict=True)]
+    device = torch.device("cpu") if small or not blocks else blocks[0][1].device
+    made = [_block(*block, rest) for block in (_to_cpu(blocks) if small else blocks)]
+    dead = _dead(layout.units, made).to(device)
+    total = _log_sum_exp(rest) if rest else -math.inf
+    return Problem(size, tuple(made), total, layout.balance.to(device), dead, layout)
 
 
-def _place(blocks: list[Block]) -> torch.device:
-    """Small problems are quicker on the CPU, where the recurrence over units runs anyway."""
-    large = sum(b.m.numel() for b in blocks) > _CHUNK
-    return blocks[0].m.device if blocks and large else torch.device("cpu")
+def check_magnitudes(graph: ScaleGraph, g: Mapping[str, Tensor]) -> None:
+    """Refuse entries that do not fit the graph.
 
-
-def _check(graph: ScaleGraph, g: Mapping[str, tuple[Tensor, float]]) -> None:
-    flags = []
-    for name, (t, _) in g.items():
+    Raises:
+        PathCondError: an entry's parameter is not the graph's, or its shape is wrong.
+        SolveError: an entry is negative or not finite; the message names the parameter.
+    """
+    for name, t in g.items():
         if name not in graph.shapes:
             raise PathCondError(f"expected magnitudes for parameters of the graph's model, got one for '{name}'.")
         if tuple(t.shape) != graph.shapes[name]:
             raise PathCondError(f"expected shape {graph.shapes[name]} for '{name}', got {tuple(t.shape)}.")
-        low, high = torch.aminmax(t) if t.numel() else (t.new_zeros(()), t.new_zeros(()))
-        flags.append(torch.stack((low.double(), high.double())))
-    for name, (low, high) in zip(g, torch.stack([f.cpu() for f in flags]).tolist() if flags else [], strict=True):
+        low, high = (float(x) for x in torch.aminmax(t)) if t.numel() else (0.0, 0.0)
         if not (low >= 0 and math.isfinite(high)):
-            raise SolveError(
-                f"expected finite magnitudes >= 0, got entries from {low} to {high} for parameter '{name}'."
-            )
+            raise SolveError(f"expected finite magnitudes >= 0, got {low} to {high} for parameter '{name}'.")
 
 
-def _log(total: Tensor, log: float) -> float:
-    value = float(total)
-    return math.log(value) + log if value > 0 else -math.inf
-
-
-def _reduce(t: Tensor, log: float, scales: ParamScales, balance: Tensor) -> tuple[Block, float]:
-    """A parameter's block, and the log of the part of its sum that no scale touches. Counts it in ``balance``."""
-    row, col = scales.row, scales.col
-    row_axes = [i for i, n in enumerate(row.shape) if n > 1]
-    col_axes = [i for i, n in enumerate(col.shape) if n > 1]
-    if set(row_axes) & set(col_axes):
-        rows, cols, m = _entries(t, row, col, balance)
-    else:
-        rows, cols, m = _matrix(t, row, col, row_axes, col_axes, balance)
-    inside = (rows[:, None] == cols[None, :]) if m.ndim == 2 else rows == cols
-    inner = -math.inf
-    if bool(inside.any()):  # the same unit at both ends, or none
-        inside = inside.to(m.device)
-        inner = _log(m[inside].sum(), log)
-        m = m.masked_fill(inside, 0.0)
-    top = float(m.amax()) if m.numel() else 0.0
-    if top > 0 and top != 1.0:
-        m = m.div_(top) if m.dtype == torch.float64 and m.data_ptr() != t.data_ptr() else m / top
-    log = log + math.log(top) if top > 0 else 0.0
-    return Block(rows.to(m.device), cols.to(m.device), m, log), inner
-
-
-def _matrix(
-    t: Tensor, row: Tensor, col: Tensor, row_axes: list[int], col_axes: list[int], balance: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Entering units depend on some axes, left ones on others: sum out the rest, then merge what is one unit."""
-    spare = [i for i in range(t.ndim) if i not in row_axes and i not in col_axes]
-    n_row = math.prod(t.shape[i] for i in row_axes)
-    n_col = math.prod(t.shape[i] for i in col_axes)
-    t = t.permute(*row_axes, *col_axes, *spare).reshape(n_row, n_col, -1)
-    rows, place_r = row.reshape(-1).unique(return_inverse=True)
-    cols, place_c = col.reshape(-1).unique(return_inverse=True)
-    each = t.shape[2]
-    count_r = torch.bincount(place_r, minlength=len(rows)) * n_col * each
-    count_c = torch.bincount(place_c, minlength=len(cols)) * n_row * each
-    balance.index_add_(0, rows, count_r.double())
-    balance.index_add_(0, cols, count_c.double(), alpha=-1)  # a unit at both ends cancels out
-    m = torch.zeros(len(rows), len(cols), dtype=torch.float64, device=t.device)
-    plain_r, plain_c = (
-        len(p) == n and bool((p[1:] > p[:-1]).all()) for p, n in ((place_r, len(rows)), (place_c, len(cols)))
-    )
-    place_r, place_c = place_r.to(t.device), place_c.to(t.device)
+def _reduce(t: Tensor, p: Pattern) -> Tensor:
+    """Sum a parameter's entries between the same units, in float64, a few million at a time."""
+    t = t.permute(*p.order, *p.spare).reshape(*p.shape, -1)
+    if p.entries:
+        return t.sum(-1, dtype=torch.float64)
+    n_row, n_col, each = t.shape
+    if n_row * n_col * each <= _CHUNK:
+        return _merged(t.sum(2, dtype=torch.float64), p, 0, None)
+    m = torch.zeros(len(p.rows), len(p.cols), dtype=torch.float64, device=t.device)
     step = max(1, _CHUNK // max(1, n_col * each))
     for start in range(0, n_row, step):
-        part = t[start : start + step].sum(2, dtype=torch.float64)
-        if not plain_c:
-            part = part.new_zeros(part.shape[0], len(cols)).index_add_(1, place_c, part)
-        if plain_r:
-            m[start : start + step] = part
-        else:
-            m.index_add_(0, place_r[start : start + step], part)
-    return rows, cols, m
+        _merged(t[start : start + step].sum(2, dtype=torch.float64), p, start, m)
+    return m
 
 
-def _entries(t: Tensor, row: Tensor, col: Tensor, balance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Grouped and depthwise layers: one entry for each pair of units that has a weight."""
-    axes = [i for i in range(t.ndim) if row.shape[i] > 1 or col.shape[i] > 1]
-    spare = [i for i in range(t.ndim) if i not in axes]
-    m = t.sum(spare, dtype=torch.float64, keepdim=True) if spare else t.double()
-    rows, cols = (x.expand(m.shape).reshape(-1) for x in (row, col))
-    each = float(math.prod(t.shape[i] for i in spare))
-    counts = torch.full(rows.shape, each, dtype=torch.float64)
-    balance.index_add_(0, rows, counts)
-    balance.index_add_(0, cols, counts, alpha=-1)
-    return rows, cols, m.reshape(-1)
+def _merged(part: Tensor, p: Pattern, start: int, m: Tensor | None) -> Tensor:
+    """Merge columns, then rows from ``start`` on, of the same unit; into ``m`` if it is given."""
+    if p.merge_cols is not None:
+        place = p.merge_cols.to(part.device)
+        part = part.new_zeros(part.shape[0], len(p.cols)).index_add_(1, place, part)
+    if p.merge_rows is not None:
+        m = part.new_zeros(len(p.rows), len(p.cols)) if m is None else m
+        return m.index_add_(0, p.merge_rows[start : start + part.shape[0]].to(part.device), part)
+    if m is None:
+        return part
+    m[start : start + part.shape[0]] = part
+    return m
+
+
+def _to_cpu(blocks: list[tuple[Pattern, Tensor, float]]) -> list[tuple[Pattern, Tensor, float]]:
+    """All matrices on the CPU, in one transfer."""
+    if not blocks or blocks[0][1].device.type == "cpu":
+        return blocks
+    flat = torch.cat([m.reshape(-1) for _, m, _ in blocks]).cpu().split([m.numel() for _, m, _ in blocks])
+    return [(p, part.reshape(m.shape), log) for (p, m, log), part in zip(blocks, flat, strict=True)]
+
+
+def _block(p: Pattern, m: Tensor, log: float, rest: list[float]) -> Block:
+    """A block with largest entry 1; what no scale touches goes to ``rest``."""
+    if p.inside is not None:
+        inside = p.inside.to(m.device)
+        rest.append(_log(float(m[inside].sum()), log))
+        m = m.masked_fill(inside, 0.0)
+    top = float(m.amax()) if m.numel() else 0.0
+    if top > 0:
+        m, log = m.div_(top), log + math.log(top)
+    return Block(p.rows.to(m.device), p.cols.to(m.device), m, log if top > 0 else 0.0)
 
 
 def _dead(units: int, blocks: list[Block]) -> Tensor:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
@@ -15,7 +16,7 @@ from pathcond.errors import PathCondError, SolveError
 from pathcond.graph import ScaleGraph, check_choice
 from pathcond.magnitude import PathMagnitudes
 from pathcond.newton import minimise
-from pathcond.problem import Problem, build_problem
+from pathcond.problem import Problem, build_problem, check_magnitudes
 from pathcond.sweeps import Sweeper
 
 
@@ -96,6 +97,7 @@ def solve(
     """
     logs = g.log_scale if isinstance(g, PathMagnitudes) else {}
     pairs = {name: (t, logs.get(name, 0.0)) for name, t in g.items()}
+    check_magnitudes(graph, g)
     return solve_problem(build_problem(graph, pairs), method, sweeps, tol, clamp)
 
 
@@ -108,16 +110,16 @@ def solve_problem(problem: Problem, method: str, sweeps: int, tol: float, clamp:
         raise PathCondError(f"expected tol >= 0, got {tol!r}.")
     if clamp is not None and not clamp > 0:
         raise PathCondError(f"expected clamp to be positive or None, got {clamp!r}.")
-    full = torch.zeros(problem.units + 1, dtype=torch.float64, device=problem.balance.device)
-    trail = _Trail([problem.objective(full)], [])
-    result = Result.NOTHING
+    state = Sweeper(problem, clamp)
+    trail = _Trail([problem.size * state.log_sum], [])
+    full, result = state.full, Result.NOTHING
     if problem.units:
-        state = Sweeper(problem, clamp)
-        count = min(2, sweeps) if method == "optimum" else sweeps
-        full, result = _run_sweeps(state, full, trail, count, tol if method == "sweeps" else 0.0)
-        if method == "optimum":
-            full, met = minimise(problem, full, tol or 1e-10, clamp, trail.add)
-            result = Result.OPTIMUM if met else Result.STALLED
+        count, stop = (min(2, sweeps), 0.0) if method == "optimum" else (sweeps, tol)
+        with _one_thread(problem):
+            full, result = _run_sweeps(state, trail, count, stop)
+            if method == "optimum":
+                full, met = minimise(problem, full, tol or 1e-10, clamp, trail.add)
+                result = Result.OPTIMUM if met else Result.STALLED
     if not bool(torch.isfinite(full).all()) or not math.isfinite(trail.objective[-1]):
         raise SolveError(
             "expected finite log-scales, got NaN or infinity: the magnitudes span more than float64 holds."
@@ -142,13 +144,28 @@ class _Trail:
         self.updates.append(update)
 
 
-def _run_sweeps(state: Sweeper, full: Tensor, trail: _Trail, sweeps: int, tol: float) -> tuple[Tensor, Result]:
-    log_sum = state.problem.log_sum(full)
+def _run_sweeps(state: Sweeper, trail: _Trail, sweeps: int, tol: float) -> tuple[Tensor, Result]:
+    problem, result = state.problem, Result.SWEEPS
     for _ in range(sweeps):
-        before = full.clone()
-        log_sum = state.sweep(full, log_sum)
-        moved = float((full - before).abs().sum())
-        trail.add(state.problem.size * log_sum + float(state.problem.balance @ full), moved / state.problem.units)
+        moved = state.sweep()
+        trail.add(problem.size * state.log_sum + float(problem.balance @ state.full), moved / problem.units)
         if moved < tol:
-            return full, Result.TOLERANCE
-    return full, Result.SWEEPS
+            result = Result.TOLERANCE
+            break
+    if sweeps:
+        trail.objective[-1] = problem.objective(state.full)  # summed up afresh
+    return state.full, result
+
+
+@contextmanager
+def _one_thread(problem: Problem) -> Iterator[None]:
+    """Small matrices on the CPU are done before a second thread is awake."""
+    threads = torch.get_num_threads()
+    small = problem.device.type == "cpu" and max((b.m.numel() for b in problem.blocks), default=0) < 1 << 20
+    try:
+        if small:
+            torch.set_num_threads(1)
+        yield
+    finally:
+        if small:
+            torch.set_num_threads(threads)

@@ -12,7 +12,8 @@ and products are in :mod:`pathcond.squared_layers`, those for pools and movement
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,25 +29,25 @@ NOTHING = -1.0e30  # log of the mass of zeros: far below any other, and finite
 
 @dataclass(frozen=True, slots=True)
 class Scaled:
-    """The tensor ``t * exp(log)``; ``log`` is a float64 tensor without axes, on the same device."""
+    """The tensor ``t * exp(log)``."""
 
     t: Tensor
-    log: Tensor
+    log: float
 
     def normal(self) -> Scaled:
         """The same number with largest entry 1 in ``t``."""
-        top = self.t.amax() if self.t.numel() else self.t.new_zeros(())
-        some = top > 0
-        log = torch.where(some, self.log + top.double().log(), NOTHING)
-        return Scaled(self.t / torch.where(some, top, 1), log)
+        top = float(self.t.amax()) if self.t.numel() else 0.0
+        return Scaled(self.t / top, self.log + math.log(top)) if top > 0 else Scaled(self.t, NOTHING)
 
-    def at(self, log: Tensor) -> Tensor:
-        """``t`` in units of ``exp(log)``."""
-        return self.t * (self.log - log).exp().to(self.t.dtype)
+    def at(self, log: float) -> Tensor:
+        """``t`` in units of ``exp(log)``, which is no smaller than its own."""
+        return self.t if self.log == log else self.t * math.exp(self.log - log)
 
     def __add__(self, other: Scaled) -> Scaled:
-        log = torch.maximum(self.log, other.log)
-        return Scaled(self.at(log) + other.at(log), log)
+        high, low = (self, other) if self.log >= other.log else (other, self)
+        if low.log - high.log < -745 and high.t.shape == torch.broadcast_shapes(high.t.shape, low.t.shape):
+            return high
+        return Scaled(high.t + low.at(high.log), high.log)
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ class PathSums:
     """Replays a trace on squared parameters. After :meth:`forward` and :meth:`backward`, ``grads`` holds diag(G).
 
     ``pooling`` is ``exact``, ``plain`` or ``all``; with ``ones`` every parameter counts as 1 and so each path as 1.
+    ``tops`` holds the largest absolute entry of parameters and buffers, by name.
     """
 
     trace: Trace
@@ -70,7 +72,8 @@ class PathSums:
     device: torch.device
     pooling: str = "exact"
     ones: bool = False
-    alias: dict[str, str] = field(default_factory=dict)
+    alias: Mapping[str, str] = field(default_factory=dict)
+    tops: Mapping[str, float] = field(default_factory=dict)
     mass: dict[int, Scaled] = field(default_factory=dict)
     grads: dict[str, Scaled] = field(default_factory=dict)
     steps: list[_Step] = field(default_factory=list)
@@ -96,7 +99,7 @@ class PathSums:
         """One pass back from ones at every output; fills ``grads``."""
         for value in self.trace.outputs:
             if value in self.mass:
-                self.send(value, Scaled(torch.ones_like(self.mass[value].t), self.zero()))
+                self.send(value, Scaled(torch.ones_like(self.mass[value].t), 0.0))
         for step in reversed(self.steps):
             grads = [self.delta.pop(out, None) for out in step.outs]
             if any(g is not None for g in grads):
@@ -113,14 +116,10 @@ class PathSums:
 
     # ---- what rules use
 
-    def zero(self) -> Tensor:
-        """The logarithm of 1."""
-        return torch.zeros((), dtype=torch.float64, device=self.device)
-
     def fresh(self, value: int) -> None:
         """Ones, as at an input."""
         shape = self.trace.values[value].shape
-        self.mass[value] = Scaled(torch.ones(shape, dtype=self.dtype, device=self.device), self.zero())
+        self.mass[value] = Scaled(torch.ones(shape, dtype=self.dtype, device=self.device), 0.0)
 
     def send(self, value: int, grad: Scaled) -> None:
         """Add to the gradient of a value."""
@@ -135,7 +134,7 @@ class PathSums:
 
     def linear(self, call: Call, sources: Sequence[int], function: Callable[[list[Tensor]], Any]) -> None:
         """A map that is linear in all its sources together, differentiated by autograd."""
-        log = torch.stack([self.mass[s].log for s in sources]).amax()
+        log = max(self.mass[s].log for s in sources)
         leaves = [self.mass[s].at(log).detach().requires_grad_() for s in sources]
         with torch.enable_grad():
             results = flatten(function(leaves))
@@ -146,11 +145,11 @@ class PathSums:
 
         def back(grads: Sequence[Scaled | None]) -> None:
             known = [(r, g) for r, g in zip(results, grads, strict=False) if g is not None and r.requires_grad]
-            top = torch.stack([g.log for _, g in known]).amax()
+            top = max(g.log for _, g in known)
             found = torch.autograd.grad([r for r, _ in known], leaves, [g.at(top) for _, g in known], allow_unused=True)
             for source, grad in zip(sources, found, strict=True):
                 if grad is not None:
-                    self.send(source, Scaled(grad, top).normal())
+                    self.send(source, Scaled(grad, top))
 
         self.steps.append(_Step(call.outs[: len(results)], back))
 
@@ -171,9 +170,19 @@ class PathSums:
         """Squared entries of a constant or parameter, as ones where paths are counted."""
         tensor = self.number(x)
         if self.ones:
-            return Scaled(torch.ones(tensor.shape, dtype=self.dtype, device=self.device), self.zero())
-        scaled = Scaled(tensor.abs().to(self.dtype), self.zero()).normal()
-        return Scaled(scaled.t.square(), 2 * scaled.log)
+            return Scaled(torch.ones(tensor.shape, dtype=self.dtype, device=self.device), 0.0)
+        top = self.top(x)
+        if not top > 0:
+            return Scaled(torch.zeros(tensor.shape, dtype=self.dtype, device=self.device), NOTHING)
+        return Scaled((tensor.to(self.dtype) / top).square_(), 2 * math.log(top))
+
+    def top(self, x: Any) -> float:
+        """The largest absolute entry of a constant or parameter."""
+        leaf = self.trace.values[x.id].leaf if isinstance(x, Ref) else None
+        if leaf is not None and leaf.name in self.tops:
+            return self.tops[leaf.name]
+        tensor = self.number(x)
+        return float(tensor.abs().amax()) if tensor.numel() else 0.0
 
     def give(self, x: Any, grad: Scaled) -> None:
         """Add to diag(G) of the parameter an argument is or shows; constants have none."""
@@ -260,4 +269,4 @@ def _compare(s: PathSums, call: Call, a: dict[str, Any]) -> None:
 def _zeros(s: PathSums, call: Call, a: dict[str, Any]) -> None:
     for out in call.outs:
         zeros = torch.zeros(s.trace.values[out].shape, dtype=s.dtype, device=s.device)
-        s.mass[out] = Scaled(zeros, torch.full_like(s.zero(), NOTHING))
+        s.mass[out] = Scaled(zeros, NOTHING)

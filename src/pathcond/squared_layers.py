@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pathcond import ops
-from pathcond.squared import NOTHING, PathSums, Scaled, no_rule, rule
+from pathcond.squared import PathSums, Scaled, no_rule, rule
 from pathcond.trace import Call, Ref
 
 _CHUNK = 1 << 22  # entries of a weight matrix squared at a time
@@ -36,7 +37,7 @@ def _add(s: PathSums, call: Call, a: dict[str, Any]) -> None:
         return
     logs = [s.mass[d].log for d in data]
     squares = [s.square(x) for x in fixed]
-    log = torch.stack([*logs, *(q.log for q in squares)]).amax()
+    log = max([*logs, *(q.log for q in squares)])
     terms = [s.mass[d].at(log) for d in data] + [q.at(log) for q in squares]
     if kind == "add" and len(terms) == 2 and not (len(data) == 1 and a["input"] in fixed):
         terms[1] = terms[1] * alpha
@@ -53,7 +54,7 @@ def _add(s: PathSums, call: Call, a: dict[str, Any]) -> None:
             elif isinstance(who, Ref):
                 s.give(who, piece)
 
-    s.put(call, Scaled(total.expand(shape), log).normal(), back)
+    s.put(call, Scaled(total.expand(shape), log), back)
 
 
 @rule("mul", "div")
@@ -96,9 +97,11 @@ def _product_back(s: PathSums, grad: Scaled, data: Sequence[int]) -> None:
 # ---- layers with parameters
 
 
-def _with_bias(s: PathSums, mass: Scaled, bias: Any, shape: Sequence[int]) -> Scaled:
-    mass = mass.normal()
+def _with_bias(s: PathSums, mass: Scaled, bias: Any, shape: Sequence[int], normal: bool = True) -> Scaled:
+    mass = mass.normal() if normal else mass
     if bias is None:
+        return mass
+    if not s.ones and s.top(bias) == 0.0:
         return mass
     squared = s.square(bias)
     return mass + Scaled(squared.t.reshape(tuple(shape)), squared.log)
@@ -112,11 +115,10 @@ def _dense(s: PathSums, call: Call, x: Ref, weight: Ref, bias: Any, turned: bool
         return
     matrix = tensor.T if turned else tensor
     mass = s.mass[x.id]
-    top = matrix.abs().amax().to(s.dtype) if not s.ones else matrix.new_ones((), dtype=s.dtype)
-    top = torch.where(top > 0, top, 1)
+    top = 1.0 if s.ones else s.top(weight) or 1.0
     rows = max(1, _CHUNK // max(1, matrix.shape[1]))
     pieces = [slice(i, i + rows) for i in range(0, matrix.shape[0], rows)]
-    log = 2 * top.double().log()
+    log = 2 * math.log(top)
 
     def squares(piece: slice) -> Tensor:
         part = matrix[piece]
@@ -168,30 +170,26 @@ def _conv(s: PathSums, call: Call, a: dict[str, Any]) -> None:
     mass, weight, bias = s.mass[a["input"].id], a["weight"], a.get("bias")
     setting = _conv_setting(a, nd, transposed, s.trace.values[weight.id].shape)
     batched = mass.t.ndim == nd + 2
-    padded = F.pad(mass.t if batched else mass.t[None], setting.pop("pad"))
+    pad = setting.pop("pad")
+    padded = mass.t if batched else mass.t[None]
+    padded = F.pad(padded, pad) if any(pad) else padded
     kernel = s.square(weight)
     result = torch.ops.aten.convolution(padded, kernel.t, None, *setting.values())
-    mass_log, kernel_log = mass.log, kernel.log
-    del kernel
 
     def back(grad: Scaled) -> None:
-        kernel = s.square(weight)
         flow = grad.t if batched else grad.t[None]
         wants = [True, True, False]
         into, g, _ = torch.ops.aten.convolution_backward(flow, padded, kernel.t, None, *setting.values(), wants)
-        crop = tuple(slice(lo, lo + n) for lo, n in zip(_lows(padded, mass.t, nd), mass.t.shape[-nd:], strict=True))
-        into = into[(..., *crop)]
+        if any(pad):
+            crop = zip(pad[-2::-2], mass.t.shape[-nd:], strict=True)
+            into = into[(..., *(slice(low, low + n) for low, n in crop))]
         s.send(a["input"].id, Scaled(into if batched else into[0], grad.log + kernel.log).normal())
-        s.give(weight, Scaled(g, grad.log + mass_log))
+        s.give(weight, Scaled(g, grad.log + mass.log))
         if bias is not None:
             s.give(bias, Scaled(flow.sum([0, *range(2, nd + 2)]), grad.log))
 
     result = result if batched else result[0]
-    s.put(call, _with_bias(s, Scaled(result, mass.log + kernel_log), bias, [-1] + [1] * nd), back)
-
-
-def _lows(padded: Tensor, inner: Tensor, nd: int) -> list[int]:
-    return [(p - i) // 2 for p, i in zip(padded.shape[-nd:], inner.shape[-nd:], strict=True)]
+    s.put(call, _with_bias(s, Scaled(result, mass.log + kernel.log), bias, [-1] + [1] * nd), back)
 
 
 def _conv_setting(a: dict[str, Any], nd: int, transposed: bool, kernel: Sequence[int]) -> dict[str, Any]:
@@ -234,47 +232,39 @@ def _embedding(s: PathSums, call: Call, a: dict[str, Any]) -> None:
 
 @rule("batch_norm", "group_norm", "layer_norm")
 def _norm(s: PathSums, call: Call, a: dict[str, Any]) -> None:
+    """Y = weight (x - mean) / sqrt(var + eps) + bias, with every term squared; paths also start at the mean."""
     source, weight, bias = a["input"].id, a.get("weight"), a.get("bias")
-    mass, kind = s.mass[source], ops.TABLE[call.fn].kind
-    shape = [-1] if kind == "layer_norm" else [-1] + [1] * (mass.t.ndim - 2)
-    if kind == "layer_norm":
-        shape = list(a["normalized_shape"])
-    gain, shift = _statistics(s, a, kind)
-    scale = s.square(weight) if weight is not None else Scaled(torch.ones_like(gain.t), s.zero())
-    factor = Scaled((scale.t * gain.t).reshape(shape), scale.log + gain.log)
-    moved = Scaled(mass.t * factor.t, mass.log + factor.log).normal()
-    pushed = Scaled((scale.t * shift.t).reshape(shape), scale.log + shift.log)
-    result = moved if s.ones else moved + pushed
-    if bias is not None:
-        squared = s.square(bias)
-        result = result + Scaled(squared.t.reshape(shape), squared.log)
+    mass = s.mass[source]
+    layer = ops.TABLE[call.fn].kind == "layer_norm"
+    shape = tuple(a["normalized_shape"]) if layer else (mass.t.shape[1], *[1] * (mass.t.ndim - 2))
+    slope, offset = _statistics(s, a, shape)
+    scale = s.square(weight) if weight is not None else Scaled(slope.new_ones(()), 0.0)
+    gain = scale.t.reshape(shape if weight is not None else ()) * slope
+    result = Scaled(mass.t * gain, mass.log + scale.log)
+    if offset is not None:
+        result = result + Scaled(gain * offset, scale.log)
+    result = _with_bias(s, result, bias, shape, normal=False)
 
     def back(grad: Scaled) -> None:
-        s.send(source, Scaled(grad.t * factor.t, grad.log + factor.log).normal())
+        s.send(source, Scaled(grad.t * gain, grad.log + scale.log))
         if weight is not None:
-            through = Scaled(mass.t * gain.t.reshape(shape), mass.log + gain.log)
-            through = through if s.ones else through + Scaled(shift.t.reshape(shape), shift.log)
-            s.give(weight, Scaled(_per_channel(grad.t * through.t, shape, scale.t), grad.log + through.log))
+            through = mass if offset is None else mass + Scaled(offset, 0.0)
+            found = sum_to(grad.t * through.t * slope, shape).reshape(scale.t.shape)
+            s.give(weight, Scaled(found, grad.log + through.log))
         if bias is not None:
-            s.give(bias, Scaled(_per_channel(grad.t, shape, scale.t), grad.log))
+            s.give(bias, Scaled(sum_to(grad.t, shape).reshape(s.trace.values[bias.id].shape), grad.log))
 
     s.put(call, result, back)
 
 
-def _per_channel(grad: Tensor, shape: Sequence[int], like: Tensor) -> Tensor:
-    wide = [n if n != -1 else like.numel() for n in shape]
-    return grad.sum_to_size(tuple(wide)).reshape(like.shape)
-
-
-def _statistics(s: PathSums, a: dict[str, Any], kind: str) -> tuple[Scaled, Scaled]:
-    """Squared slope 1 / (var + eps) and squared offset mean^2 / (var + eps) of a normalisation, before its weight."""
+def _statistics(s: PathSums, a: dict[str, Any], shape: Sequence[int]) -> tuple[Tensor, Tensor | None]:
+    """Squared slope 1 / (var + eps) of a normalisation before its weight, and the squared mean where there is one."""
     mean, var = a.get("running_mean"), a.get("running_var")
-    fixed = kind == "batch_norm" and not a.get("training", False) and mean is not None and var is not None
-    channels = s.trace.values[a["input"].id].shape[1:2]
+    fixed = (
+        not a.get("training", False) and not a.get("use_input_stats", False) and mean is not None and var is not None
+    )
     if s.ones or not fixed:
-        like = torch.ones(a["normalized_shape"] if kind == "layer_norm" else channels, dtype=s.dtype, device=s.device)
-        return Scaled(like, s.zero()), Scaled(torch.zeros_like(like), torch.full_like(s.zero(), NOTHING))
-    m, v = s.number(mean), s.number(var)
-    spread = v.double() + a.get("eps", 1e-5)
-    gain, shift = Scaled(1 / spread, s.zero()).normal(), Scaled(m.double() ** 2 / spread, s.zero()).normal()
-    return Scaled(gain.t.to(s.dtype), gain.log), Scaled(shift.t.to(s.dtype), shift.log)
+        return torch.ones((), dtype=s.dtype, device=s.device), None
+    slope = (s.number(var).to(s.dtype) + a.get("eps", 1e-5)).reciprocal_().reshape(tuple(shape))
+    offset = s.number(mean).to(s.dtype).square().reshape(tuple(shape)) if s.top(mean) > 0 else None
+    return slope, offset

@@ -55,7 +55,7 @@ def _move(s: PathSums, call: Call, a: dict[str, Any]) -> None:
     if not sources:
         no_rule(s, call, a)
         return
-    log = torch.stack([s.mass[v].log for v in sources]).amax()
+    log = max(s.mass[v].log for v in sources)
 
     def function(leaves: list[Tensor]) -> Any:
         fills: dict[int, Any] = dict(zip(sources, leaves, strict=True))

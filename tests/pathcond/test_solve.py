@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import pathcond
-from pathcond.sweeps import recurrence
+from pathcond.sweeps import _recurrence_of_one, recurrence
 from tests.cases import BY_NAME, CASES, mlp
 from tests.reference import dense_problem, literal_sweeps, positive_root
 
@@ -193,12 +193,29 @@ def test_bad_options(options):
 
 
 def test_recurrence_finds_the_root():
-    """One unit: the part found solves the paper's quadratic."""
+    """One unit: the change found solves the paper's quadratic, and the short form agrees."""
     for a, p, into, out, rest in ((5.0, 40, 0.2, 0.3, 0.5), (-7.0, 40, 1e-9, 0.6, 0.4), (0.0, 9, 0.5, 0.1, 0.4)):
-        (part,), total = recurrence((a,), p, [into * out], [0.0], rest)
         root = positive_root(out * (a + p), a * rest, into * (a - p))
-        assert part == pytest.approx(into / root if a > 0 else out * root, rel=1e-12)
+        (change,), total = recurrence([a], p, [math.log(into)], [math.log(out)], rest, [(-99.0, 99.0)])
+        assert math.exp(change) == pytest.approx(root, rel=1e-12)
         assert total == pytest.approx(rest + out * root + into / root, rel=1e-12)
+        if a:
+            size = abs(a)
+            (part,), short = _recurrence_of_one(size, p, [4 * (p**2 - a**2) * into * out], [0.0], rest)
+            part /= 2 * (p - size)
+            assert (into / part if a > 0 else part / out) == pytest.approx(root, rel=1e-12)
+            assert short == pytest.approx(total, rel=1e-12)
+
+
+@pytest.mark.parametrize("case", RESCALED, ids=lambda c: c.name)
+def test_the_careful_way_gives_the_same(case, monkeypatch):
+    """Plain numbers and logarithms are two ways through the same updates."""
+    _, _, graph, g = problem_of(case.name)
+    short = pathcond.solve(graph, g)
+    monkeypatch.setattr("pathcond.sweeps._FAR", -1.0)
+    careful = pathcond.solve(graph, g)
+    torch.testing.assert_close(short.u, careful.u, rtol=0, atol=1e-11)
+    torch.testing.assert_close(torch.tensor(short.objective), torch.tensor(careful.objective), rtol=1e-12, atol=1e-12)
 
 
 def regime_net(seed: int, variance: float, alpha: float) -> nn.Module:

@@ -1,0 +1,68 @@
+"""A small part of the zoo (``tests/zoo.py``), quick enough for every run of the tests."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from pathcond import ops
+from tests import zoo
+
+MODELS = [
+    ("torchvision", "squeezenet1_1"),
+    ("torchvision", "resnet18"),
+    ("torchvision", "mnasnet0_5"),
+    ("torchvision", "shufflenet_v2_x0_5"),
+    ("torchvision", "densenet121"),
+    ("torchvision", "regnet_x_400mf"),
+    ("torchvision", "mobilenet_v3_small"),
+    ("torchvision", "googlenet"),
+    ("torchvision", "efficientnet_b0"),
+    ("timm", "semnasnet_075"),
+]
+
+
+@pytest.mark.parametrize(("family", "name"), MODELS)
+def test_model_keeps_its_function(family: str, name: str) -> None:
+    row = zoo.check(family, name)
+    assert row.status == "ok", row.note
+    assert row.units > 0
+
+
+def test_a_wrong_rule_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ops.TABLE, F.hardswish, ops.TABLE[F.relu])
+    row = zoo.check("torchvision", "mobilenet_v3_small")
+    assert row.status == "FAIL"
+    assert min(row.eval_error, row.train_error) > 1e-3
+    assert "moved" in row.note
+
+
+def test_a_model_that_cannot_be_recorded_counts_as_refused() -> None:
+    class Branch(torch.nn.Linear):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            return super().forward(input) if input.sum() > 0 else input
+
+    row = zoo.check("torchvision", "branch", lambda family, name: (Branch(3, 3), torch.ones(2, 3)))
+    assert row.status == "refused"
+    assert "control flow" in row.note
+
+
+def test_names_lists_both_families() -> None:
+    found = list(zoo.names())
+    assert len(set(found)) == len(found)
+    assert sum(family == "timm" for family, _ in found) == 100
+    assert sum(family == "torchvision" for family, _ in found) >= 80
+    assert list(zoo.names("timm", "dla34")) == [("timm", "dla34")]
+
+
+def test_tables_name_every_model() -> None:
+    rows = [
+        zoo.Row("timm", "a"),
+        zoo.Row("timm", "b", status="FAIL", note="moved"),
+        zoo.Row("timm", "c", status="refused"),
+    ]
+    assert zoo.summary(rows) == [["timm", "3", "2", "1", "0", "1"]]
+    text = zoo.markdown(rows)
+    assert all(f"| {row.model} |" in text for row in rows)
+    assert "moved" in text
