@@ -105,6 +105,9 @@ def one_size(parameters: float, device: str) -> dict[str, float]:
     x = torch.ones(1, model[1].in_features, device=device)
     own = sum(p.numel() * p.element_size() for p in model.parameters())
     graph = pathcond.extract_graph(model, x)
+    if device == "cuda":  # kernels are compiled by width
+        pathcond.rescale_(model, x, graph=graph, check=False)
+        graph = pathcond.extract_graph(model, x)
     if device == "cuda":
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()

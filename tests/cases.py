@@ -131,6 +131,33 @@ class TiedAutoencoder(nn.Module):
         return F.linear(F.relu(F.linear(x, self.w, self.b)), self.w.t())
 
 
+class ScalarGain(nn.Module):
+    """A parameter without axes, and weights made from parameters alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(3, 4), nn.Linear(4, 5), nn.Linear(5, 2)
+        self.gain = nn.Parameter(torch.tensor(0.7))
+
+    def forward(self, x: Tensor) -> Tensor:
+        w = self.b.weight - self.b.weight.mean(1, keepdim=True)
+        return self.c(F.relu(F.linear(F.relu(self.a(x)) * self.gain, w, self.b.bias)))
+
+
+class MadeWeights(nn.Module):
+    """A convolution whose weights are computed from its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.head = conv(2, 4), nn.Linear(4, 3), head(4)
+        self.w = nn.Parameter(torch.randn(3, 4 * 4 * 9))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.a(x))
+        w = (torch.sigmoid(self.b(x.mean((0, 2, 3)))) @ self.w).view(4, 4, 3, 3)
+        return self.head(F.relu(F.conv2d(x, w)))
+
+
 class LayerScale(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -233,6 +260,8 @@ CASES = [
     Case("shared_branches", lambda: Lambda(
         lambda s, x: s.b(F.relu(s.a(x))) + s.b(F.relu(s.a(-x))), a=nn.Linear(3, 4), b=nn.Linear(4, 2)), (3,), 4),
     Case("tied_autoencoder", TiedAutoencoder, (6,), 0, 1),
+    Case("scalar_gain", ScalarGain, (3,), 0, 9),
+    Case("made_weights", MadeWeights, (2, 5, 5), 0, 11),
     Case("layer_scale", LayerScale, (2, 4, 4), 11),
     Case("group_norm", lambda: nn.Sequential(conv(2, 4), nn.GroupNorm(2, 4), nn.ReLU(), conv(4, 3),
                                              nn.InstanceNorm2d(3, affine=True), nn.ReLU(), head(3)), (2, 4, 4), 7),

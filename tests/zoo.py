@@ -250,8 +250,9 @@ def summary(rows: list[Row]) -> list[list[str]]:
     """Counts by family: models, recorded, refused, noisy, failed."""
     table = []
     for family in dict.fromkeys(row.family for row in rows):
-        states = [row.status for row in rows if row.family == family]
-        recorded = len(states) - states.count("refused")
+        members = [row for row in rows if row.family == family]
+        states = [row.status for row in members]
+        recorded = sum(row.graph_seconds == row.graph_seconds for row in members)  # NaN without a graph
         counts = (len(states), recorded, *map(states.count, ("refused", "noisy", "FAIL")))
         table.append([family, *map(str, counts)])
     return table

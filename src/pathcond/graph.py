@@ -186,14 +186,17 @@ def largest_entries(named: Mapping[str, Tensor]) -> dict[str, float]:
     by_device: dict[torch.device, dict[str, Tensor]] = {}
     for name, t in named.items():
         if t.is_floating_point() and t.numel():
-            by_device.setdefault(t.device, {})[name] = t.detach()
+            by_device.setdefault(t.device, {})[name] = t
     found: dict[str, float] = {}
-    for device, tensors in by_device.items():
-        if device.type == "cuda":
-            tops = torch._foreach_norm(list(tensors.values()), math.inf)  # pyright: ignore[reportPrivateImportUsage]
-        else:
-            tops = [torch.stack(torch.aminmax(t)).abs().amax() for t in tensors.values()]
-        found |= dict(zip(tensors, torch.stack([top.double() for top in tops]).tolist(), strict=True))
+    with torch.no_grad():
+        for device, tensors in by_device.items():
+            if device.type == "cuda":
+                norms = torch._foreach_norm(list(tensors.values()), math.inf)  # pyright: ignore[reportPrivateImportUsage]
+            else:
+                norms = [torch.stack(torch.aminmax(t)).abs().amax() for t in tensors.values()]
+            alike = len({norm.dtype for norm in norms}) == 1
+            tops = torch.stack(list(norms) if alike else [norm.double() for norm in norms])
+            found |= dict(zip(tensors, tops.tolist(), strict=True))
     return found
 
 
@@ -325,7 +328,7 @@ def _frozen(labels: Labels, is_root: Tensor, why: Tensor, left: Tensor, first_nu
         numbers = numbers[is_root[numbers] & (why[numbers] < len(labels.reasons))]
         for index, count in zip(*(t.tolist() for t in why[numbers].unique(return_counts=True)), strict=True):
             reason = labels.reasons[index]
-            if reason.kind in ("output", "norm"):
+            if reason.kind in ("output", "norm", "weight"):
                 count = int(left[numbers[why[numbers] == index]].sum())
             if count:
                 key = (reason.where or layer.name, reason.text)

@@ -229,8 +229,9 @@ def _conv(s: Labels, call: Call, a: dict[str, Any]) -> None:
 
 def _fixed_conv(s: Labels, call: Call, a: dict[str, Any], col: Tensor, depthwise: bool, nd: int) -> None:
     """Constant weights: scales pass a depthwise convolution, and freeze before any other."""
-    weighted = bool((s.label(a["weight"]) > 0).any())
-    if not depthwise or weighted:
+    made = s.label(a["weight"])
+    s.freeze(made, Reason("weight", call.where, f"is the weight of `{call.name}`"))
+    if not depthwise or bool((made > 0).any()):
         _fixed(s, call, -nd - 1)
         return
     _bias(s, call, a.get("bias"), col)

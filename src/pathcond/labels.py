@@ -26,7 +26,10 @@ FROZEN, ZERO = 0, -1
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why scales are frozen; ``kind`` is ``op``, ``tie``, ``param``, or, where no hidden unit is lost, ``output``, ``norm``."""
+    """Why scales are frozen.
+
+    ``kind`` is ``op``, ``tie``, ``param``, or, where no hidden unit is lost by it, ``output``, ``norm``, ``weight``.
+    """
 
     kind: str
     where: str
@@ -83,6 +86,7 @@ class Labels:
     layers: list[Layer] = field(default_factory=list)
     held: dict[str, Reason] = field(default_factory=dict)
     approximate: set[str] = field(default_factory=set)
+    reached: set[int] = field(default_factory=set)
     trace: Trace | None = None
     values: dict[int, Tensor | ParamView] = field(default_factory=dict)
     constants: Constants | None = None
@@ -92,6 +96,7 @@ class Labels:
     def follow(self, trace: Trace, constants: Constants) -> None:
         """Label every value of ``trace``; numbers go on from earlier traces of the same model."""
         self.trace, self.values, self.constants = trace, {}, constants
+        self.reached = set(trace.inputs)
         for call in trace.calls:
             self._step(call)
         for value in trace.outputs:
@@ -100,6 +105,10 @@ class Labels:
     def _step(self, call: Call) -> None:
         inputs = [self.look_up(ref.id) for ref in refs([*call.args, call.kwargs])]
         op = ops.TABLE.get(call.fn)
+        if not any(ref.id in self.reached for ref in refs([*call.args, call.kwargs])):
+            self._without_data(call, op)
+            return
+        self.reached.update(call.outs)
         moving = any(isinstance(x, ParamView) or bool((x != FROZEN).any()) for x in inputs)
         if call.fn is WRITE:
             RULES["write"](self, call, {})
@@ -111,6 +120,17 @@ class Labels:
             self.unknown(call)
         else:
             RULES[op.kind](self, call, ops.bind(op, call.args, call.kwargs))
+
+    def _without_data(self, call: Call, op: ops.Op | None) -> None:
+        """Only parameters and constants go in: a parameter turned round stays one, all else is a constant."""
+        if op is not None and op.kind == "zeros":
+            self.out(call, *(self.constant(out, ZERO) for out in call.outs))
+        elif op is not None and op.kind in ("same", "cast", "move", "reshape", "cat", "pad", "embedding"):
+            RULES[op.kind](self, call, ops.bind(op, call.args, call.kwargs))
+        else:
+            for ref in refs([*call.args, call.kwargs]):
+                self.label(ref)  # holds a parameter
+            self.out(call)
 
     def look_up(self, value: int) -> Tensor | ParamView:
         """The label of a value, or the parameter it is."""
@@ -239,12 +259,12 @@ def _unview(view: ParamView, numbers: Tensor) -> Tensor:
     shape = [1] * view.rank
     for axis, i in order:
         shape[axis] = numbers.size(i)
-    return numbers.permute(*[i for _, i in order], *[i for i, a in enumerate(view.axes) if a is None]).reshape(shape)
+    return numbers.permute([*(i for _, i in order), *(i for i, a in enumerate(view.axes) if a is None)]).reshape(shape)
 
 
 def at_least(label: Tensor, ndim: int) -> Tensor:
     """A label with at least ``ndim`` axes, new ones in front."""
-    return label.reshape(*[1] * (ndim - label.ndim), *label.shape)
+    return label.reshape((*[1] * (ndim - label.ndim), *label.shape))
 
 
 def fit(label: Tensor, shape: tuple[int, ...]) -> Tensor:

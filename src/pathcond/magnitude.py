@@ -182,8 +182,9 @@ def _apart(model: nn.Module) -> Iterator[None]:
 
 
 def _near_underflow(sums: PathSums) -> bool:
-    ends = [torch.stack(torch.aminmax(g.t)) for g in sums.grads.values() if g.t.numel()]
-    return any(low <= _TINY * high for low, high in torch.stack(ends).tolist()) if ends else False
+    ends = [end for g in sums.grads.values() if g.t.numel() for end in torch.aminmax(g.t)]
+    found = torch.stack(ends).tolist() if ends else []
+    return any(low <= _TINY * high for low, high in zip(found[::2], found[1::2], strict=True))
 
 
 def _finite_entries(model: nn.Module) -> dict[str, float]:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from pathcond.problem import Problem
+from pathcond.problem import Factors, Problem
 
 _CAP = 4.0  # longest step in any log-scale
 _STEPS, _PRODUCTS = 200, 2000
@@ -107,17 +107,16 @@ def _direction(problem: Problem, full: Tensor, grad: Tensor, held: Tensor) -> Te
 
 def _hessian(problem: Problem, full: Tensor) -> tuple[Callable[[Tensor], Tensor], Tensor]:
     """Product with the Hessian of F over p at ``full``, and its diagonal."""
-    log_sum = problem.log_sum(full)
+    log_sum, factors = problem.log_sum(full), Factors(full)
     outer = torch.zeros_like(full)  # share of what leaves minus share of what enters each unit
     diagonal = torch.zeros_like(full)
     pieces = []
     for block in problem.blocks:
-        leaving, entering = problem.shares(block, full, log_sum)
+        leaving, entering = problem.shares(block, factors, log_sum)
         outer.index_add_(0, block.cols, leaving).index_add_(0, block.rows, entering, alpha=-1)
         diagonal.index_add_(0, block.cols, leaving).index_add_(0, block.rows, entering)
-        up, down = full[block.cols], -full[block.rows]
-        high = float(up.amax())
-        up, down = (up - high).exp(), (down + (block.log + high - log_sum)).exp()
+        up, down, log = factors.of(block)
+        down = down * math.exp(min(700.0, log - log_sum))
         pieces.append((block, up, down, leaving, entering))
     outer[0] = diagonal[0] = 0
 

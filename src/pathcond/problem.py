@@ -15,11 +15,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pathcond import cuda
 from pathcond.errors import PathCondError, SolveError
 from pathcond.graph import ScaleGraph
 from pathcond.layout import Layout, Pattern, layout_of
 
 _CHUNK = 1 << 22
+FAR = 200.0  # logarithms beyond this are kept as such
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,12 @@ class Problem:
         return self.layout.units
 
     @property
+    def unit(self) -> float | None:
+        """The logarithm that all blocks share, None if they do not."""
+        logs = {block.log for block in self.blocks}
+        return logs.pop() if len(logs) == 1 else None
+
+    @property
     def device(self) -> torch.device:
         """Where it is solved."""
         return self.balance.device
@@ -71,14 +79,14 @@ class Problem:
         Parameters that enter or leave one of the units ``skip[0] <= h < skip[1]`` are left out.
         """
         totals, logs = [], []
+        factors = Factors(full)
         for block in self.blocks:
-            out, shift_out = _exp(full[block.cols])
-            into, shift_in = _exp(-full[block.rows])
+            out, into, log = factors.of(block)
             if skip[1]:
                 out = out.masked_fill((block.cols >= skip[0]) & (block.cols < skip[1]), 0.0)
                 into = into.masked_fill((block.rows >= skip[0]) & (block.rows < skip[1]), 0.0)
             totals.append(into @ (block.m @ out) if block.dense else (into * block.m * out).sum())
-            logs.append(block.log + shift_out + shift_in)
+            logs.append(log)
         found = torch.stack(totals).tolist() if totals else []
         return _log_sum_exp([self.rest, *(_log(t, log) for t, log in zip(found, logs, strict=True))])
 
@@ -88,31 +96,41 @@ class Problem:
 
     def gradient(self, full: Tensor) -> Tensor:
         """Gradient of F over p, shape (H + 1,), with entry 0 set to 0."""
-        log_sum = self.log_sum(full)
+        log_sum, factors = self.log_sum(full), Factors(full)
         grad = self.balance / self.size
         for block in self.blocks:
-            leaving, entering = self.shares(block, full, log_sum)
+            leaving, entering = self.shares(block, factors, log_sum)
             grad.index_add_(0, block.cols, leaving)
             grad.index_add_(0, block.rows, entering, alpha=-1)
         grad[0] = 0
         return torch.where(self.dead, 0.0, grad)
 
     @staticmethod
-    def shares(block: Block, full: Tensor, log_sum: float) -> tuple[Tensor, Tensor]:
+    def shares(block: Block, factors: Factors, log_sum: float) -> tuple[Tensor, Tensor]:
         """Shares of the block's columns and rows (or entries) in the sum."""
-        out, shift_out = _exp(full[block.cols])
-        into, shift_in = _exp(-full[block.rows])
-        factor = math.exp(min(700.0, block.log + shift_out + shift_in - log_sum))
+        out, into, log = factors.of(block)
+        factor = math.exp(min(700.0, log - log_sum))
         if not block.dense:
             each = into * block.m * out * factor
             return each, each
         return out * (into @ block.m) * factor, into * (block.m @ out) * factor
 
 
-def _exp(x: Tensor) -> tuple[Tensor, float]:
-    """exp(x - s), s, with s the largest entry."""
-    shift = float(x.amax()) if x.numel() else 0.0
-    return (x - shift).exp(), shift
+class Factors:
+    """exp(u) at the columns and exp(-u) at the rows of blocks, apart from a common factor where u is far from 0."""
+
+    def __init__(self, full: Tensor) -> None:
+        self.full = full
+        self.near = float(full.abs().amax()) < FAR
+        self.up, self.down = (full.exp(), (-full).exp()) if self.near else (full, -full)
+
+    def of(self, block: Block) -> tuple[Tensor, Tensor, float]:
+        """Factors of the columns and of the rows, and the log of the factor of the block with them."""
+        up, down = self.up[block.cols], self.down[block.rows]
+        if self.near:
+            return up, down, block.log
+        high, low = float(up.amax()), float(down.amax())
+        return (up - high).exp(), (down - low).exp(), block.log + high + low
 
 
 def _log(value: float, log: float) -> float:
@@ -127,7 +145,8 @@ def _log_sum_exp(terms: list[float]) -> float:
 def build_problem(graph: ScaleGraph, g: Mapping[str, tuple[Tensor, float]], *, consume: bool = False) -> Problem:
     """Reduce diag(G), given as (t, log) for ``t * exp(log)``, to a :class:`Problem`.
 
-    Small problems are solved on the CPU, where the recurrence over units runs anyway; large ones where the entries are.
+    Small problems are solved on the CPU, where the recurrence over units runs anyway, unless the GPU can run it; large
+    ones where the entries are.
 
     Args:
         graph: the units.
@@ -136,7 +155,8 @@ def build_problem(graph: ScaleGraph, g: Mapping[str, tuple[Tensor, float]], *, c
     """
     layout = layout_of(graph, tuple(g))
     size = sum(t.numel() for t, _ in g.values())
-    small = sum(p.size for p in layout.patterns.values()) <= _CHUNK
+    there = all(t.is_cuda for t, _ in g.values()) and cuda.fits(layout)
+    small = sum(p.size for p in layout.patterns.values()) <= _CHUNK and not there
     sums: list[tuple[Tensor, float]] = []
     blocks: list[tuple[Pattern, Tensor, float]] = []
     for name in list(g):
@@ -152,8 +172,8 @@ def build_problem(graph: ScaleGraph, g: Mapping[str, tuple[Tensor, float]], *, c
     found = torch.stack([t for t, _ in sums]).tolist() if sums else []
     rest = [_log(t, log) for t, (_, log) in zip(found, sums, strict=True)]
     device = torch.device("cpu") if small or not blocks else blocks[0][1].device
-    made = [_block(*block, rest) for block in (_to_cpu(blocks) if small else blocks)]
-    dead = _dead(layout.units, made).to(device)
+    made = _normal(_to_cpu(blocks) if small else blocks, rest)
+    dead = _dead(layout.units, made, device)
     total = _log_sum_exp(rest) if rest else -math.inf
     return Problem(size, tuple(made), total, layout.balance.to(device), dead, layout)
 
@@ -212,23 +232,36 @@ def _to_cpu(blocks: list[tuple[Pattern, Tensor, float]]) -> list[tuple[Pattern, 
     return [(p, part.reshape(m.shape), log) for (p, m, log), part in zip(blocks, flat, strict=True)]
 
 
-def _block(p: Pattern, m: Tensor, log: float, rest: list[float]) -> Block:
-    """A block with largest entry 1; what no scale touches goes to ``rest``."""
-    if p.inside is not None:
-        inside = p.inside.to(m.device)
-        rest.append(_log(float(m[inside].sum()), log))
-        m = m.masked_fill(inside, 0.0)
-    top = float(m.amax()) if m.numel() else 0.0
-    if top > 0:
-        m, log = m.div_(top), log + math.log(top)
-    return Block(p.rows.to(m.device), p.cols.to(m.device), m, log if top > 0 else 0.0)
+def _normal(blocks: list[tuple[Pattern, Tensor, float]], rest: list[float]) -> list[Block]:
+    """Blocks with largest entry 1 at one common logarithm, or, if they differ too much for that, each at its own.
+
+    What no scale touches goes to ``rest``.
+    """
+    inner, tops, cleared = [], [], []
+    for p, m, log in blocks:
+        if p.inside is not None:
+            inside = p.inside.to(m.device)
+            inner.append((m[inside].sum(), log))
+            m = m.masked_fill(inside, 0.0)
+        tops.append(m.amax())
+        cleared.append(m)
+    found = torch.stack([*tops, *(t for t, _ in inner)]).tolist() if blocks else []
+    rest += [_log(t, log) for t, (_, log) in zip(found[len(tops) :], inner, strict=True)]
+    logs = [_log(top, log) for (_, _, log), top in zip(blocks, found, strict=False)]
+    unit = max((log for log in logs if log > -math.inf), default=0.0)
+    close = all(unit - log < FAR for log in logs if log > -math.inf)
+    made = []
+    for (p, _, _), m, log, top in zip(blocks, cleared, logs, found, strict=False):
+        if top > 0:
+            m = m.mul_(math.exp(log - unit if close else 0.0) / top)
+        made.append(Block(p.rows.to(m.device), p.cols.to(m.device), m, log if top > 0 and not close else unit))
+    return made
 
 
-def _dead(units: int, blocks: list[Block]) -> Tensor:
+def _dead(units: int, blocks: list[Block], device: torch.device) -> Tensor:
     """Units into which or out of which nothing flows: F has no minimum along their log-scale."""
-    into = torch.zeros(units + 1, dtype=torch.float64)
-    out = torch.zeros(units + 1, dtype=torch.float64)
+    into, out = torch.zeros(2, units + 1, dtype=torch.float64, device=device)
     for b in blocks:
-        into.index_add_(0, b.rows.cpu(), (b.m.amax(1) if b.dense else b.m).cpu())
-        out.index_add_(0, b.cols.cpu(), (b.m.amax(0) if b.dense else b.m).cpu())
+        into.index_add_(0, b.rows, b.m.amax(1) if b.dense else b.m)
+        out.index_add_(0, b.cols, b.m.amax(0) if b.dense else b.m)
     return (into == 0) | (out == 0)

@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from pathcond import cuda
 from pathcond.errors import PathCondError, SolveError
 from pathcond.graph import ScaleGraph, check_choice
 from pathcond.magnitude import PathMagnitudes
@@ -110,28 +111,33 @@ def solve_problem(problem: Problem, method: str, sweeps: int, tol: float, clamp:
         raise PathCondError(f"expected tol >= 0, got {tol!r}.")
     if clamp is not None and not clamp > 0:
         raise PathCondError(f"expected clamp to be positive or None, got {clamp!r}.")
+    done = cuda.solve(problem, sweeps) if method == "sweeps" and tol == 0.0 and clamp is None else None
+    if done is not None:
+        updates = tuple(moved / problem.units for moved in done.moved)
+        u, objective = done.full[1:].cpu(), tuple(done.objective)
+        return Solution(u, objective, updates, done.residual, Result.SWEEPS, (), problem.size)
+    with _one_thread(problem):
+        return _solve_here(problem, method, sweeps, tol, clamp)
+
+
+def _solve_here(problem: Problem, method: str, sweeps: int, tol: float, clamp: float | None) -> Solution:
     state = Sweeper(problem, clamp)
     trail = _Trail([problem.size * state.log_sum], [])
     full, result = state.full, Result.NOTHING
     if problem.units:
         count, stop = (min(2, sweeps), 0.0) if method == "optimum" else (sweeps, tol)
-        with _one_thread(problem):
-            full, result = _run_sweeps(state, trail, count, stop)
-            if method == "optimum":
-                full, met = minimise(problem, full, tol or 1e-10, clamp, trail.add)
-                result = Result.OPTIMUM if met else Result.STALLED
+        full, result = _run_sweeps(state, trail, count, stop)
+        if method == "optimum":
+            full, met = minimise(problem, full, tol or 1e-10, clamp, trail.add)
+            result = Result.OPTIMUM if met else Result.STALLED
     if not bool(torch.isfinite(full).all()) or not math.isfinite(trail.objective[-1]):
-        raise SolveError(
-            "expected finite log-scales, got NaN or infinity: the magnitudes span more than float64 holds."
-        )
+        raise SolveError("expected finite log-scales, got NaN or infinity: the magnitudes span more than float64 does.")
     grad = problem.gradient(full)
     if clamp is not None:
         grad = torch.where((full >= clamp) & (grad < 0) | (full <= -clamp) & (grad > 0), 0.0, grad)
-    dead = problem.dead[1:].nonzero()[:, 0].tolist()
-    return Solution(
-        full[1:].cpu(), tuple(trail.objective), tuple(trail.updates), float(grad.abs().amax()), result, tuple(dead),
-        problem.size,
-    )  # fmt: skip
+    dead = tuple(problem.dead[1:].nonzero()[:, 0].tolist())
+    residual = float(grad.abs().amax())
+    return Solution(full[1:].cpu(), tuple(trail.objective), tuple(trail.updates), residual, result, dead, problem.size)
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 Two units of one layer share no parameter, so what enters and leaves them is known for the whole layer from two
 matrix-vector products; within it only the running sum couples unit to unit, and that recurrence is scalar. All amounts
-are in units of the whole sum. Log-scales beyond :data:`_FAR`, blocks whose sizes differ by more than float64 holds,
+are in units of the whole sum. Log-scales beyond :data:`FAR`, blocks whose sizes differ by more than float64 holds,
 dead units, clamps and layers that make up nearly the whole sum take a careful way in logarithms; the rest, which is to
 say nearly all, takes a short one.
 """
@@ -10,16 +10,15 @@ say nearly all, takes a short one.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from pathcond.layout import Group, Side
-from pathcond.problem import Problem
+from pathcond.problem import FAR, Problem
 
 _CANCELS = 1.0e-6  # what is left of the sum once a layer's share is taken off: below this, sum it up afresh
-_FAR = 200.0  # logarithms beyond this are kept as such
 
 
 @dataclass(frozen=True)
@@ -38,6 +37,35 @@ class _Flow:
         return found if side.places is None else found.new_zeros(self.count).index_add_(0, side.places, found)
 
 
+GroupFlows = tuple[Group, tuple[_Flow, ...], tuple[_Flow, ...]]
+
+
+def flows_of(problem: Problem) -> list[GroupFlows]:
+    """The groups of a problem's units, with what enters and what leaves each; matrices are views, not copies."""
+    return [(g, _flows(problem, g.entering, g), _flows(problem, g.leaving, g)) for g in problem.layout.groups]
+
+
+def _flows(problem: Problem, sides: tuple[Side, ...], group: Group) -> tuple[_Flow, ...]:
+    flows = []
+    for side in sides:
+        block = problem.blocks[side.block]
+        device = block.m.device
+        cut = side.cut.to(device) if isinstance(side.cut, Tensor) else side.cut
+        others = side.others.to(device) if isinstance(side.others, Tensor) else side.others
+        places = None if side.places is None else side.places.to(device)
+        m = block.m.T[cut] if side.leaving and block.dense else block.m[cut]
+        flows.append(_Flow(m, block.log, Side(side.block, side.leaving, cut, others, places), group.hi - group.lo))
+    return tuple(flows)
+
+
+def total_flow(flows: tuple[_Flow, ...], factors: Tensor) -> Tensor:
+    """Sums over all blocks for each unit of a group, given exponentials of all units."""
+    total = flows[0](factors)
+    for flow in flows[1:]:
+        total = total + flow(factors)
+    return total
+
+
 class Sweeper:
     """Sweeps over all units of a problem in order.
 
@@ -51,40 +79,15 @@ class Sweeper:
         self.clamp = clamp
         self.full = torch.zeros(problem.units + 1, dtype=torch.float64, device=problem.device)
         self.log_sum = problem.log_sum(self.full)
-        logs = [b.log for b in problem.blocks if bool(b.m.any())]
-        self.unit = max(logs, default=0.0)
-        self.close = clamp is None and all(self.unit - log < _FAR for log in logs) and not bool(problem.dead[1:].any())
-        self.groups = [(group, self._flows(group.entering, group), self._flows(group.leaving, group))
-                       for group in problem.layout.groups]  # fmt: skip
+        self.unit = problem.unit or 0.0
+        self.close = clamp is None and problem.unit is not None and not bool(problem.dead[1:].any())
+        self.groups = flows_of(problem)
         self.balance = [problem.balance[g.lo : g.hi].tolist() for g in problem.layout.groups]
-
-    def _flows(self, sides: tuple[Side, ...], group: Group) -> tuple[_Flow, ...]:
-        flows = []
-        for side in sides:
-            block = self.problem.blocks[side.block]
-            device = block.m.device
-            cut = side.cut.to(device) if isinstance(side.cut, Tensor) else side.cut
-            others = side.others.to(device) if isinstance(side.others, Tensor) else side.others
-            places = None if side.places is None else side.places.to(device)
-            m = block.m.T[cut] if side.leaving and block.dense else block.m[cut]
-            if self.close and block.log != self.unit:
-                m = m * math.exp(block.log - self.unit)
-            log = self.unit if self.close else block.log
-            flows.append(_Flow(m, log, Side(side.block, side.leaving, cut, others, places), group.hi - group.lo))
-        return self._together(flows)
-
-    def _together(self, flows: list[_Flow]) -> tuple[_Flow, ...]:
-        """Flows from or to no unit, such as those of biases, do not change: one serves for all of a group."""
-        fixed = [f for f in flows if f.m.ndim == 2 and f.side.others == slice(0, 1) and f.side.places is None]
-        if not self.close or len(fixed) < 2:
-            return tuple(flows)
-        one = replace(fixed[0], m=torch.stack([f.m for f in fixed]).sum(0))
-        return (one, *(f for f in flows if not any(f is g for g in fixed)))
 
     def sweep(self) -> float:
         """One pass over all units; returns the sum of the absolute changes of the log-scales."""
         before, log_sum = self.full.clone(), self.log_sum
-        self._pass(near=self.close and float(self.full.abs().amax()) < _FAR)
+        self._pass(near=self.close and float(self.full.abs().amax()) < FAR)
         if not bool(torch.isfinite(self.full).all()):  # plain numbers did not hold it
             self.full, self.log_sum = before.clone(), log_sum
             self._pass(near=False)
@@ -99,7 +102,7 @@ class Sweeper:
             if near:
                 self.full = ups.log()
             self._careful(group, entering, leaving, balance)
-            near = near and float(self.full[where].abs().amax()) < _FAR
+            near = near and float(self.full[where].abs().amax()) < FAR
             ups[where], downs[where] = self.full[where].exp(), (-self.full[where]).exp()
         if near:
             self.full = ups.log()
@@ -120,7 +123,7 @@ class Sweeper:
         p, size = float(self.problem.size), abs(a)
         up, down = ups[group.lo : group.hi], downs[group.lo : group.hi]
         share = math.exp(self.unit - self.log_sum)
-        into, out = _sum(entering, ups) * down, _sum(leaving, downs) * up
+        into, out = total_flow(entering, ups) * down, total_flow(leaving, downs) * up
         old = into + out
         later = old.flip(0).cumsum(0).mul_(share * size).tolist()
         base = 1.0 - (later[-1] / size if size else share * float(old.sum()))
@@ -165,13 +168,6 @@ class Sweeper:
         moved = torch.tensor(changes, dtype=torch.float64, device=own.device)
         self.full[where] = own.masked_scatter(alive, own[alive] + moved)
         self.log_sum += math.log(total)
-
-
-def _sum(flows: tuple[_Flow, ...], factors: Tensor) -> Tensor:
-    total = flows[0](factors)
-    for flow in flows[1:]:
-        total = total + flow(factors)
-    return total
 
 
 def _recurrence_of_one(

@@ -58,11 +58,12 @@ def test_names_lists_both_families() -> None:
 
 def test_tables_name_every_model() -> None:
     rows = [
-        zoo.Row("timm", "a"),
-        zoo.Row("timm", "b", status="FAIL", note="moved"),
+        zoo.Row("timm", "a", graph_seconds=1.0),
+        zoo.Row("timm", "b", graph_seconds=1.0, status="FAIL", note="moved"),
         zoo.Row("timm", "c", status="refused"),
+        zoo.Row("timm", "d", status="FAIL"),
     ]
-    assert zoo.summary(rows) == [["timm", "3", "2", "1", "0", "1"]]
+    assert zoo.summary(rows) == [["timm", "4", "2", "1", "0", "2"]]
     text = zoo.markdown(rows)
     assert all(f"| {row.model} |" in text for row in rows)
     assert "moved" in text
