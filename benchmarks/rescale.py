@@ -36,10 +36,12 @@ def sync(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def clock(work: Callable[[], Any], device: str, repeats: int) -> list[float]:
-    """Seconds of each repeat, after two warm-ups."""
+def clock(work: Callable[[], Any], device: str, repeats: int, before: Callable[[], None] | None = None) -> list[float]:
+    """Seconds of each repeat, after two warm-ups; ``before`` is run before each, outside the time."""
     times = []
     for i in range(repeats + 2):
+        if before is not None:
+            before()
         sync(device)
         start = time.perf_counter()
         work()
@@ -66,17 +68,18 @@ def one_net(name: str, device: str, repeats: int, literal: bool) -> dict[str, An
     graph = pathcond.extract_graph(model, x, batchnorm="exclude")
     reports = []
 
-    def reused() -> None:
+    def restore() -> None:
         model.load_state_dict(start)
+
+    def reused() -> None:
         reports.append(pathcond.rescale_(model, x, graph=graph, pooling="plain", check=False))
 
     def whole() -> None:
-        model.load_state_dict(start)
         pathcond.rescale_(model, x, check=False, **OPTIONS)
 
     extract = clock(lambda: pathcond.extract_graph(model, x, batchnorm="exclude"), device, repeats)
-    clock(reused, device, repeats)
-    everything = clock(whole, device, repeats)
+    clock(reused, device, repeats, restore)
+    everything = clock(whole, device, repeats, restore)
     steps = {s: statistics.median(r.seconds[s] for r in reports[2:]) for s in ("diag_g", "solve", "apply")}
     row: dict[str, Any] = {
         "net": name, "parameters": sum(p.numel() for p in model.parameters()), "units": graph.units,
@@ -105,24 +108,19 @@ def one_size(parameters: float, device: str) -> dict[str, float]:
     x = torch.ones(1, model[1].in_features, device=device)
     own = sum(p.numel() * p.element_size() for p in model.parameters())
     graph = pathcond.extract_graph(model, x)
-    if device == "cuda":  # kernels are compiled by width
-        pathcond.rescale_(model, x, graph=graph, check=False)
-        graph = pathcond.extract_graph(model, x)
     if device == "cuda":
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
     else:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    start = time.perf_counter()
     pathcond.rescale_(model, x, graph=graph, check=False)
-    sync(device)
-    seconds = time.perf_counter() - start
     if device == "cuda":
         peak = torch.cuda.max_memory_allocated()
     else:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return {"parameters": own / 4, "seconds": seconds, "extra_memory": (peak - before) / own}
+    times = clock(lambda: pathcond.rescale_(model, x, graph=graph, check=False), device, 3)
+    return {"parameters": own / 4, "seconds": statistics.median(times), "extra_memory": (peak - before) / own}
 
 
 def sizes(device: str, largest: float) -> list[dict[str, float]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +41,11 @@ def apply_scales_(model: nn.Module, graph: ScaleGraph, u: Tensor, *, force: bool
         >>> abs(model(x).item() - before) < 1e-6
         True
     """
+    apply_known_(model, graph, u, force, None)
+
+
+def apply_known_(model: nn.Module, graph: ScaleGraph, u: Tensor, force: bool, tops: Mapping[str, float] | None) -> None:
+    """As :func:`apply_scales_`, with the largest absolute entry of each parameter if they are known already."""
     if tuple(u.shape) != (graph.units,):
         raise ApplyError(f"expected u of shape ({graph.units},), one log-scale a unit, got shape {tuple(u.shape)}.")
     if not bool(torch.isfinite(u).all()):
@@ -59,7 +65,7 @@ def apply_scales_(model: nn.Module, graph: ScaleGraph, u: Tensor, *, force: bool
     with torch.inference_mode(False), torch.no_grad():
         spans = {name: _span(scales, half) for name, scales in graph.params.items()}
         if not force:
-            tops = largest_entries({name: parameters[name] for name in spans})
+            tops = largest_entries({name: parameters[name] for name in spans}) if tops is None else tops
             for name, span in spans.items():
                 _check_range(name, parameters[name], graph.params[name], half, span, tops.get(name, 0.0))
         factors: dict[torch.device, tuple[Tensor, Tensor]] = {}

@@ -25,6 +25,11 @@ class Constants:
         made = self._maker.get(value)
         return made[0] if made else None
 
+    def holds_parameter(self, value: int) -> bool:
+        """Whether a value is a parameter, or may be made from one."""
+        leaf = self._trace.values[value].leaf
+        return value in self._maker if leaf is None else leaf.kind == "param"
+
     def know(self, value: int, tensor: Tensor) -> None:
         """Take a value, such as an input of indices, as given."""
         self._cache[value] = tensor

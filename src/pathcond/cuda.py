@@ -43,7 +43,7 @@ def fits(layout: Layout) -> bool:
     """Whether the sweeps of a layout can run in kernels: layers not too wide, with one balance each."""
     if not _TRITON or max(layout.sizes, default=0) > _WIDEST or not layout.units:
         return False
-    return all(len(set(layout.balance[g.lo : g.hi].tolist())) == 1 and g.entering and g.leaving for g in layout.groups)
+    return all(g.even and g.entering and g.leaving for g in layout.groups)
 
 
 def solve(problem: Problem, sweeps: int) -> GpuResult | None:
@@ -70,7 +70,7 @@ class _Plan:
 
         self.problem, self.sweeps, self.device = problem, sweeps, problem.device
         self.flows = flows_of(problem)
-        self.balances = [float(problem.layout.balance[g.lo]) for g, _, _ in self.flows]
+        self.balances = [g.balance[0] for g, _, _ in self.flows]
         self.full = torch.zeros(problem.units + 1, dtype=torch.float64, device=self.device)
         self.numbers = torch.zeros(len(self.flows), 7, dtype=torch.float64, device=self.device)
         self.start = torch.zeros(3, dtype=torch.float64, device=self.device)
@@ -134,7 +134,7 @@ class _Plan:
 def _gradient(
     blocks: tuple[Block, ...], ups: Tensor, downs: Tensor, slope: Tensor, rest: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The sum, and the gradient of F over p, shape (H + 1,)."""
+    """The sum, and the gradient of F over p, shape (H,)."""
     flow, totals = torch.zeros_like(ups), [rest]
     for b in blocks:
         up, down = ups[b.cols], downs[b.rows]
@@ -146,9 +146,7 @@ def _gradient(
         flow.index_add_(0, b.cols, leaving).index_add_(0, b.rows, entering, alpha=-1)
         totals.append(entering.sum())
     total = torch.stack(totals).sum()
-    grad = slope + flow / total
-    grad[0] = 0
-    return total, grad
+    return total, (slope + flow / total)[1:]
 
 
 def _update(into: Tensor, out: Tensor, up: Tensor, down: Tensor, state: Tensor, setting: Tensor) -> None:

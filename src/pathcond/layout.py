@@ -111,12 +111,17 @@ class Side:
 
 @dataclass(frozen=True)
 class Group:
-    """Units ``lo <= number < hi`` that no parameter connects to one another, and the blocks that touch them."""
+    """Units ``lo <= number < hi`` that no parameter connects to one another, and the blocks that touch them.
+
+    ``balance`` is A of each; ``even`` says that it is the same for all.
+    """
 
     lo: int
     hi: int
     entering: tuple[Side, ...]
     leaving: tuple[Side, ...]
+    balance: list[float]
+    even: bool
 
 
 @dataclass(frozen=True)
@@ -142,7 +147,7 @@ class Layout:
         for lo, size, touching in zip(starts.tolist(), self.sizes, near, strict=True):
             coupled = any(_coupled(blocks[i], lo, lo + size) for i in touching)
             spans = [(h, h + 1) for h in range(lo, lo + size)] if coupled else [(lo, lo + size)]
-            found += [_group(blocks, touching, *span) for span in spans]
+            found += [_group(blocks, touching, *span, self.balance) for span in spans]
         return tuple(found)
 
 
@@ -166,7 +171,7 @@ def _coupled(p: Pattern, lo: int, hi: int) -> bool:
     return bool((p.rows[rows][:, None] != p.cols[cols][None, :]).any())
 
 
-def _group(blocks: list[Pattern], touching: list[int], lo: int, hi: int) -> Group:
+def _group(blocks: list[Pattern], touching: list[int], lo: int, hi: int, balance: Tensor) -> Group:
     sides: dict[bool, list[Side]] = {False: [], True: []}
     for index in touching:
         p = blocks[index]
@@ -177,7 +182,8 @@ def _group(blocks: list[Pattern], touching: list[int], lo: int, hi: int) -> Grou
                 ends = others[inside] if p.entries else others
                 whole = not p.entries and len(places) == hi - lo
                 sides[leaving].append(Side(index, leaving, _run(inside), _run(ends), None if whole else places))
-    return Group(lo, hi, tuple(sides[False]), tuple(sides[True]))
+    values = balance[lo:hi].tolist()
+    return Group(lo, hi, tuple(sides[False]), tuple(sides[True]), values, len(set(values)) == 1)
 
 
 def _run(numbers: Tensor) -> Tensor | slice:

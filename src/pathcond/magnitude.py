@@ -85,12 +85,20 @@ def path_magnitudes(
 
 
 def scaled_magnitudes(
-    model: nn.Module, example_input: Any, pooling: str, graph: ScaleGraph | None, dtype: torch.dtype | None
+    model: nn.Module,
+    example_input: Any,
+    pooling: str,
+    graph: ScaleGraph | None,
+    dtype: torch.dtype | None,
+    tops: Mapping[str, float] | None = None,
 ) -> dict[str, tuple[Tensor, float]]:
-    """As :func:`path_magnitudes`, each entry as (t, log) for ``t * exp(log)``, in the format of the computation."""
+    """As :func:`path_magnitudes`, each entry as (t, log) for ``t * exp(log)``, in the format of the computation.
+
+    ``tops`` are the results of :func:`finite_entries`, if they are known already.
+    """
     check_choice("pooling", pooling, ("exact", "plain"))
     check_model(model)
-    tops = _finite_entries(model)
+    tops = finite_entries(model) if tops is None else tops
     trace = graph.trace if graph is not None else record(model, example_input, training=False)
     wide = any(p.dtype == torch.float64 for p in model.parameters())
     first = dtype or (torch.float64 if wide else torch.float32)
@@ -187,7 +195,7 @@ def _near_underflow(sums: PathSums) -> bool:
     return any(low <= _TINY * high for low, high in zip(found[::2], found[1::2], strict=True))
 
 
-def _finite_entries(model: nn.Module) -> dict[str, float]:
+def finite_entries(model: nn.Module) -> dict[str, float]:
     """Largest absolute entry of every parameter and buffer; NaN and infinity are refused."""
     named = dict(model.named_parameters()) | dict(model.named_buffers())
     tops = largest_entries(named)

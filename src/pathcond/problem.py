@@ -196,18 +196,23 @@ def check_magnitudes(graph: ScaleGraph, g: Mapping[str, Tensor]) -> None:
 
 
 def _reduce(t: Tensor, p: Pattern) -> Tensor:
-    """Sum a parameter's entries between the same units, in float64, a few million at a time."""
+    """Sum a parameter's entries between the same units, to float64, a few million at a time."""
     t = t.permute(*p.order, *p.spare).reshape(*p.shape, -1)
     if p.entries:
-        return t.sum(-1, dtype=torch.float64)
+        return _sum(t)
     n_row, n_col, each = t.shape
     if n_row * n_col * each <= _CHUNK:
-        return _merged(t.sum(2, dtype=torch.float64), p, 0, None)
+        return _merged(_sum(t), p, 0, None)
     m = torch.zeros(len(p.rows), len(p.cols), dtype=torch.float64, device=t.device)
     step = max(1, _CHUNK // max(1, n_col * each))
     for start in range(0, n_row, step):
-        _merged(t[start : start + step].sum(2, dtype=torch.float64), p, start, m)
+        _merged(_sum(t[start : start + step]), p, start, m)
     return m
+
+
+def _sum(t: Tensor) -> Tensor:
+    """Sum over the last axis, in the entries' own precision."""
+    return t[..., 0].to(torch.float64, copy=True) if t.shape[-1] == 1 else t.sum(-1).double()
 
 
 def _merged(part: Tensor, p: Pattern, start: int, m: Tensor | None) -> Tensor:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -264,8 +264,13 @@ def _quiet() -> Iterator[None]:
 
 
 def _fake(fake: FakeTensorMode, tensor: Tensor) -> Tensor:
-    """A fake copy; tensors made in inference mode keep no version counter, so their copies are of another kind."""
-    return fake.from_tensor(tensor.clone() if tensor.is_inference() else tensor)
+    """A fake tensor of the same shape, strides, dtype and device; a parameter stays one."""
+    if type(tensor) not in (Tensor, nn.Parameter, nn.Buffer) or tensor.layout != torch.strided:
+        return fake.from_tensor(tensor)
+    shape = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+    copy = FakeTensor(fake, shape, tensor.device)
+    copy._is_param = isinstance(tensor, nn.Parameter)  # type: ignore[attr-defined]
+    return copy
 
 
 @contextmanager

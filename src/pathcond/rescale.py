@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from pathcond.apply import apply_scales_
+from pathcond.apply import apply_known_, apply_scales_
 from pathcond.graph import Frozen, ScaleGraph, extract_graph
-from pathcond.magnitude import scaled_magnitudes
+from pathcond.magnitude import finite_entries, scaled_magnitudes
 from pathcond.problem import build_problem
 from pathcond.record import as_arguments, tensors_in
 from pathcond.solve import Result, Solution, solve_problem
@@ -143,7 +143,8 @@ def rescale_(
             options = {"batchnorm": batchnorm, "shortcuts": shortcuts, "smooth": smooth, "strict": strict}
             graph = extract_graph(model, example_input, **options)
     with clock("diag_g"):
-        g = scaled_magnitudes(model, example_input, pooling, graph, None)
+        tops = finite_entries(model)
+        g = scaled_magnitudes(model, example_input, pooling, graph, None, tops)
     with clock("solve"):
         problem = build_problem(graph, g, consume=True)
         solution = solve_problem(problem, method, sweeps, tol, clamp)
@@ -152,7 +153,7 @@ def rescale_(
     with clock("check"):
         before = _outputs(model, example_input) if check else None
     with clock("apply"):
-        apply_scales_(model, graph, solution.u, force=force)
+        apply_known_(model, graph, solution.u, force, tops)
     with clock("check"):
         change = _change(before, _outputs(model, example_input)) if before is not None else None
     dead = (Frozen(len(solution.dead), "", "has no path through it (zero weights)"),) if solution.dead else ()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
@@ -116,8 +115,7 @@ def solve_problem(problem: Problem, method: str, sweeps: int, tol: float, clamp:
         updates = tuple(moved / problem.units for moved in done.moved)
         u, objective = done.full[1:].cpu(), tuple(done.objective)
         return Solution(u, objective, updates, done.residual, Result.SWEEPS, (), problem.size)
-    with _one_thread(problem):
-        return _solve_here(problem, method, sweeps, tol, clamp)
+    return _solve_here(problem, method, sweeps, tol, clamp)
 
 
 def _solve_here(problem: Problem, method: str, sweeps: int, tol: float, clamp: float | None) -> Solution:
@@ -161,17 +159,3 @@ def _run_sweeps(state: Sweeper, trail: _Trail, sweeps: int, tol: float) -> tuple
     if sweeps:
         trail.objective[-1] = problem.objective(state.full)  # summed up afresh
     return state.full, result
-
-
-@contextmanager
-def _one_thread(problem: Problem) -> Iterator[None]:
-    """Small matrices on the CPU are done before a second thread is awake."""
-    threads = torch.get_num_threads()
-    small = problem.device.type == "cpu" and max((b.m.numel() for b in problem.blocks), default=0) < 1 << 20
-    try:
-        if small:
-            torch.set_num_threads(1)
-        yield
-    finally:
-        if small:
-            torch.set_num_threads(threads)

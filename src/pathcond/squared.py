@@ -63,7 +63,8 @@ class PathSums:
     """Replays a trace on squared parameters. After :meth:`forward` and :meth:`backward`, ``grads`` holds diag(G).
 
     ``pooling`` is ``exact``, ``plain`` or ``all``; with ``ones`` every parameter counts as 1 and so each path as 1.
-    ``tops`` holds the largest absolute entry of parameters and buffers, by name.
+    ``tops`` holds the largest absolute entry of parameters and buffers, by name; ``deep`` the values with a parameter
+    before them, the only ones whose gradient is needed.
     """
 
     trace: Trace
@@ -78,6 +79,7 @@ class PathSums:
     grads: dict[str, Scaled] = field(default_factory=dict)
     steps: list[_Step] = field(default_factory=list)
     gates: set[int] = field(default_factory=set)
+    deep: set[int] = field(default_factory=set)
     delta: dict[int, Scaled] = field(default_factory=dict)
 
     # ---- the two passes
@@ -93,6 +95,9 @@ class PathSums:
             if kind != "embedding" and not any(ref.id in self.mass for ref in refs([*call.args, call.kwargs])):
                 continue
             bound = ops.bind(op, call.args, call.kwargs) if op is not None else {}
+            reads = [ref.id for ref in refs([*call.args, call.kwargs])]
+            if any(r in self.deep or self.constants.holds_parameter(r) for r in reads):
+                self.deep.update(call.outs)
             RULES.get(kind, no_rule)(self, call, bound)
 
     def backward(self) -> None:

@@ -120,9 +120,16 @@ def _dense(s: PathSums, call: Call, x: Ref, weight: Ref, bias: Any, turned: bool
     pieces = [slice(i, i + rows) for i in range(0, matrix.shape[0], rows)]
     log = 2 * math.log(top)
 
+    kept: dict[int, Tensor] = {}  # for the way back, if there is but one piece
+
     def squares(piece: slice) -> Tensor:
+        if piece.start in kept:
+            return kept[piece.start]
         part = matrix[piece]
-        return torch.ones_like(part, dtype=s.dtype) if s.ones else (part.to(s.dtype) / top).square_()
+        found = torch.ones_like(part, dtype=s.dtype) if s.ones else (part.to(s.dtype) / top).square_()
+        if len(pieces) == 1 and x.id in s.deep:
+            kept[piece.start] = found
+        return found
 
     flat = mass.t.movedim(axis, -1)
     result = torch.cat([flat @ squares(p).T for p in pieces], -1).movedim(-1, axis)
@@ -133,8 +140,11 @@ def _dense(s: PathSums, call: Call, x: Ref, weight: Ref, bias: Any, turned: bool
             summed = grad.t.movedim(axis, -1).reshape(-1, matrix.shape[0]).sum(0)
             s.give(bias, Scaled(summed.reshape(s.trace.values[bias.id].shape), grad.log))
         rows_in = grad.t.movedim(axis, -1)
-        found = sum((rows_in[..., p] @ squares(p) for p in pieces[1:]), rows_in[..., pieces[0]] @ squares(pieces[0]))
-        s.send(x.id, Scaled(found.movedim(-1, axis), grad.log + log).normal())
+        if x.id in s.deep:
+            found = sum(
+                (rows_in[..., p] @ squares(p) for p in pieces[1:]), rows_in[..., pieces[0]] @ squares(pieces[0])
+            )
+            s.send(x.id, Scaled(found.movedim(-1, axis), grad.log + log).normal())
         outer = rows_in.reshape(-1, matrix.shape[0]).T @ flat.reshape(-1, matrix.shape[1])
         s.give(weight, Scaled(outer.T if turned else outer, grad.log + mass.log))
 
@@ -178,12 +188,13 @@ def _conv(s: PathSums, call: Call, a: dict[str, Any]) -> None:
 
     def back(grad: Scaled) -> None:
         flow = grad.t if batched else grad.t[None]
-        wants = [True, True, False]
+        wants = [a["input"].id in s.deep, True, False]
         into, g, _ = torch.ops.aten.convolution_backward(flow, padded, kernel.t, None, *setting.values(), wants)
-        if any(pad):
+        if wants[0] and any(pad):
             crop = zip(pad[-2::-2], mass.t.shape[-nd:], strict=True)
             into = into[(..., *(slice(low, low + n) for low, n in crop))]
-        s.send(a["input"].id, Scaled(into if batched else into[0], grad.log + kernel.log).normal())
+        if wants[0]:
+            s.send(a["input"].id, Scaled(into if batched else into[0], grad.log + kernel.log).normal())
         s.give(weight, Scaled(g, grad.log + mass.log))
         if bias is not None:
             s.give(bias, Scaled(flow.sum([0, *range(2, nd + 2)]), grad.log))

@@ -82,7 +82,6 @@ class Sweeper:
         self.unit = problem.unit or 0.0
         self.close = clamp is None and problem.unit is not None and not bool(problem.dead[1:].any())
         self.groups = flows_of(problem)
-        self.balance = [problem.balance[g.lo : g.hi].tolist() for g in problem.layout.groups]
 
     def sweep(self) -> float:
         """One pass over all units; returns the sum of the absolute changes of the log-scales."""
@@ -95,13 +94,13 @@ class Sweeper:
 
     def _pass(self, near: bool) -> None:
         ups, downs = self.full.exp(), (-self.full).exp()
-        for (group, entering, leaving), balance in zip(self.groups, self.balance, strict=True):
-            if near and self._short(group, entering, leaving, balance, ups, downs):
+        for group, entering, leaving in self.groups:
+            if near and group.even and self._short(group, entering, leaving, ups, downs):
                 continue
             where = slice(group.lo, group.hi)
             if near:
                 self.full = ups.log()
-            self._careful(group, entering, leaving, balance)
+            self._careful(group, entering, leaving)
             near = near and float(self.full[where].abs().amax()) < FAR
             ups[where], downs[where] = self.full[where].exp(), (-self.full[where]).exp()
         if near:
@@ -112,14 +111,11 @@ class Sweeper:
         group: Group,
         entering: tuple[_Flow, ...],
         leaving: tuple[_Flow, ...],
-        balance: list[float],
         ups: Tensor,
         downs: Tensor,
     ) -> bool:
         """Update a group in plain numbers; False, and nothing changed, if that is not safe."""
-        a = balance[0]
-        if any(b != a for b in balance):
-            return False
+        a = group.balance[0]
         p, size = float(self.problem.size), abs(a)
         up, down = ups[group.lo : group.hi], downs[group.lo : group.hi]
         share = math.exp(self.unit - self.log_sum)
@@ -143,9 +139,7 @@ class Sweeper:
         self.log_sum += math.log(total)
         return True
 
-    def _careful(
-        self, group: Group, entering: tuple[_Flow, ...], leaving: tuple[_Flow, ...], balance: list[float]
-    ) -> None:
+    def _careful(self, group: Group, entering: tuple[_Flow, ...], leaving: tuple[_Flow, ...]) -> None:
         """Update a group in logarithms."""
         where = slice(group.lo, group.hi)
         own = self.full[where]
@@ -162,7 +156,7 @@ class Sweeper:
         keep = alive.nonzero()[:, 0].tolist()
         limit = math.inf if self.clamp is None else self.clamp
         changes, total = recurrence(
-            [balance[h] for h in keep], self.problem.size, into[alive].tolist(), out[alive].tolist(), base,
+            [group.balance[h] for h in keep], self.problem.size, into[alive].tolist(), out[alive].tolist(), base,
             [(-limit - x, limit - x) for x in own[alive].tolist()],
         )  # fmt: skip
         moved = torch.tensor(changes, dtype=torch.float64, device=own.device)

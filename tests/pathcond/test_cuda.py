@@ -46,7 +46,9 @@ def test_kernels_take_the_host_ways_steps(name, monkeypatch):
         here = pathcond.solve(graph, {n: t.cpu() for n, t in given.items()})
         torch.testing.assert_close(there.u, here.u, rtol=0, atol=1e-9)
         torch.testing.assert_close(torch.tensor(there.objective), torch.tensor(here.objective), rtol=1e-12, atol=0)
-        torch.testing.assert_close(torch.tensor(there.mean_update), torch.tensor(here.mean_update), rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(
+            torch.tensor(there.mean_update), torch.tensor(here.mean_update), rtol=1e-9, atol=1e-12
+        )
         assert there.residual == pytest.approx(here.residual, rel=1e-6)
 
 
