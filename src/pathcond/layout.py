@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -136,17 +138,16 @@ class Layout:
     @cached_property
     def groups(self) -> tuple[Group, ...]:
         """The units in the order in which sweeps visit them."""
-        starts = torch.tensor([1, *self.sizes]).cumsum(0)[:-1]
+        starts = list(accumulate((1, *self.sizes)))
         near: list[list[int]] = [[] for _ in self.sizes]
-        for index, p in enumerate(self.patterns.values()):
-            ends = torch.cat((p.rows, p.cols)).unique()
-            for group in (torch.bucketize(ends[ends > 0], starts, right=True) - 1).unique_consecutive().tolist():
+        blocks = [(p, _Ends(p.rows), _Ends(p.cols)) for p in self.patterns.values()]
+        for index, (_, rows, cols) in enumerate(blocks):
+            for group in sorted({*rows.groups(starts), *cols.groups(starts)}):
                 near[group].append(index)
         found: list[Group] = []
-        blocks = list(self.patterns.values())
-        for lo, size, touching in zip(starts.tolist(), self.sizes, near, strict=True):
-            coupled = any(_coupled(blocks[i], lo, lo + size) for i in touching)
-            spans = [(h, h + 1) for h in range(lo, lo + size)] if coupled else [(lo, lo + size)]
+        for lo, hi, touching in zip(starts, starts[1:], near, strict=False):
+            coupled = any(_coupled(*blocks[i], lo, hi) for i in touching)
+            spans = [(h, h + 1) for h in range(lo, hi)] if coupled else [(lo, hi)]
             found += [_group(blocks, touching, *span, self.balance) for span in spans]
         return tuple(found)
 
@@ -162,32 +163,64 @@ def layout_of(graph: ScaleGraph, names: tuple[str, ...]) -> Layout:
     return cache[names]
 
 
-def _coupled(p: Pattern, lo: int, hi: int) -> bool:
+class _Ends:
+    """The units at one end of a block; consecutive ones, which is nearly all, are handled as a range."""
+
+    def __init__(self, numbers: Tensor) -> None:
+        self.numbers = numbers
+        first, last = int(numbers[0]), int(numbers[-1])
+        run = last - first + 1 == len(numbers) and bool((numbers[1:] > numbers[:-1]).all())
+        self.run = range(first, last + 1) if run else None
+
+    def groups(self, starts: list[int]) -> list[int]:
+        """Groups that hold one of the units; ``starts`` are their first units, and one more."""
+        if self.run is not None:
+            first, last = max(self.run.start, 1), self.run.stop - 1
+            return list(range(bisect_right(starts, first) - 1, bisect_left(starts, last + 1))) if last >= first else []
+        some = self.numbers[self.numbers > 0].unique()
+        return (torch.bucketize(some, torch.tensor(starts), right=True) - 1).unique().tolist()
+
+    def within(self, lo: int, hi: int) -> tuple[slice | Tensor, Tensor | None] | None:
+        """Which of them lie in a group, and at which of its places (None for all, in order); None for none."""
+        if self.run is not None:
+            first, stop = max(self.run.start, lo), min(self.run.stop, hi)
+            if first >= stop:
+                return None
+            places = None if (first, stop) == (lo, hi) else torch.arange(first - lo, stop - lo)
+            return slice(first - self.run.start, stop - self.run.start), places
+        inside = ((self.numbers >= lo) & (self.numbers < hi)).nonzero()[:, 0]
+        return (inside, self.numbers[inside] - lo) if len(inside) else None
+
+    def whole(self) -> slice | Tensor:
+        """All of them, as an index."""
+        return self.numbers if self.run is None else slice(self.run.start, self.run.stop)
+
+
+def _coupled(p: Pattern, rows: _Ends, cols: _Ends, lo: int, hi: int) -> bool:
     """Whether a parameter enters one unit of the group and leaves another."""
-    rows = (p.rows >= lo) & (p.rows < hi)
-    cols = (p.cols >= lo) & (p.cols < hi)
+    entering, leaving = rows.within(lo, hi), cols.within(lo, hi)
+    if entering is None or leaving is None:
+        return False
     if p.entries:
-        return bool((rows & cols & (p.rows != p.cols)).any())
-    return bool((p.rows[rows][:, None] != p.cols[cols][None, :]).any())
+        inside = (p.rows >= lo) & (p.rows < hi) & (p.cols >= lo) & (p.cols < hi)
+        return bool((inside & (p.rows != p.cols)).any())
+    return bool((p.rows[entering[0]][:, None] != p.cols[leaving[0]][None, :]).any())
 
 
-def _group(blocks: list[Pattern], touching: list[int], lo: int, hi: int, balance: Tensor) -> Group:
+def _group(blocks: list[tuple[Pattern, _Ends, _Ends]], touching: list[int], lo: int, hi: int, balance: Tensor) -> Group:
     sides: dict[bool, list[Side]] = {False: [], True: []}
     for index in touching:
-        p = blocks[index]
-        for leaving, ours, others in ((False, p.rows, p.cols), (True, p.cols, p.rows)):
-            inside = ((ours >= lo) & (ours < hi)).nonzero()[:, 0]
-            if len(inside):
-                places = ours[inside] - lo
-                ends = others[inside] if p.entries else others
-                whole = not p.entries and len(places) == hi - lo
-                sides[leaving].append(Side(index, leaving, _run(inside), _run(ends), None if whole else places))
+        p, rows, cols = blocks[index]
+        for leaving, ours, others in ((False, rows, cols), (True, cols, rows)):
+            found = ours.within(lo, hi)
+            if found is None:
+                continue
+            cut, places = found
+            if p.entries:
+                ends = _Ends(others.numbers[cut]).whole()
+                places = ours.numbers[cut] - lo
+            else:
+                ends = others.whole()
+            sides[leaving].append(Side(index, leaving, cut, ends, places))
     values = balance[lo:hi].tolist()
     return Group(lo, hi, tuple(sides[False]), tuple(sides[True]), values, len(set(values)) == 1)
-
-
-def _run(numbers: Tensor) -> Tensor | slice:
-    """Consecutive numbers as a slice, which needs no copy."""
-    first, last = int(numbers[0]), int(numbers[-1])
-    whole = last - first + 1 == len(numbers) and bool((numbers[1:] > numbers[:-1]).all())
-    return slice(first, last + 1) if whole else numbers
