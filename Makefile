@@ -37,7 +37,7 @@ format: env ## apply the style
 	$(PY) -m ruff format $(CODE)
 
 zoo: env ## rescale the whole model zoo and print its table
-	$(PY) tests/zoo.py
+	$(PY) -m tests.zoo
 
 bench: env ## time the rescaling against the literal algorithm
 	$(PY) benchmarks/rescale.py

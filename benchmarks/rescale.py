@@ -15,6 +15,7 @@ import resource
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -93,6 +94,33 @@ def one_net(name: str, device: str, repeats: int, literal: bool) -> dict[str, An
     return row
 
 
+def peak_memory(work: Callable[[], Any], device: str) -> int:
+    """Most bytes in use during some work above those in use before; on a CPU sampled, of the whole process."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        work()
+        return torch.cuda.max_memory_allocated() - before
+    seen, done = [resident()], threading.Event()
+
+    def watch() -> None:
+        while not done.is_set():
+            seen.append(resident())
+            time.sleep(0.0005)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    work()
+    done.set()
+    thread.join()
+    return max(seen) - seen[0]
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
 def scaled_mlp(parameters: float) -> torch.nn.Module:
     """Eight hidden layers of one width, sized to a number of parameters."""
     width = max(8, round((parameters / 8) ** 0.5))
@@ -108,19 +136,9 @@ def one_size(parameters: float, device: str) -> dict[str, float]:
     x = torch.ones(1, model[1].in_features, device=device)
     own = sum(p.numel() * p.element_size() for p in model.parameters())
     graph = pathcond.extract_graph(model, x)
-    if device == "cuda":
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-    else:
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    pathcond.rescale_(model, x, graph=graph, check=False)
-    if device == "cuda":
-        peak = torch.cuda.max_memory_allocated()
-    else:
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    extra = peak_memory(lambda: pathcond.rescale_(model, x, graph=graph, check=False), device)
     times = clock(lambda: pathcond.rescale_(model, x, graph=graph, check=False), device, 3)
-    return {"parameters": own / 4, "seconds": statistics.median(times), "extra_memory": (peak - before) / own}
+    return {"parameters": own / 4, "seconds": statistics.median(times), "extra_memory": extra / own}
 
 
 def sizes(device: str, largest: float) -> list[dict[str, float]]:

@@ -1,4 +1,4 @@
-"""Tiny networks for all tests: each with an input, the number of units that must be free, and where its function holds."""
+"""Tiny networks for all tests: each with an input and the number of units that must be free and frozen."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Case:
-    """A network, its input shape (with a batch of 3), how many units are free, and extract_graph's options."""
+    """A network, its input shape (without the batch of 3), and how many of its units are free and frozen."""
 
     name: str
     build: Callable[[], nn.Module]
@@ -232,21 +232,25 @@ CASES = [
     Case("grouped", lambda: nn.Sequential(
         conv(2, 4), nn.ReLU(), conv(4, 6, groups=2), nn.ReLU(), head(6)), (2, 4, 4), 10),
     Case("transposed", lambda: nn.Sequential(
-        conv(2, 4), nn.ReLU(), nn.ConvTranspose2d(4, 6, 2, 2, groups=2), nn.ReLU(), nn.ConvTranspose2d(6, 3, 3), nn.ReLU(),
+        conv(2, 4), nn.ReLU(), nn.ConvTranspose2d(4, 6, 2, 2, groups=2), nn.ReLU(), nn.ConvTranspose2d(6, 3, 3),
+        nn.ReLU(),
         head(3)), (2, 3, 3), 13),
     Case("concat", lambda: Lambda(
-        lambda s, x: s.head(F.relu(s.c(torch.cat([F.relu(s.a(x)), F.relu(s.b(x)), x], 1)))), a=conv(2, 3), b=conv(2, 2, 1),
+        lambda s, x: s.head(F.relu(s.c(torch.cat([F.relu(s.a(x)), F.relu(s.b(x)), x], 1)))), a=conv(2, 3),
+        b=conv(2, 2, 1),
         c=conv(7, 3), head=head(3)), (2, 4, 4), 8),
     Case("split", lambda: Lambda(
         lambda s, x: s.head(F.relu(torch.cat([s.b(F.relu(s.a(x)).split([1, 3], 1)[1]), s.a(x)[:, :1]], 1))),
         a=conv(2, 4), b=conv(3, 2), head=head(3)), (2, 4, 4), 6),
     Case("channel_shuffle", lambda: Lambda(
-        lambda s, x: s.head(F.relu(s.b(_shuffle(F.relu(s.a(x)), 2)))), a=conv(2, 6), b=conv(6, 3, groups=3), head=head(3)),
+        lambda s, x: s.head(F.relu(s.b(_shuffle(F.relu(s.a(x)), 2)))), a=conv(2, 6), b=conv(6, 3, groups=3),
+        head=head(3)),
         (2, 4, 4), 9),
     Case("pixel_shuffle", lambda: nn.Sequential(conv(2, 8), nn.ReLU(), nn.PixelShuffle(2), conv(2, 3), nn.ReLU(),
                                                 head(3)), (2, 3, 3), 5),
     Case("upsample", lambda: nn.Sequential(
-        conv(2, 3), nn.ReLU(), nn.Upsample(scale_factor=2, mode="bilinear"), conv(3, 2), nn.ReLU(), head(2)), (2, 3, 3), 5),
+        conv(2, 3), nn.ReLU(), nn.Upsample(scale_factor=2, mode="bilinear"), conv(3, 2), nn.ReLU(), head(2)),
+        (2, 3, 3), 5),
     Case("flatten_permute", lambda: Lambda(
         lambda s, x: s.c(F.relu(s.b(F.relu(s.a(x)).permute(0, 2, 3, 1).reshape(x.shape[0], -1)))), a=conv(2, 3),
         b=nn.Linear(27, 4), c=nn.Linear(4, 2)), (2, 3, 3), 7),
@@ -266,7 +270,8 @@ CASES = [
     Case("group_norm", lambda: nn.Sequential(conv(2, 4), nn.GroupNorm(2, 4), nn.ReLU(), conv(4, 3),
                                              nn.InstanceNorm2d(3, affine=True), nn.ReLU(), head(3)), (2, 4, 4), 7),
     Case("squeeze_excite", lambda: Lambda(
-        _se, a=conv(2, 4), down=nn.Conv2d(4, 2, 1), up=nn.Conv2d(2, 4, 1), b=conv(4, 3), head=head(3)), (2, 4, 4), 9, 4),
+        _se, a=conv(2, 4), down=nn.Conv2d(4, 2, 1), up=nn.Conv2d(2, 4, 1), b=conv(4, 3), head=head(3)),
+        (2, 4, 4), 9, 4),
     Case("abs_and_maximum", lambda: Lambda(
         lambda s, x: s.c(torch.maximum(s.a(x).abs(), s.b(x))), a=nn.Linear(3, 4), b=nn.Linear(3, 4), c=nn.Linear(4, 2)),
         (3,), 4),

@@ -10,7 +10,7 @@ there too, so that no mistake hides behind a zero. Then
 A model whose random weights amplify rounding so much that its float32 output is off by more than the tolerance before
 anything is rescaled counts as ``noisy``: float64 decides there, and float32 only bounds the change by that error.
 
-Run ``python tests/zoo.py --help`` for the options. The exit status is 1 if a model fails.
+Run ``python -m tests.zoo --help`` for the options. The exit status is 1 if a model fails.
 """
 
 from __future__ import annotations

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from pathcond.checks import largest_entries
 from pathcond.errors import ApplyError
-from pathcond.graph import ParamScales, ScaleGraph, largest_entries
+from pathcond.graph import ParamScales, ScaleGraph
 
 _CHUNK = 1 << 22
 _PLAIN = 40.0  # factors up to exp of this are applied one after the other

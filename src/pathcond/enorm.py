@@ -19,8 +19,9 @@ from torch.optim import Optimizer
 from pathcond import ops
 from pathcond.apply import apply_scales_
 from pathcond.balance import Side, Weight, plan
+from pathcond.checks import shared_memory
 from pathcond.errors import PathCondError
-from pathcond.graph import ParamScales, ScaleGraph, extract_graph, shared_memory
+from pathcond.graph import ParamScales, ScaleGraph, extract_graph
 from pathcond.label_moves import compress
 from pathcond.record import record
 from pathcond.state import check_optimizer, gradient_buffers, holders, scale_

@@ -279,13 +279,4 @@ def spread(call: Call) -> Reason:
 
 Rule = Callable[[Labels, Call, dict[str, Any]], None]
 RULES: dict[str, Rule] = {}
-
-
-def rule(*kinds: str) -> Callable[[Rule], Rule]:
-    """Enter a function as the rule of some kinds of operation."""
-
-    def enter(function: Rule) -> Rule:
-        RULES.update(dict.fromkeys(kinds, function))
-        return function
-
-    return enter
+rule = ops.register(RULES)

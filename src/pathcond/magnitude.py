@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from pathcond import squared_layers, squared_moves  # noqa: F401 - they enter the rules
+from pathcond.checks import check_choice, check_model, largest_entries, shared_memory
 from pathcond.constants import Constants
 from pathcond.errors import PathCondError
-from pathcond.graph import ScaleGraph, check_choice, check_model, largest_entries, shared_memory
+from pathcond.graph import ScaleGraph
 from pathcond.record import as_arguments, record, tensors_in
 from pathcond.squared import PathSums
 from pathcond.trace import Trace
@@ -141,7 +142,7 @@ def count_paths(
     log = total.log + math.log(float(total.t))
     if log10:
         return log / math.log(10)
-    return float(total.t) * math.exp(total.log) if log < 709 else math.inf
+    return math.ldexp(float(total.t), round(total.log / math.log(2))) if log < 709 else math.inf
 
 
 def _sums(

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from pathcond.errors import PathCondError
 
@@ -164,13 +165,48 @@ QUERIES = frozenset(
     ]
 )
 
-# Recorded without being run: in training mode their size checks refuse a batch of one, which is all a record needs.
-STAND_INS = frozenset(f for f, op in TABLE.items() if op.kind == "batch_norm") | {F.instance_norm, torch.instance_norm}
+_NORMS = frozenset(f for f, op in TABLE.items() if op.kind == "batch_norm") | {F.instance_norm, torch.instance_norm}
+_LIKE = _NORMS | {F.relu, torch.relu, torch.Tensor.relu}
 
 
-def stand_in(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """A tensor like the result of one of :data:`STAND_INS`."""
-    return torch.empty_like(args[0] if args else kwargs["input"])
+def stand_in(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+    """A tensor like the result of a common call, made without running it; None for all other calls.
+
+    Running a fake linear map costs as much as recording the whole of a small layer. Normalisations have to be left out
+    anyway: in training mode their size checks refuse a batch of one, which is all a record needs.
+    """
+    x = args[0] if args else kwargs.get("input")
+    if not isinstance(x, FakeTensor) or torch.is_autocast_enabled(x.device.type):
+        return torch.empty_like(x) if function in _NORMS and isinstance(x, Tensor) else None
+    if function in _LIKE and not kwargs.get("inplace") and not (function is F.relu and len(args) > 1):
+        return _fake(x, x.shape, x.stride())
+    weight = args[1] if len(args) > 1 else None
+    if function is not F.linear or kwargs or not isinstance(weight, FakeTensor) or weight.ndim != 2 or not x.ndim:
+        return None
+    fits = weight.shape[1] == x.shape[-1] and weight.dtype == x.dtype and weight.device == x.device
+    return _fake(x, (*x.shape[:-1], weight.shape[0]), None) if fits else None
+
+
+def _fake(x: FakeTensor, shape: Any, stride: Any) -> Tensor:
+    with torch._C._DisableTorchDispatch():
+        if stride is None:
+            inner = torch.empty(shape, dtype=x.dtype, device="meta")
+        else:
+            inner = torch.empty_strided(shape, stride, dtype=x.dtype, device="meta")
+        return FakeTensor(x.fake_mode, inner, x.device)
+
+
+def register(rules: dict[str, Any]) -> Callable[..., Callable[[Any], Any]]:
+    """A decorator ``@rule(kind, ...)`` that enters a function in a table of rules by kind."""
+
+    def rule(*kinds: str) -> Callable[[Any], Any]:
+        def enter(function: Any) -> Any:
+            rules.update(dict.fromkeys(kinds, function))
+            return function
+
+        return enter
+
+    return rule
 
 
 def name_of(function: Any) -> str:

@@ -7,11 +7,10 @@ and in-place writes are followed, so that the :class:`pathcond.trace.Trace` is i
 from __future__ import annotations
 
 import logging
-import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
@@ -23,113 +22,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pathcond import ops
 from pathcond.errors import RecordError
-from pathcond.trace import WRITE, Call, Leaf, Ref, Trace, Value, View, flatten, map_leaves, refs
-
-
-@dataclass
-class _Known:
-    """What the recorder knows of one tensor object: its value, and the view it is, if it is one."""
-
-    tensor: Tensor
-    value: int
-    parent: int | None = None
-    view: View | None = None
-    epoch: int = 0
-
-
-@dataclass
-class _Tape:
-    """Values and calls recorded so far, by tensor object; follows views and in-place writes."""
-
-    module_names: Mapping[int, str]
-    names: Mapping[int, Leaf]
-    values: list[Value] = field(default_factory=list)
-    calls: list[Call] = field(default_factory=list)
-    known: dict[int, _Known] = field(default_factory=dict)
-    epochs: dict[int, int] = field(default_factory=dict)
-
-    def new_value(self, tensor: Tensor, leaf: Leaf | None = None) -> int:
-        self.values.append(Value(tuple(tensor.shape), tensor.dtype, leaf))
-        return len(self.values) - 1
-
-    def read(self, tensor: Tensor) -> int:
-        """The value ``tensor`` holds now; a view whose base changed meanwhile is taken again."""
-        entry = self.known.get(id(tensor))
-        if entry is None:
-            leaf = self.names.get(id(tensor), Leaf("const", tensor=tensor))
-            entry = self.known[id(tensor)] = _Known(tensor, self.new_value(tensor, leaf), epoch=self._epoch(tensor))
-        if entry.epoch < self._epoch(tensor) and entry.parent is not None and entry.view is not None:
-            base = self.read(self.known[entry.parent].tensor)
-            old = entry.view.call
-            outs = tuple(self.new_value_like(v) for v in old.outs)
-            stale = next(refs([*old.args, old.kwargs])).id
-            args, kwargs = map_leaves(lambda leaf: Ref(base) if leaf == Ref(stale) else leaf, (old.args, old.kwargs))
-            call = Call(old.fn, args, kwargs, outs, old.where)
-            self.calls.append(call)
-            entry.value, entry.view = outs[entry.view.index], View(call, entry.view.index)
-        entry.epoch = self._epoch(tensor)
-        return entry.value
-
-    def new_value_like(self, value: int) -> int:
-        self.values.append(self.values[value])
-        return len(self.values) - 1
-
-    def _epoch(self, tensor: Tensor) -> int:
-        return self.epochs.get(tensor.untyped_storage()._cdata, 0)
-
-    def add(
-        self, fn: Callable[..., Any], arguments: Any, result: Any, read: Sequence[Tensor], changed: Sequence[Tensor]
-    ) -> None:
-        """Record a call with ``arguments`` as :class:`Ref` trees, that read some tensors and changed some of them."""
-        returned = [t for t in flatten(result) if not any(t is c for c in changed)]
-        outs = tuple(self.new_value(t) for t in (*returned, *changed))
-        args, kwargs = arguments
-        call = Call(fn, args, kwargs, outs, self._where(), bool(changed))
-        self.calls.append(call)
-        storages = {t.untyped_storage()._cdata: id(t) for t in reversed(read)}
-        for index, tensor in enumerate(returned):
-            parent = storages.get(tensor.untyped_storage()._cdata)
-            if id(tensor) in self.known and parent is not None and self.known[id(tensor)].tensor is tensor:
-                self.known[id(tensor)].value = outs[index]  # returned its own argument, unchanged
-                continue
-            view = View(call, index) if parent is not None else None
-            self.known[id(tensor)] = _Known(tensor, outs[index], parent, view, self._epoch(tensor))
-        for tensor, value in zip(changed, outs[len(returned) :], strict=True):
-            self._write(tensor, value)
-
-    def _write(self, tensor: Tensor, value: int) -> None:
-        """``tensor`` now holds ``value``: hand the change on to the tensors it is a view of."""
-        storage = tensor.untyped_storage()._cdata
-        entry = self.known[id(tensor)]
-        chain: list[tuple[_Known, int, View]] = []
-        while entry.parent is not None and entry.view is not None:
-            chain.append((entry, entry.parent, entry.view))
-            entry = self.known[entry.parent]
-        self.epochs[storage] = self.epochs.get(storage, 0) + 1
-        entry = self.known[id(tensor)]
-        entry.value, entry.epoch = value, self.epochs[storage]
-        for child, parent, view in chain:
-            base = self.known[parent]
-            out = self.new_value_like(base.value)
-            args = (Ref(base.value), Ref(child.value), view)
-            self.calls.append(Call(WRITE, args, {}, (out,), self._where()))
-            base.value, base.epoch = out, self.epochs[storage]
-
-    def _where(self) -> str:
-        """Name of the innermost module whose code is running, read off the Python stack."""
-        frame = sys._getframe(2)
-        while frame is not None:
-            owner = frame.f_locals.get("self")
-            if isinstance(owner, nn.Module) and id(owner) in self.module_names:
-                return self.module_names[id(owner)]
-            frame = frame.f_back
-        return ""
+from pathcond.tape import Tape
+from pathcond.trace import Leaf, Ref, Trace, flatten, map_leaves
 
 
 class _Functions(TorchFunctionMode):
     """Records every torch function a model calls."""
 
-    def __init__(self, tape: _Tape) -> None:
+    def __init__(self, tape: Tape) -> None:
         super().__init__()
         self.tape = tape
         self.depth = 0
@@ -145,7 +45,8 @@ class _Functions(TorchFunctionMode):
             tensors = tensors_in([args, kwargs])
             before = [t._version for t in tensors]
             refs_in = map_leaves(lambda x: Ref(self.tape.read(x)) if isinstance(x, Tensor) else x, (args, kwargs))
-            result = ops.stand_in(func, args, kwargs) if func in ops.STAND_INS else func(*args, **kwargs)
+            result = ops.stand_in(func, args, kwargs)
+            result = func(*args, **kwargs) if result is None else result
             changed = _written(tensors, before)
             if changed or flatten(result):
                 self.tape.add(func, refs_in, result, tensors, changed)
@@ -233,7 +134,7 @@ class Recorder:
         Raises:
             RecordError: the pass raised, or its way depends on values; the message names the line of code.
         """
-        tape = _Tape({id(m): n for n, m in self.model.named_modules()}, self.leaves)
+        tape = Tape({id(m): n for n, m in self.model.named_modules()}, self.leaves)
         functions = _Functions(tape)
         with torch.inference_mode(False), torch.no_grad(), in_mode(self.model, training), _quiet():
             inputs = tuple(tape.read(t) for t in self.inputs)

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from pathcond import cuda
+from pathcond.checks import check_choice
 from pathcond.errors import PathCondError, SolveError
-from pathcond.graph import ScaleGraph, check_choice
+from pathcond.graph import ScaleGraph
 from pathcond.magnitude import PathMagnitudes
 from pathcond.newton import minimise
 from pathcond.problem import Problem, build_problem, check_magnitudes

@@ -24,6 +24,7 @@ from pathcond import ops
 from pathcond.constants import Constants
 from pathcond.trace import WRITE, Call, Ref, Trace, flatten, refs, run
 
+_LOG2 = math.log(2.0)
 NOTHING = -1.0e30  # log of the mass of zeros: far below any other, and finite
 
 
@@ -35,9 +36,14 @@ class Scaled:
     log: float
 
     def normal(self) -> Scaled:
-        """The same number with largest entry 1 in ``t``."""
+        """The same number with largest entry between 1/2 and 1 in ``t``; scaled by a power of two, so exactly."""
         top = float(self.t.amax()) if self.t.numel() else 0.0
-        return Scaled(self.t / top, self.log + math.log(top)) if top > 0 else Scaled(self.t, NOTHING)
+        if not top > 0:
+            return Scaled(self.t, NOTHING)
+        power = math.frexp(top)[1]
+        t = self.t if abs(power) < 100 else self.t * 2.0 ** -(power // 2)
+        left = power if abs(power) < 100 else power - power // 2
+        return Scaled(t * 2.0**-left, self.log + power * _LOG2)
 
     def at(self, log: float) -> Tensor:
         """``t`` in units of ``exp(log)``, which is no smaller than its own."""
@@ -230,16 +236,7 @@ class PathSums:
 
 Rule = Callable[[PathSums, Call, dict[str, Any]], None]
 RULES: dict[str, Rule] = {}
-
-
-def rule(*kinds: str) -> Callable[[Rule], Rule]:
-    """Enter a function as the rule of some kinds of operation."""
-
-    def enter(function: Rule) -> Rule:
-        RULES.update(dict.fromkeys(kinds, function))
-        return function
-
-    return enter
+rule = ops.register(RULES)
 
 
 def no_rule(s: PathSums, call: Call, a: dict[str, Any]) -> None:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from pathcond.checks import shared_memory
 from pathcond.errors import PathCondError
-from pathcond.graph import shared_memory
 
 POWERS: Mapping[str, int] = {"momentum_buffer": 1, "exp_avg": 1, "exp_avg_sq": 2, "max_exp_avg_sq": 2}
 

@@ -78,6 +78,6 @@ def test_settings_are_left_as_found():
         torch.backends.cuda.matmul.allow_tf32 = False
     assert torch.equal(state, torch.cuda.get_rng_state())
     assert report.units == 8
+    model[0].weight.data[0, 0] = math.nan
     with pytest.raises(pathcond.PathCondError, match=r"'0\.weight'"):
-        model[0].weight.data[0, 0] = math.nan
         pathcond.rescale_(model, x)

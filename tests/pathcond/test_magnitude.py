@@ -13,7 +13,8 @@ from tests.cases import BY_NAME, CASES, Lambda, mlp
 
 PLAIN = [
     "mlp", "mlp_leaky", "mlp_one_unit_layers", "residual_mlp", "residual_self", "declared_out_of_order", "by_hand",
-    "conv_pools", "conv1d", "conv3d", "depthwise", "grouped", "transposed", "concat", "channel_shuffle", "pixel_shuffle",
+    "conv_pools", "conv1d", "conv3d", "depthwise", "grouped", "transposed", "concat", "channel_shuffle",
+    "pixel_shuffle",
     "flatten_permute", "tokens", "module_twice", "tied_autoencoder", "layer_scale", "stage", "residual_conv", "mlp_bn",
 ]  # fmt: skip
 
@@ -185,7 +186,8 @@ def test_pools_by_hand():
     x = torch.rand(1, 2, 7, 7, dtype=torch.float64)
     for pool in (
         nn.MaxPool2d(3, 2, 1), nn.MaxPool2d(3, 2, ceil_mode=True), nn.MaxPool2d(2, dilation=2), nn.AvgPool2d(3, 2, 1),
-        nn.AvgPool2d(3, 2, 1, count_include_pad=False), nn.AvgPool2d(2, ceil_mode=True), nn.AvgPool2d(3, divisor_override=5),
+        nn.AvgPool2d(3, 2, 1, count_include_pad=False), nn.AvgPool2d(2, ceil_mode=True),
+        nn.AvgPool2d(3, divisor_override=5),
         nn.AdaptiveAvgPool2d(3), nn.AdaptiveAvgPool2d((2, None)), nn.AdaptiveMaxPool2d((3, 2)),
     ):  # fmt: skip
         weights = _coefficients(pool, x)  # output cell by input cell

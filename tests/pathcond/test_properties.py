@@ -13,8 +13,10 @@ import pathcond
 from tests.reference import dense_problem, literal_sweeps
 
 STEPS = [
-    "conv", "grouped", "depthwise", "transposed", "bn", "ln", "gn", "relu", "leaky", "prelu", "abs", "dropout", "max_pool",
-    "avg_pool", "pad", "add", "cat", "split", "shuffle", "scale", "shift", "constant", "tanh", "sigmoid_gate", "in_place",
+    "conv", "grouped", "depthwise", "transposed", "bn", "ln", "gn", "relu", "leaky", "prelu", "abs", "dropout",
+    "max_pool",
+    "avg_pool", "pad", "add", "cat", "split", "shuffle", "scale", "shift", "constant", "tanh", "sigmoid_gate",
+    "in_place",
     "permute", "reuse", "branch", "mean_gate", "maximum",
 ]  # fmt: skip
 
@@ -85,10 +87,11 @@ class RandomNet(nn.Module):
             "max_pool": lambda x: F.max_pool2d(x, 3, 1, 1), "avg_pool": lambda x: F.avg_pool2d(x, 3, 1, 1),
             "pad": lambda x: F.pad(x, (1, 1, 1, 1))[:, :, 1:-1, 1:-1], "constant": lambda x: (2 * x - x / 3) * 0.7,
             "add": lambda x: x + y, "maximum": lambda x: torch.maximum(x, y), "cat": lambda x: torch.cat([x, y], 1),
-            "split": lambda x: x.chunk(2, 1)[1], "sigmoid_gate": lambda x: x * torch.sigmoid(x.mean((2, 3), keepdim=True)),
+            "split": lambda x: x.chunk(2, 1)[1],
+            "sigmoid_gate": lambda x: x * torch.sigmoid(x.mean((2, 3), keepdim=True)),
             "shuffle": lambda x: x.view(n, 2, c // 2, h, w).transpose(1, 2).reshape(n, c, h, w),
-            "permute": lambda x: x.permute(0, 2, 3, 1).flip(1).permute(0, 3, 1, 2), "mean_gate": lambda x: x.mean(1, True) * 1.0
-            + x * 0,
+            "permute": lambda x: x.permute(0, 2, 3, 1).flip(1).permute(0, 3, 1, 2),
+            "mean_gate": lambda x: x.mean(1, True) * 1.0 + x * 0,
         }  # fmt: skip
         return simple[step](x)
 

@@ -1,0 +1,84 @@
+"""What is asked of models, options and parameters before anything is done with them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pathcond.errors import PathCondError
+
+
+def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+    """Refuse a word that is not one of the choices."""
+    if value not in choices:
+        raise PathCondError(f"expected {name} to be one of {', '.join(map(repr, choices))}, got {value!r}.")
+
+
+def check_model(model: nn.Module) -> None:
+    """Refuse models whose parameters cannot be rescaled at all.
+
+    Raises:
+        PathCondError: no parameters; or one that is complex, sparse, or has no data.
+    """
+    if not isinstance(model, nn.Module):
+        raise PathCondError(f"expected a torch.nn.Module, got {type(model).__name__}. Wrap the function in a module.")
+    parameters = dict(model.named_parameters())
+    if not parameters:
+        raise PathCondError(f"expected a model with parameters, got {type(model).__name__} without any.")
+    for name, p in parameters.items():
+        if isinstance(p, nn.parameter.UninitializedParameter):
+            raise PathCondError(f"parameter '{name}' has no shape yet (lazy module). Run the model once, then rescale.")
+        if p.is_complex():
+            raise PathCondError(f"expected real parameters, got '{name}' of dtype {p.dtype}.")
+        if p.layout != torch.strided:
+            raise PathCondError(f"expected dense parameters, got '{name}' with layout {p.layout}. Use p.to_dense().")
+        if p.device.type == "meta":
+            raise PathCondError(
+                f"parameter '{name}' is on the meta device. Load its values first (model.to_empty, ...)."
+            )
+
+
+def largest_entries(named: Mapping[str, Tensor]) -> dict[str, float]:
+    """Largest absolute entry of every floating-point tensor, by name; one wait for each device."""
+    by_device: dict[torch.device, dict[str, Tensor]] = {}
+    for name, t in named.items():
+        if t.is_floating_point() and t.numel():
+            by_device.setdefault(t.device, {})[name] = t
+    found: dict[str, float] = {}
+    with torch.no_grad():
+        for device, tensors in by_device.items():
+            if device.type == "cuda":
+                norms = torch._foreach_norm(list(tensors.values()), math.inf)  # pyright: ignore[reportPrivateImportUsage]
+            else:
+                norms = [torch.stack(torch.aminmax(t)).abs().amax() for t in tensors.values()]
+            alike = len({norm.dtype for norm in norms}) == 1
+            tops = torch.stack(list(norms) if alike else [norm.double() for norm in norms])
+            found |= dict(zip(tensors, tops.tolist(), strict=True))
+    return found
+
+
+def shared_memory(model: nn.Module) -> tuple[dict[str, str], list[str]]:
+    """Parameters that lie on the same memory: the name each stands under, and those that overlap in part."""
+    spans: dict[int, list[tuple[int, int, str, Any]]] = {}
+    alias: dict[str, str] = {}
+    overlapping: set[str] = set()
+    for name, p in model.named_parameters():
+        if not p.numel():
+            continue
+        first = int(p.storage_offset())
+        last = first + sum((n - 1) * stride for n, stride in zip(p.shape, p.stride(), strict=True))
+        layout = (first, tuple(p.shape), p.stride())
+        if any(stride == 0 and n > 1 for n, stride in zip(p.shape, p.stride(), strict=True)):
+            overlapping.add(name)
+        key = p.untyped_storage().data_ptr()
+        for other_first, other_last, other, other_layout in spans.setdefault(key, []):
+            if layout == other_layout:
+                alias[name] = other
+            elif first <= other_last and other_first <= last:
+                overlapping |= {name, other}
+        spans[key].append((first, int(last), name, layout))
+    return alias, sorted(overlapping)
