@@ -37,10 +37,10 @@ format: env ## apply the style
 	$(PY) -m ruff format $(CODE)
 
 zoo: env ## rescale the whole model zoo and print its table
-	$(PY) -m tests.zoo
+	$(PY) -m tests.zoo $(if $(TABLE),--table $(TABLE))
 
 bench: env ## time the rescaling against the literal algorithm
-	$(PY) benchmarks/rescale.py
+	$(PY) benchmarks/rescale.py $(BENCH_FLAGS)
 
 clean: ## remove the environment, caches and build outputs
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis

@@ -2,9 +2,21 @@
 
     python benchmarks/rescale.py [--device cuda] [--out FOLDER] [--skip-literal] [--largest 1e8]
 
-Findings are at the end of this docstring; they are ratios within one run, or GPU times with the hardware named.
+Times are medians after warm-up; compare them within one run. Records of runs are in ``benchmarks/records``.
 
-FINDINGS
+What was found
+- Literal algorithm, unit by unit: about 0.2 ms a unit and sweep, nearly all of it the overhead of small tensor calls.
+  Per-layer matrix-vector products with a scalar recurrence in plain Python give the same iterates 80 to 110 times
+  (MLP 3x500) and 46 to 57 times (CIFAR-NV) faster, graph extraction and diag(G) included, on 2 cores of a shared
+  machine, whose speed varies that much from run to run.
+- A third of the time is left in the graph: two forward passes on fake tensors. Making fake tensors directly and
+  standing in for linear maps and normalisations took a quarter off it. The rest is torch's own dispatch.
+- diag(G): logarithms of scales kept on the device cost five tiny kernels each; kept on the host, one wait a layer. That
+  took an MLP's pass on an H200 from 17 to 2.3 ms.
+- Solver on an H200: from a recurrence on the host (24 ms) to one kernel a layer (10 ms) to one captured graph (2 ms).
+  The kernel repeats the triangular recurrence for all units at once until it settles, about ten rounds; done so on the
+  CPU it is slower than the plain loop.
+- Summing g in its own float32 instead of float64 changes u by 4e-7 and saves 3 ms of an MLP's 40.
 """
 
 import argparse
@@ -150,20 +162,30 @@ def sizes(device: str, largest: float) -> list[dict[str, float]]:
     return rows
 
 
-def draw(rows: list[dict[str, float]], path: Path, device: str) -> None:
+def draw(folder: Path) -> None:
+    """One picture of all records in a folder: time against the number of parameters."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    p, seconds = [r["parameters"] for r in rows], [r["seconds"] for r in rows]
-    figure, axes = plt.subplots(figsize=(4.2, 3.2), layout="constrained")
-    axes.loglog(p, seconds, "o-", color="#0072B2", label="rescaling (graph kept)")
-    axes.loglog(p, [seconds[-1] * q / p[-1] for q in p], "--", color="0.5", label="proportional to p")
-    axes.set(xlabel="number of parameters p", ylabel="seconds", title=f"Rescaling time, {device}")
+    figure, axes = plt.subplots(figsize=(5.2, 3.6), layout="constrained")
+    for (path, colour), marker in zip(
+        zip(sorted(folder.glob("rescale_*.json")), ("#0072B2", "#D55E00"), strict=False), "os", strict=False
+    ):
+        record = json.loads(path.read_text())
+        rows = record["sizes"]
+        if not rows:
+            continue
+        p, seconds = [r["parameters"] for r in rows], [r["seconds"] for r in rows]
+        axes.loglog(p, seconds, marker + "-", color=colour, label=record["hardware"].split(";")[0])
+        axes.loglog(p, [seconds[-1] * q / p[-1] for q in p], ":", color=colour, lw=1)
+    axes.plot([], [], ":", color="0.4", lw=1, label="proportional to p")
+    axes.set(xlabel="number of parameters p", ylabel="seconds", ylim=(1e-3, None))
+    axes.set_title("Rescaling an MLP with 8 hidden layers, graph kept", fontsize=10)
     axes.grid(alpha=0.3)
-    axes.legend(frameon=False)
-    figure.savefig(path, dpi=160)
+    axes.legend(frameon=False, fontsize=8)
+    figure.savefig(folder / "rescale.png", dpi=160)
 
 
 def hardware(device: str) -> str:
@@ -204,8 +226,7 @@ def main() -> None:
         options.out.mkdir(parents=True, exist_ok=True)
         record = {"hardware": hardware(options.device), "nets": nets, "sizes": by_size}
         (options.out / f"rescale_{options.device}.json").write_text(json.dumps(record, indent=1) + "\n")
-        if by_size:
-            draw(by_size, options.out / f"rescale_{options.device}.png", options.device)
+        draw(options.out)
 
 
 if __name__ == "__main__":

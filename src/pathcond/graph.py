@@ -107,7 +107,7 @@ def extract_graph(
         example_input: a tensor, a tuple or list of positional arguments, or a dict of keyword arguments; a batch of
             one is enough.
         batchnorm: ``affine``: the scale and shift of a BatchNorm enter the unit (exact in every mode). ``exclude``: the
-            weights before it do, as in the paper (exact only in eval mode at initialisation).
+            weights before it do, as in the paper (exact only in eval mode at initialisation, and for one rescaling).
         shortcuts: ``tie``: the channels along identity shortcuts share one scale. ``freeze``: they stay as they are.
         smooth: let scales cross GELU, SiLU and the like; the function is then kept only approximately.
         strict: raise at an operation without a rule instead of freezing.

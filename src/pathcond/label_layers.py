@@ -268,7 +268,9 @@ def _normalise(s: Labels, call: Call, a: dict[str, Any], shape: tuple[int, ...],
 def _batch_norm(s: Labels, call: Call, a: dict[str, Any]) -> None:
     shape = s.shape(a["input"].id)
     if ops.TABLE[call.fn].kind == "batch_norm" and s.batchnorm == "exclude":
-        s.approximate.add("BatchNorm is passed as if it were linear (batchnorm='exclude')")
+        s.approximate.add(
+            "batchnorm='exclude' keeps the function only in eval mode at initialisation; it is meant to be applied once"
+        )
         s.keep(a.get("weight"))
         s.keep(a.get("bias"))
         s.out(call, s.label(a["input"]))

@@ -59,7 +59,7 @@ class Tape:
 
     def new_value_like(self, value: int) -> int:
         """Number a new value of the same shape."""
-        self.values.append(self.values[value])
+        self.values.append(Value(self.values[value].shape, self.values[value].dtype))
         return len(self.values) - 1
 
     def _epoch(self, tensor: Tensor) -> int:

@@ -31,7 +31,8 @@ class Teleport:
         method: this and the options below are those of :func:`pathcond.rescale_`.
         tol: tolerance of the solver.
         clamp: bound on every ``|u|`` of one rescaling.
-        batchnorm: how scales cross BatchNorm.
+        batchnorm: how scales cross BatchNorm. With ``exclude`` the entries of diag(G) that belong to BatchNorm do not
+            follow the scales, so that repeated rescaling does not settle: use ``affine`` here.
         shortcuts: whether channels along identity shortcuts share a scale or stay.
         smooth: let scales cross GELU and the like.
         strict: raise at operations without a rule.
