@@ -110,6 +110,9 @@ def _check_range(
 def _scale_(p: Tensor, scales: ParamScales, half: Tensor) -> None:
     """Scale through a wider format, a few million weights at a time."""
     wide = torch.float64 if p.dtype in (torch.float32, torch.float64) else torch.float32
+    if p.ndim == 0:
+        p.copy_(p.to(wide) * (half[scales.row] - half[scales.col]).exp().to(p.device, wide))
+        return
     rows = max(1, _CHUNK // max(1, p[:1].numel()))
     for start in range(0, p.shape[0], rows):
         part = p[start : start + rows]

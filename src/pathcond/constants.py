@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+from pathcond import ops
 from pathcond.trace import WRITE, Call, Trace, flatten, refs, run
 
 
@@ -29,6 +30,18 @@ class Constants:
         """Whether a value is a parameter, or may be made from one."""
         leaf = self._trace.values[value].leaf
         return value in self._maker if leaf is None else leaf.kind == "param"
+
+    def random(self, value: int) -> bool:
+        """Whether random numbers went into a value, so that it differs from call to call."""
+        pending, seen = [value], set()
+        while pending:
+            call = self.maker(pending.pop())
+            if call is not None and id(call) not in seen:
+                if ops.is_random(call.fn):
+                    return True
+                seen.add(id(call))
+                pending += [r.id for r in refs([*call.args, call.kwargs])]
+        return False
 
     def know(self, value: int, tensor: Tensor) -> None:
         """Take a value, such as an input of indices, as given."""

@@ -230,7 +230,7 @@ def _assemble(model: nn.Module, labels: Labels, trace: Trace, first_numbers: int
         shapes={name: tuple(p.shape) for name, p in model.named_parameters()},
         frozen=_frozen(labels, is_root, why, left, first_numbers),
         notes=(*notes, *sorted(labels.approximate)),
-        exact=not labels.approximate,
+        exact=not labels.approximate and not notes,
         trace=trace,
     )
 

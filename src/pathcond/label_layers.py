@@ -60,6 +60,7 @@ def _smooth(s: Labels, call: Call, a: dict[str, Any]) -> None:
 
 @rule("compare")
 def _compare(s: Labels, call: Call, a: dict[str, Any]) -> None:
+    s.label(a["input"])
     if bool((s.label(a.get("other", 0)) == ZERO).all()):
         s.out(call)  # the sign of a value does not depend on a positive scale
     else:

@@ -29,12 +29,12 @@ def _resample(s: Labels, call: Call, a: dict[str, Any]) -> None:
 
 @rule("mean", "sum", "extreme")
 def _reduce(s: Labels, call: Call, a: dict[str, Any]) -> None:
-    dim = a.get("dim", a.get("axis"))
+    dim = a.get("dim", a.get("axis", a.get("other")))
     if isinstance(dim, Ref):  # torch.max(x, y)
         _add(s, call, {"input": a["input"], "other": dim})
         return
     label = s.label(a["input"])
-    dims = range(label.ndim) if dim is None or dim == () else ((dim,) if isinstance(dim, int) else dim)
+    dims = range(label.ndim) if dim is None or dim in ((), []) else ((dim,) if isinstance(dim, int) else dim)
     gone = {d % max(label.ndim, 1) for d in dims}
     label = s.collapse(label, [d for d in range(label.ndim) if d not in gone], spread(call))
     keeps_axes = len(s.shape(call.outs[0])) == label.ndim
@@ -57,6 +57,10 @@ def _reshape(s: Labels, call: Call, a: dict[str, Any]) -> None:
     view = s.param(a["input"])
     if view is not None:
         _move(s, call, a)
+        return
+    assert s.trace is not None  # noqa: S101 - set by follow
+    if s.trace.values[a["input"].id].dtype != s.trace.values[call.outs[0]].dtype:
+        s.unknown(call, "is read as another dtype")
         return
     s.out(call, reshape(s.label(a["input"]), s.shape(a["input"].id), s.shape(call.outs[0])))
 
@@ -99,9 +103,9 @@ def _move(s: Labels, call: Call, a: dict[str, Any]) -> None:
         if call.name == "expand_as":
             fills[ref.id] = torch.zeros(()).expand(s.shape(ref.id))
             continue
-        constant = s.constants.get(ref.id) if s.constants is not None else None
+        constant = s.constants.get(ref.id) if s.constants is not None and not s.constants.random(ref.id) else None
         if constant is None:
-            s.unknown(call, f"is picked by `{call.name}` with indices that depend on the input")
+            s.unknown(call, f"is picked by `{call.name}` with indices that are not fixed")
             return
         fills[ref.id] = constant.cpu()
     moved = flatten(_run_on_labels(call, fills))
@@ -122,9 +126,10 @@ def _param_views(s: Labels, call: Call, source: int, view: ParamView) -> list[Te
     by_stride = {(meta.stride(i), n): view.axes[i] for i, n in enumerate(meta.shape) if n > 1}
     found: list[Tensor | ParamView] = []
     for piece, value in zip(flatten(run(call, lambda _: meta)), call.outs, strict=True):
-        axes = tuple(by_stride.get((piece.stride(i), n), -1) if n > 1 and piece.stride(i) else None
-                     for i, n in enumerate(piece.shape))  # fmt: skip
-        whole = sorted(a for a in axes if a is not None) == sorted(a for a in by_stride.values() if a is not None)
+        shared = piece.untyped_storage()._cdata == meta.untyped_storage()._cdata and piece.storage_offset() == 0
+        axes = tuple(by_stride.get((piece.stride(i), n), -1) if n > 1 else None for i, n in enumerate(piece.shape))
+        own = sorted(a for a in by_stride.values() if a is not None)
+        whole = shared and sorted(a for a in axes if a is not None) == own
         if not whole:
             s.hold(view.name, Reason("param", call.where, f"parameter '{view.name}' is cut up by `{call.name}`"))
         found.append(ParamView(view.name, axes, view.rank) if whole else s.constant(value, FROZEN))
@@ -133,7 +138,7 @@ def _param_views(s: Labels, call: Call, source: int, view: ParamView) -> list[Te
 
 @rule("cat")
 def _cat(s: Labels, call: Call, a: dict[str, Any]) -> None:
-    parts = a["tensors"]
+    parts = [part for part in a["tensors"] if s.shape(part.id) != (0,)]
     axis = a.get("dim", a.get("axis", 0))
     labels = [s.label(part) for part in parts]
     spread = [max(label.size(d) if label.ndim else 1 for label in labels) for d in range(labels[0].ndim)]

@@ -87,6 +87,7 @@ class Labels:
     held: dict[str, Reason] = field(default_factory=dict)
     approximate: set[str] = field(default_factory=set)
     reached: set[int] = field(default_factory=set)
+    seen: set[int] = field(default_factory=set)
     trace: Trace | None = None
     values: dict[int, Tensor | ParamView] = field(default_factory=dict)
     constants: Constants | None = None
@@ -101,6 +102,8 @@ class Labels:
             self._step(call)
         for value in trace.outputs:
             self.freeze(self.label(Ref(value)), Reason("output", "", "is an output of the model"))
+        for value in trace.kept:
+            self.freeze(self.label(Ref(value)), Reason("op", "", "is kept in the model from one call to the next"))
 
     def _step(self, call: Call) -> None:
         inputs = [self.look_up(ref.id) for ref in refs([*call.args, call.kwargs])]
@@ -116,10 +119,25 @@ class Labels:
             self.out(call, *(self.constant(out, ZERO) for out in call.outs))
         elif not moving:
             self.out(call)
-        elif op is None or op.kind not in RULES:
+        elif op is None or op.kind not in RULES or (op.kind != "compare" and not self.floating(call.outs[0])):
             self.unknown(call)
         else:
-            RULES[op.kind](self, call, ops.bind(op, call.args, call.kwargs))
+            self._by_rule(call, op)
+
+    def _by_rule(self, call: Call, op: ops.Op) -> None:
+        """Run the rule; whatever it did not look at must not carry a scale."""
+        self.seen = set()
+        RULES[op.kind](self, call, ops.bind(op, call.args, call.kwargs))
+        if op.kind in ("reshape", "cast") or call.name == "expand_as":  # further arguments give shapes and dtypes only
+            return
+        for ref in refs([*call.args, call.kwargs]):
+            if ref.id not in self.seen:
+                self.freeze(self.label(ref), Reason("op", call.where, f"enters `{call.name}` in a way without a rule"))
+
+    def floating(self, value: int) -> bool:
+        """Whether a value of the trace at hand is of a floating-point type."""
+        assert self.trace is not None  # noqa: S101 - set by follow
+        return self.trace.values[value].dtype.is_floating_point
 
     def _without_data(self, call: Call, op: ops.Op | None) -> None:
         """Only parameters and constants go in: a parameter turned round stays one, all else is a constant."""
@@ -164,6 +182,7 @@ class Labels:
         """The label of an argument; a parameter read as data is held, a number stands for a constant."""
         if not isinstance(x, Ref):
             return torch.tensor(ZERO if x in (0, None, False) else FROZEN)
+        self.seen.add(x.id)
         found = self.look_up(x.id)
         if isinstance(found, ParamView):
             self.hold(found.name, Reason("param", "", f"parameter '{found.name}' is read outside a layer with a rule"))
@@ -173,7 +192,10 @@ class Labels:
     def param(self, x: Any) -> ParamView | None:
         """The parameter an argument is, or None."""
         found = self.look_up(x.id) if isinstance(x, Ref) else None
-        return found if isinstance(found, ParamView) else None
+        if not isinstance(found, ParamView):
+            return None
+        self.seen.add(x.id)
+        return found
 
     def fresh(self, size: int, name: str, source: Tensor) -> Tensor:
         """Numbers for the ``size`` output channels of a layer that reads channels ``source``."""
@@ -224,7 +246,18 @@ class Labels:
 
     def use(self, view: ParamView, row: Tensor, col: Tensor) -> None:
         """Note that a parameter, seen as ``view``, maps channels ``col`` to ``row`` (broadcast to the view's shape)."""
+        row, col = (self._project(view, numbers) for numbers in (row, col))
         self.uses.setdefault(view.name, []).append(Use(_unview(view, row), _unview(view, col)))
+
+    def _project(self, view: ParamView, numbers: Tensor) -> Tensor:
+        """Tie numbers along axes on which the parameter is broadcast."""
+        numbers = at_least(numbers, len(view.axes))
+        extra = numbers.ndim - len(view.axes)
+        own = [extra + i for i, axis in enumerate(view.axes) if axis is not None]
+        reason = Reason("tie", "", f"shares one entry of parameter '{view.name}'")
+        return self.collapse(numbers, own, reason).reshape(
+            [numbers.size(i) if i in own else 1 for i in range(extra, numbers.ndim)]
+        )
 
     def hold(self, name: str, reason: Reason) -> None:
         """A parameter must keep its value: whatever its uses tie it to freezes."""

@@ -179,21 +179,37 @@ def stand_in(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Te
     if not isinstance(x, FakeTensor) or torch.is_autocast_enabled(x.device.type):
         return torch.empty_like(x) if function in _NORMS and isinstance(x, Tensor) else None
     if function in _LIKE and not kwargs.get("inplace") and not (function is F.relu and len(args) > 1):
-        return _fake(x, x.shape, x.stride())
+        dense = x.is_contiguous() or (x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last))
+        return make_fake(x.fake_mode, x, x.shape, x.stride()) if dense else torch.empty_like(x)
     weight = args[1] if len(args) > 1 else None
     if function is not F.linear or kwargs or not isinstance(weight, FakeTensor) or weight.ndim != 2 or not x.ndim:
         return None
     fits = weight.shape[1] == x.shape[-1] and weight.dtype == x.dtype and weight.device == x.device
-    return _fake(x, (*x.shape[:-1], weight.shape[0]), None) if fits else None
+    return make_fake(x.fake_mode, x, (*x.shape[:-1], weight.shape[0]), None) if fits else None
 
 
-def _fake(x: FakeTensor, shape: Any, stride: Any) -> Tensor:
+def make_fake(mode: Any, like: Tensor, shape: Any, stride: Any) -> FakeTensor:
+    """A fake tensor with a shape and strides (None for contiguous ones), and another's dtype and device."""
     with torch._C._DisableTorchDispatch():
         if stride is None:
-            inner = torch.empty(shape, dtype=x.dtype, device="meta")
+            inner = torch.empty(shape, dtype=like.dtype, device="meta")
         else:
-            inner = torch.empty_strided(shape, stride, dtype=x.dtype, device="meta")
-        return FakeTensor(x.fake_mode, inner, x.device)
+            inner = torch.empty_strided(shape, stride, dtype=like.dtype, device="meta")
+        return FakeTensor(mode, inner, like.device)
+
+
+def writes(function: Any, kwargs: Any) -> bool:
+    """Whether a call may write one of its arguments, by the names torch gives such functions."""
+    name = name_of(function)
+    in_place = name.endswith("_") and not name.endswith("__")
+    return in_place or name.startswith("__i") or name == "__setitem__" or bool(kwargs.get("inplace")) or "out" in kwargs
+
+
+def is_random(function: Any) -> bool:
+    """Whether a function draws random numbers, by its name."""
+    words = ("rand", "bernoulli", "multinomial", "normal", "uniform", "poisson", "dropout", "exponential", "geometric")
+    name = name_of(function)
+    return any(word in name for word in words) and "norm_" not in name and not name.endswith("_norm")
 
 
 def register(rules: dict[str, Any]) -> Callable[..., Callable[[Any], Any]]:

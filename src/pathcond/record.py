@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import logging
 import traceback
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -25,14 +27,18 @@ from pathcond.errors import RecordError
 from pathcond.tape import Tape
 from pathcond.trace import Leaf, Ref, Trace, flatten, map_leaves
 
+_BOXES = (list, dict, set, OrderedDict)
+
 
 class _Functions(TorchFunctionMode):
     """Records every torch function a model calls."""
 
-    def __init__(self, tape: Tape) -> None:
+    def __init__(self, tape: Tape, fake: FakeTensorMode) -> None:
         super().__init__()
         self.tape = tape
+        self.fake = fake
         self.depth = 0
+        self.twins: dict[int, tuple[Tensor, Tensor]] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return self.call(func, args, kwargs or {})
@@ -42,6 +48,8 @@ class _Functions(TorchFunctionMode):
             return func(*args, **kwargs)
         self.depth += 1
         try:
+            if self.twins or ops.writes(func, kwargs):
+                args, kwargs = map_leaves(lambda x: self._twin(x, func, kwargs), (args, kwargs))
             tensors = tensors_in([args, kwargs])
             before = [t._version for t in tensors]
             refs_in = map_leaves(lambda x: Ref(self.tape.read(x)) if isinstance(x, Tensor) else x, (args, kwargs))
@@ -53,6 +61,18 @@ class _Functions(TorchFunctionMode):
             return result
         finally:
             self.depth -= 1
+
+    def _twin(self, x: Any, func: Any, kwargs: Any) -> Any:
+        """A real tensor that may be written, one the model keeps unregistered, is written in a fake copy."""
+        if not isinstance(x, Tensor) or isinstance(x, FakeTensor):
+            return x
+        if id(x) not in self.twins:
+            if not ops.writes(func, kwargs):
+                return x
+            twin = _fake(self.fake, x)
+            self.twins[id(x)] = (x, twin)
+            self.tape.adopt(twin, x)
+        return self.twins[id(x)][1]
 
 
 class _Kernels(TorchDispatchMode):
@@ -135,8 +155,14 @@ class Recorder:
             RecordError: the pass raised, or its way depends on values; the message names the line of code.
         """
         tape = Tape({id(m): n for n, m in self.model.named_modules()}, self.leaves)
-        functions = _Functions(tape)
-        with torch.inference_mode(False), torch.no_grad(), in_mode(self.model, training), _quiet():
+        functions = _Functions(tape, self.fake)
+        with (
+            torch.inference_mode(False),
+            torch.no_grad(),
+            untouched(self.model),
+            in_mode(self.model, training),
+            _quiet(),
+        ):
             inputs = tuple(tape.read(t) for t in self.inputs)
             try:
                 with torch.random.fork_rng(devices=[]), self.fake, _Kernels(functions), functions:
@@ -144,12 +170,21 @@ class Recorder:
             except Exception as error:
                 raise RecordError(_explain(error, tape.module_names)) from error
             outputs = tuple(tape.read(t) for t in _outputs(result))
+            kept = tuple(tape.read(t) for t in self._kept(tape))
         if not outputs:
             raise RecordError(
                 f"expected the forward pass to return at least one tensor, got {type(result).__name__}. "
                 "Return the output tensors (tuples, lists, dicts and dataclasses of tensors are fine)."
             )
-        return Trace(tuple(tape.values), tuple(tape.calls), inputs, outputs)
+        return Trace(tuple(tape.values), tuple(tape.calls), inputs, outputs, kept)
+
+    def _kept(self, tape: Tape) -> list[Tensor]:
+        """Tensors that the pass leaves behind in the model: they may decide what the next call does."""
+        found = [t for n, t in self.tensors.items() if id(t) in tape.known and not tape.is_leaf(t)]
+        for module in self.model.modules():
+            state = [v for k, v in vars(module).items() if k not in ("_parameters", "_buffers", "_modules")]
+            found += [t for t in tensors_in(state) if isinstance(t, FakeTensor) and id(t) in tape.known]
+        return found
 
 
 @contextmanager
@@ -168,10 +203,37 @@ def _fake(fake: FakeTensorMode, tensor: Tensor) -> Tensor:
     """A fake tensor of the same shape, strides, dtype and device; a parameter stays one."""
     if type(tensor) not in (Tensor, nn.Parameter, nn.Buffer) or tensor.layout != torch.strided:
         return fake.from_tensor(tensor)
-    shape = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-    copy = FakeTensor(fake, shape, tensor.device)
-    copy._is_param = isinstance(tensor, nn.Parameter)  # type: ignore[attr-defined]
-    return copy
+    made = ops.make_fake(fake, tensor, tensor.shape, tensor.stride())
+    made._is_param = isinstance(tensor, nn.Parameter)  # type: ignore[attr-defined]
+    return made
+
+
+@contextmanager
+def untouched(model: nn.Module) -> Iterator[None]:
+    """Put back, afterwards, all attributes of all submodules, what lists, dicts and sets among them hold, and tensors.
+
+    Parameters and buffers are left out: those who run the model give it others.
+    """
+    found = [(m, dict(vars(m)), {k: copy(v) for k, v in vars(m).items() if type(v) in _BOXES}) for m in model.modules()]
+    registered = {id(t) for t in (*model.parameters(), *model.buffers())}
+    loose = {id(t): t for _, attributes, _ in found for t in tensors_in(list(attributes.values()))}
+    saved = [
+        (t, t._version, t.detach().clone()) for k, t in loose.items() if k not in registered and not t.is_inference()
+    ]
+    try:
+        yield
+    finally:
+        for module, attributes, boxes in found:
+            vars(module).clear()
+            vars(module).update(attributes)
+            for key, content in boxes.items():
+                box = attributes[key]
+                box.clear()
+                box.extend(content) if isinstance(box, list) else box.update(content)
+        with torch.no_grad():
+            for tensor, version, content in saved:
+                if tensor._version != version:
+                    tensor.copy_(content)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from pathcond.apply import apply_known_, apply_scales_
 from pathcond.graph import Frozen, ScaleGraph, extract_graph
 from pathcond.magnitude import finite_entries, scaled_magnitudes
 from pathcond.problem import build_problem
-from pathcond.record import as_arguments, tensors_in
+from pathcond.record import as_arguments, tensors_in, untouched
 from pathcond.solve import Result, Solution, solve_problem
 
 
@@ -195,7 +195,7 @@ def _outputs(model: nn.Module, example_input: Any) -> list[Tensor]:
     args, kwargs = as_arguments(example_input)
     cuda = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
     tensors = {name: b.clone() for name, b in model.named_buffers()}
-    with torch.no_grad(), torch.random.fork_rng(devices=cuda):
+    with torch.no_grad(), torch.random.fork_rng(devices=cuda), untouched(model):
         torch.manual_seed(0)
         return [t.detach() for t in tensors_in(functional_call(model, tensors, args, kwargs)) if t.is_floating_point()]
 

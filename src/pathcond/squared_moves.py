@@ -24,12 +24,12 @@ def _pool(s: PathSums, call: Call, a: dict[str, Any]) -> None:
 
 @rule("mean", "sum", "extreme")
 def _reduce(s: PathSums, call: Call, a: dict[str, Any]) -> None:
-    dim, kind = a.get("dim", a.get("axis")), ops.TABLE[call.fn].kind
+    dim, kind = a.get("dim", a.get("axis", a.get("other"))), ops.TABLE[call.fn].kind
     if isinstance(dim, Ref):
         _add(s, call, {"input": a["input"], "other": dim})
         return
     size, out = s.trace.values[a["input"].id].shape, s.trace.values[call.outs[0]].shape
-    dims = tuple(range(len(size))) if dim is None or dim == () else (dim,) if isinstance(dim, int) else tuple(dim)
+    dims = tuple(range(len(size))) if dim is None or dim in ((), []) else (dim,) if isinstance(dim, int) else tuple(dim)
     s.linear(call, [a["input"].id], lambda x: pools.reduce(kind, x[0], dims, s.pooling).reshape(out))
 
 

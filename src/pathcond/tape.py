@@ -57,6 +57,18 @@ class Tape:
         entry.epoch = self._epoch(tensor)
         return entry.value
 
+    def adopt(self, twin: Tensor, tensor: Tensor) -> None:
+        """Read a fake copy as the real tensor it stands for."""
+        if id(tensor) in self.known:
+            self.known[id(twin)] = Known(twin, self.known[id(tensor)].value, epoch=self._epoch(twin))
+        else:
+            leaf = self.names.get(id(tensor), Leaf("const", tensor=tensor))
+            self.known[id(twin)] = Known(twin, self.new_value(twin, leaf), epoch=self._epoch(twin))
+
+    def is_leaf(self, tensor: Tensor) -> bool:
+        """Whether a known tensor still holds what it held before the pass."""
+        return self.values[self.known[id(tensor)].value].leaf is not None
+
     def new_value_like(self, value: int) -> int:
         """Number a new value of the same shape."""
         self.values.append(Value(self.values[value].shape, self.values[value].dtype))

@@ -69,12 +69,13 @@ class View:
 
 @dataclass(frozen=True)
 class Trace:
-    """One forward pass: values, calls in order, and the values that went in and came out."""
+    """One forward pass: values, calls in order, and the values that went in, came out, or were left in the model."""
 
     values: tuple[Value, ...]
     calls: tuple[Call, ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
+    kept: tuple[int, ...] = ()
 
 
 def WRITE(base: Tensor, piece: Tensor, view: View) -> Tensor:  # noqa: N802 - a marker in traces, written as one
