@@ -208,8 +208,7 @@ def writes(function: Any, kwargs: Any) -> bool:
 def is_random(function: Any) -> bool:
     """Whether a function draws random numbers, by its name."""
     words = ("rand", "bernoulli", "multinomial", "normal", "uniform", "poisson", "dropout", "exponential", "geometric")
-    name = name_of(function)
-    return any(word in name for word in words) and "norm_" not in name and not name.endswith("_norm")
+    return any(word in name_of(function) for word in words)
 
 
 def register(rules: dict[str, Any]) -> Callable[..., Callable[[Any], Any]]:
