@@ -25,34 +25,37 @@ def sum_to(grad: Tensor, shape: Sequence[int]) -> Tensor:
     return grad.sum_to_size(tuple(shape))
 
 
+def _mass_of(s: PathSums, x: Any) -> Scaled | None:
+    """The mass of data, the squares of a constant; None for what no path leads to or from."""
+    if isinstance(x, Ref) and x.id in s.mass:
+        return s.mass[x.id]
+    return s.square(x) if s.constant(x) is not None and not (isinstance(x, (int, float)) and x == 0) else None
+
+
 @rule("add", "maximum", "where")
 def _add(s: PathSums, call: Call, a: dict[str, Any]) -> None:
-    parts = [x for x in (a["input"], a["other"]) if isinstance(x, Ref) or x]
-    data = [x.id for x in parts if isinstance(x, Ref) and x.id in s.mass]
-    fixed = [x for x in parts if not (isinstance(x, Ref) and x.id in s.mass)]
     kind, shape = ops.TABLE[call.fn].kind, s.trace.values[call.outs[0]].shape
-    alpha = float(a.get("alpha", 1)) ** 2
-    if not data:
+    weights = (1.0, float(a.get("alpha", 1)) ** 2)
+    given = [
+        (x, m, w) for x, w in zip((a["input"], a["other"]), weights, strict=True) if (m := _mass_of(s, x)) is not None
+    ]
+    if not any(isinstance(x, Ref) and x.id in s.mass for x, _, _ in given):
         no_rule(s, call, a)
         return
-    logs = [s.mass[d].log for d in data]
-    squares = [s.square(x) for x in fixed]
-    log = max([*logs, *(q.log for q in squares)])
-    terms = [s.mass[d].at(log) for d in data] + [q.at(log) for q in squares]
-    if kind == "add" and len(terms) == 2 and not (len(data) == 1 and a["input"] in fixed):
-        terms[1] = terms[1] * alpha
-    largest = kind == "maximum" and s.pooling == "plain" and len(terms) == 2
-    total = torch.maximum(*terms) if largest else sum(terms[1:], terms[0])
-    picks = [(terms[0] >= total).to(s.dtype), (terms[0] < total).to(s.dtype)] if largest else [1.0, alpha]
-    order = [*data, *fixed]
+    log = max(m.log for _, m, _ in given)
+    terms = [m.at(log) * w if w != 1.0 else m.at(log) for _, m, w in given]
+    picks: list[Any] = [w for _, _, w in given]
+    if kind == "maximum" and s.pooling == "plain" and len(terms) == 2:
+        total = torch.maximum(*terms)
+        picks = [(terms[0] >= total).to(s.dtype), (terms[0] < total).to(s.dtype)]
+    else:
+        total = sum(terms[1:], terms[0])
 
     def back(grad: Scaled) -> None:
-        for who, term, pick in zip(order, terms, picks, strict=False):
-            piece = Scaled(sum_to(grad.t * pick, term.shape), grad.log)
-            if isinstance(who, int):
-                s.send(who, piece)
-            elif isinstance(who, Ref):
-                s.give(who, piece)
+        for (x, m, _), pick in zip(given, picks, strict=True):
+            piece = Scaled(sum_to(grad.t * pick, m.t.shape), grad.log)
+            if isinstance(x, Ref):
+                s.send(x.id, piece) if x.id in s.mass else s.give(x, piece)
 
     s.put(call, Scaled(total.expand(shape), log), back)
 
@@ -74,6 +77,9 @@ def _mul(s: PathSums, call: Call, a: dict[str, Any]) -> None:
     other = a["other"] if isinstance(a["input"], Ref) and a["input"].id in s.mass else a["input"]
     if kind == "div" and other is not a["other"]:
         no_rule(s, call, a)
+        return
+    if s.constant(other) is None:  # neither a path nor a constant, such as a mask made from token ids
+        s.linear(call, data, lambda x: x[0].expand(shape))
         return
     factor = s.square(other)
     if kind == "div":

@@ -92,6 +92,34 @@ def test_every_case_runs_and_follows_the_scales(case):
         torch.testing.assert_close(after[name], t * factor, rtol=1e-9, atol=1e-12)
 
 
+class Sums(nn.Module):
+    """Sums with factors, on either side, of data and parameters."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(3, 4), nn.Linear(3, 4), nn.Linear(4, 2)
+        self.p, self.q = nn.Parameter(torch.randn(4)), nn.Parameter(torch.randn(4))
+
+    def forward(self, x):
+        h = torch.add(self.p, torch.relu(self.a(x)), alpha=3.0)
+        h = torch.sub(h, self.q, alpha=0.5) + 2.0 * torch.relu(self.b(x))
+        return self.c(torch.relu(h))
+
+
+def test_sums_with_factors():
+    torch.manual_seed(0)
+    model, x = Sums().double(), torch.ones(1, 3, dtype=torch.float64)
+    g = pathcond.path_magnitudes(model, x)
+    a2, b2, c2 = ({n: p.detach() ** 2 for n, p in m.named_parameters()} for m in (model.a, model.b, model.c))
+    out = c2["weight"].sum(0)
+    mass = 9 * (a2["weight"].sum(1) + a2["bias"]) + model.p.detach() ** 2 + 0.25 * model.q.detach() ** 2
+    mass = mass + 4 * (b2["weight"].sum(1) + b2["bias"])
+    expected = {"p": out, "q": 0.25 * out, "a.bias": 9 * out, "b.bias": 4 * out, "c.weight": mass.expand(2, 4)}
+    for name, value in expected.items():
+        torch.testing.assert_close(g[name], value, rtol=1e-12, atol=0)
+    assert pathcond.extract_graph(model, x).units == 4
+
+
 def test_batch_multiplies_everything():
     case = BY_NAME["conv_pools"]
     one = pathcond.path_magnitudes(case.model(), case.input()[:1])
