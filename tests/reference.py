@@ -1,7 +1,9 @@
 """Slow, literal counterparts of the library's algorithms, one unit and one parameter at a time."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -58,12 +60,18 @@ def _by_unit(numbers: Tensor, units: int) -> list[Tensor]:
 
 
 def literal_sweeps(problem: Dense, sweeps: int) -> Tensor:
-    """Algorithm 3 of the paper as printed, with the root that does not cancel; returns u."""
+    """u after some sweeps of :func:`literal_iterates`."""
+    found = [torch.zeros(len(problem.incoming), dtype=torch.float64), *islice(literal_iterates(problem), sweeps)]
+    return found[-1]
+
+
+def literal_iterates(problem: Dense) -> Iterator[Tensor]:
+    """Algorithm 3 of the paper as printed, with the root that does not cancel: u after each sweep, without end."""
     p, g = problem.p, problem.g
     u = torch.zeros(len(problem.incoming), dtype=torch.float64)
     v = torch.zeros(p, dtype=torch.float64)
     total = float(g.sum())
-    for _ in range(sweeps):
+    while True:
         for h, (into, out) in enumerate(zip(problem.incoming, problem.outgoing, strict=True)):
             s_out = float((v[out].exp() * g[out]).sum())
             s_in = float((v[into].exp() * g[into]).sum())
@@ -78,7 +86,7 @@ def literal_sweeps(problem: Dense, sweeps: int) -> Tensor:
             v[into] -= delta
             total = d + float((v[out].exp() * g[out]).sum()) + float((v[into].exp() * g[into]).sum())
             u[h] += delta
-    return u
+        yield u.clone()
 
 
 def positive_root(a: float, b: float, c: float) -> float:
