@@ -38,9 +38,10 @@ import torch
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "src")]
 
 import pathcond
-from benchmarks.nets import NETS, mlp
+from paper.models import cifar_nv, mlp, resnet18_c
 from tests.reference import dense_problem, literal_iterates
 
+NETS = {"MLP 3x500": mlp, "CIFAR-NV": cifar_nv, "ResNet-18-C": resnet18_c}
 OPTIONS: dict[str, Any] = {"batchnorm": "exclude", "pooling": "plain"}  # as in the paper's figures
 
 
@@ -149,7 +150,7 @@ def resident() -> int:
 def scaled_mlp(parameters: float) -> torch.nn.Module:
     """Eight hidden layers of one width, sized to a number of parameters."""
     width = max(8, round((parameters / 8) ** 0.5))
-    return mlp((width,) * 10, batchnorm=False)
+    return mlp(width, (width,) * 8, width, batchnorm=False)
 
 
 def one_size(parameters: float, device: str) -> dict[str, float]:

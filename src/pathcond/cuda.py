@@ -159,4 +159,4 @@ def _update(into: Tensor, out: Tensor, up: Tensor, down: Tensor, state: Tensor, 
 
     n = len(into)
     block = 1 << max(5, (n - 1).bit_length())
-    update_units[(1,)](into, out, up, down, state, setting, n, BLOCK=block, num_warps=8 if block > 256 else 4)  # pyright: ignore[reportCallIssue]
+    update_units[(1,)](into, out, up, down, state, setting, n, BLOCK=block, num_warps=8 if block > 256 else 4)  # pyright: ignore[reportIndexIssue]

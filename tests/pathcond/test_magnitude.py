@@ -10,7 +10,7 @@ import torchvision
 from torch import nn
 
 import pathcond
-from benchmarks import nets
+from paper import models
 from tests.cases import BY_NAME, CASES, Lambda, mlp
 
 PLAIN = [
@@ -257,8 +257,8 @@ def test_path_counts_of_the_paper():
 @pytest.mark.parametrize(
     ("build", "parameters", "paper", "every"),
     [
-        (lambda: nets.mlp(batchnorm=False), 2_042_510, "3.84e+12", "3.84e+12"),
-        (lambda: nets.cifar_nv(bias=False), 2_616_576, "4.13e+26", "1.78e+30"),
+        (lambda: models.mlp(batchnorm=False), 2_042_510, "3.84e+12", "3.84e+12"),
+        (lambda: models.cifar_nv(bias=False), 2_616_576, "4.13e+26", "1.78e+30"),
         (torchvision.models.resnet18, 11_689_512, "2.24e+53", "1.87e+54"),
         (torchvision.models.resnet34, 21_797_672, "1.19e+100", None),
         (torchvision.models.resnet50, 25_557_032, "2.64e+136", None),

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import pathcond
-from benchmarks.nets import NETS
+from paper import models
 from tests.cases import BY_NAME, CASES, mlp
 
 
@@ -100,13 +100,13 @@ def test_exclude_says_what_it_gives_up():
     assert "exclude" in str(report)
 
 
-@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("name", ["mlp", "cifar_nv", "resnet18_c"])
 @pytest.mark.parametrize("pooling", ["exact", "plain"])
 def test_paper_networks_reach_the_optimum(name, pooling):
     torch.manual_seed(0)
-    model, x = NETS[name]().eval(), torch.ones(1, 3, 32, 32)
+    model, x = models.KINDS[name]().eval(), torch.ones(1, 3, 32, 32)
     graph = pathcond.extract_graph(model, x, batchnorm="exclude")
-    assert graph.units == {"MLP 3x500": 1500, "CIFAR-NV": 1792, "ResNet-18-C": 3904}[name]
+    assert graph.units == {"mlp": 1500, "cifar_nv": 1792, "resnet18_c": 3904}[name]
     g = pathcond.path_magnitudes(model, x, graph=graph, pooling=pooling)
     best = pathcond.solve(graph, g, method="optimum")
     assert best.residual <= 1e-10

@@ -1,0 +1,219 @@
+"""Speed of the training engine, on random images: python benchmarks/train.py [--device cuda] [--json FILE]
+
+What was measured and found stands in benchmarks/records/train_*.json.
+"""
+
+import argparse
+import itertools
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+sys.path[:0] = [str(Path(__file__).parents[1] / "src"), str(Path(__file__).parents[1])]
+
+from paper import hardware, models
+from paper.cells import cells_of
+from paper.normalise import factors
+from paper.train.alone import Alone
+from paper.train.backend import Backend, Run
+from paper.train.sets import Part, Sets, _shaped
+from paper.train.together import Together
+
+GRID = {"optimiser": {"name": "sgd"}, "batch": 128, "epochs": 1, "validation": 0, "test_images": 10_000}
+MLP = {**GRID, "model": {"kind": "mlp", "inputs": 3072, "width": 500, "outputs": 10, "activation": "relu"},
+       "hidden_layers": [3], "dataset": "cifar10", "images": 50_000}  # fmt: skip
+CONV = {**GRID, "model": {"kind": "cifar_nv", "width": 1.0, "image": 32}, "dataset": "cifar10", "images": 40_000,
+        "validation": 10_000}  # fmt: skip
+AUTO = {**GRID, "model": {"kind": "autoencoder", "inputs": 784}, "compressions": [1], "dataset": "mnist",
+        "images": 60_000}  # fmt: skip
+
+
+def runs_of(grid: dict, methods: list[str], seeds: int, lr: float = 1e-3) -> list[Run]:
+    cells = cells_of("", {**grid, "methods": methods, "lrs": [lr], "seeds": list(range(seeds))}, "paper")
+    return [Run(cell, seed) for cell in cells for seed in cell["seeds"]]
+
+
+def random_sets(cell: dict, device: torch.device) -> Sets:
+    shape = models.input_shape(cell["model"])
+
+    def part(count: int) -> Part:
+        images = torch.randint(0, 256, (count, *shape), dtype=torch.uint8, device=device)
+        return Part(images, torch.randint(0, 10, (count,), device=device))
+
+    sizes = {"train": cell["images"], "validation": cell["validation"], "test": cell["test_images"]}
+    channels = 1 if cell["dataset"] == "mnist" else 3
+    scale, shift = (_shaped(t, channels, cell["model"]).to(device) for t in factors(cell["dataset"]))
+    return Sets({name: part(count) for name, count in sizes.items() if count}, scale, shift)
+
+
+def wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def timed(work: Callable[[], object], device: torch.device, repeats: int) -> float:
+    """Least wall time of several, in seconds, after one that does not count."""
+    work()
+    found = []
+    for _ in range(repeats):
+        wait(device)
+        start = time.perf_counter()
+        work()
+        wait(device)
+        found.append(time.perf_counter() - start)
+    return min(found)
+
+
+def epochs(backend: Backend, repeats: int) -> tuple[float, float]:
+    """Seconds of one epoch of training, and of evaluation."""
+    number = itertools.count(2)
+    trained = timed(lambda: backend.epoch(next(number)), backend.device, repeats)
+    return trained, timed(backend.evaluate, backend.device, repeats)
+
+
+def on_gpu(device: torch.device, conv: bool) -> list[dict]:
+    rows = []
+
+    def add(work: str, seconds: float, target: float | None, **more: float) -> None:
+        rows.append(
+            {"work": work, "seconds": round(seconds, 4), "at most": target, **{k: round(v, 4) for k, v in more.items()}}
+        )
+        print(rows[-1], flush=True)
+
+    def memory() -> float:
+        return torch.cuda.max_memory_allocated() / 2**30
+
+    runs = runs_of(MLP, ["baseline", "pathcond", "enorm"], 3)
+    sets = random_sets(runs[0].cell, device)
+    start = time.perf_counter()
+    backend = Together(runs, sets, device)
+    backend.epoch(1)
+    backend.evaluate()
+    wait(device)
+    first = time.perf_counter() - start
+    train, test = epochs(backend, 5)
+    add(
+        "9 MLPs 3x500, epoch with evaluation",
+        train + test,
+        0.11,
+        train=train,
+        evaluation=test,
+        first=first,
+        GiB=memory(),
+    )
+    plain, _ = epochs(Together(runs_of(MLP, ["baseline"], 9), sets, device), 5)
+    balanced, _ = epochs(Together(runs_of(MLP, ["enorm"], 9), sets, device), 5)
+    add("ENorm's overhead a step, 9 MLPs", balanced / plain - 1, 0.15, plain=plain, enorm=balanced)
+    mixed = Together(runs_of(MLP, ["baseline", "pathcond", "enorm"], 8), sets, device)
+    train, test = epochs(mixed, 3)
+    add("24 MLPs 3x500, epoch with evaluation", train + test, 0.41, train=train, evaluation=test)
+    del backend, mixed, sets
+
+    runs = runs_of(AUTO, ["baseline", "pathcond", "enorm"], 3)
+    train, test = epochs(Together(runs, random_sets(runs[0].cell, device), device), 5)
+    add("9 autoencoders c = 1, 500 epochs", 500 * (train + test), 50.0, train=train, evaluation=test)
+
+    if not conv:
+        return rows
+    torch.cuda.reset_peak_memory_stats()
+    for method in ("baseline", "enorm"):
+        run = runs_of(CONV, [method], 1)[0]
+        start = time.perf_counter()
+        backend = Alone(run, random_sets(run.cell, device), device)
+        backend.epoch(1)
+        backend.evaluate()
+        wait(device)
+        first = time.perf_counter() - start
+        train, test = epochs(backend, 3)
+        add(
+            f"CIFAR-NV {method}, epoch of 40,000, training part", train, 0.5, evaluation=test, first=first, GiB=memory()
+        )
+    return rows
+
+
+def plain_loop(module: nn.Module, images: Tensor, labels: Tensor, normal: tuple[Tensor, Tensor], batch: int) -> None:
+    """What one would write: autograd and torch.optim on tensors in memory."""
+    optimiser = torch.optim.SGD(module.parameters(), lr=1e-3)
+    order = torch.randperm(len(images))
+    for first in range(0, len(images), batch):
+        at = order[first : first + batch]
+        optimiser.zero_grad()
+        functional.cross_entropy(module(images[at].float() * normal[0] + normal[1]), labels[at]).backward()
+        optimiser.step()
+
+
+def loader_loop(module: nn.Module, dataset: torch.utils.data.Dataset, batch: int) -> None:
+    """What tutorials write: a DataLoader with a transform an image."""
+    optimiser = torch.optim.SGD(module.parameters(), lr=1e-3)
+    for x, y in torch.utils.data.DataLoader(dataset, batch, shuffle=True):
+        optimiser.zero_grad()
+        functional.cross_entropy(module(x), y).backward()
+        optimiser.step()
+
+
+class Pictures(torch.utils.data.Dataset):
+    """Images as torchvision gives them: a picture, then ToTensor and Normalize."""
+
+    def __init__(self, images: Tensor, labels: Tensor) -> None:
+        from torchvision import transforms
+        from torchvision.transforms.functional import to_pil_image
+
+        self.pictures, self.labels = [to_pil_image(image.view(3, 32, 32)) for image in images], labels
+        self.transform = transforms.Compose([transforms.ToTensor(), transforms.Normalize((0.5,) * 3, (0.25,) * 3)])
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.transform(self.pictures[index]), self.labels[index]
+
+
+def on_cpu(device: torch.device, images: int) -> list[dict]:
+    """Ratios, each pair in turns in one process."""
+    grid = {**MLP, "images": images, "test_images": 10}
+    runs = runs_of(grid, ["baseline"], 3)
+    sets = random_sets(runs[0].cell, device)
+    engine = [Together([run], sets, device) for run in runs]
+    modules = [models.make(run.cell["model"], run.seed) for run in runs]
+    pictures = Pictures(sets.train.images, sets.train.labels)
+    ways = {
+        "engine": lambda: [backend.epoch(1) for backend in engine],
+        "plain loop": lambda: [
+            plain_loop(m, sets.train.images, sets.train.labels, (sets.scale, sets.shift), 128) for m in modules
+        ],
+        "DataLoader with transforms": lambda: [loader_loop(m, pictures, 128) for m in modules],
+    }
+    best = dict.fromkeys(ways, float("inf"))
+    for _ in range(4):
+        for name, work in ways.items():
+            start = time.perf_counter()
+            work()
+            best[name] = min(best[name], time.perf_counter() - start)
+    rows = [{"work": f"3 MLPs 3x500, epoch of {images}: {name}", "seconds": round(s, 3),
+             "times the engine": round(s / best["engine"], 2)} for name, s in best.items()]  # fmt: skip
+    for row in rows:
+        print(row, flush=True)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--images", type=int, default=2048, help="images of the CPU comparison")
+    parser.add_argument("--no-conv", action="store_true", help="without the convolutional network, on a GPU")
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    device = torch.device(arguments.device)
+    rows = on_gpu(device, not arguments.no_conv) if device.type == "cuda" else on_cpu(device, arguments.images)
+    if arguments.json:
+        arguments.json.write_text(json.dumps({**hardware.record(device), "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Everything that serves this paper alone: data, networks, measurements, tables, figures and claims."""

@@ -1,0 +1,58 @@
+"""Judge claims: python -m paper.claims judge ITEM TABLE --scale SCALE --output FILE, then join them."""
+
+import argparse
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+from paper import cli, store
+from paper.claims.rules import judged
+from paper.plan import ITEMS
+
+
+def main() -> None:
+    """Read the command line, write the claims of an item or all of them."""
+    parser = argparse.ArgumentParser(prog="python -m paper.claims", description=__doc__)
+    commands = parser.add_subparsers(required=True)
+    judge = commands.add_parser("judge", help="the claims of one item")
+    judge.add_argument("item", choices=ITEMS)
+    judge.add_argument("table", type=Path)
+    judge.add_argument("--scale", required=True)
+    judge.add_argument("--output", type=Path, required=True)
+    judge.set_defaults(run=_judge)
+    join = commands.add_parser("join", help="all items' claims in one file")
+    join.add_argument("claims", nargs="+", type=Path)
+    join.add_argument("--output", type=Path, required=True)
+    join.add_argument("--table", type=Path, required=True, help="the same for people, in Markdown")
+    join.set_defaults(run=_join)
+    arguments = parser.parse_args()
+    arguments.run(arguments)
+
+
+def markdown(claims: list[dict[str, Any]]) -> str:
+    """The claims as a Markdown table."""
+    lines = ["| claim | paper | ours | verdict | item |", "| --- | --- | --- | --- | --- |"]
+    for claim in claims:
+        cells = (claim["claim"], claim["paper"], claim["ours"], claim["verdict"], f"`{claim['item']}`")
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _judge(arguments: argparse.Namespace) -> None:
+    module = importlib.import_module(f"paper.claims.{arguments.item}")
+    table = store.read_table(arguments.table)
+    found = [
+        judged(claim, arguments.item, table, arguments.scale, arguments.table.as_posix()) for claim in module.CLAIMS
+    ]
+    store.write_json(arguments.output, found)
+
+
+def _join(arguments: argparse.Namespace) -> None:
+    claims = [claim for path in arguments.claims for claim in json.loads(path.read_text())]
+    store.write_json(arguments.output, claims)
+    store.write_text(arguments.table, markdown(claims))
+
+
+if __name__ == "__main__":
+    cli.run(main)

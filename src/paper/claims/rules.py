@@ -1,0 +1,120 @@
+"""What a claim is, and how findings become verdicts."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+REPRODUCED, PARTLY, NOT_REPRODUCED = "reproduced", "partly", "not reproduced"
+NOT_RUN = "not run at this scale"
+
+# 97.5% points of Student's t by degrees of freedom; beyond the list the normal one is near enough.
+_T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13, 2.12, 2.11, 2.10, 2.09)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What the runs say of a claim.
+
+    Attributes:
+        ours: our value in words, as printed.
+        verdict: one of REPRODUCED, PARTLY, NOT_REPRODUCED.
+        value: our value as a number, where it is one.
+        interval: what it lies in: a 95% interval over seeds, or the range over cases.
+    """
+
+    ours: str
+    verdict: str
+    value: float | None = None
+    interval: tuple[float, float] | None = None
+
+
+class NotMeasured(Exception):
+    """The table lacks what a claim is about, because the settings leave it out."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A statement of the paper (or ours about it) that runs decide.
+
+    Attributes:
+        id: slug, unique.
+        text: the claim in our words.
+        paper: the paper's value.
+        rule: how the verdict follows from the value, in words.
+        judge: the same in code.
+    """
+
+    id: str
+    text: str
+    paper: str
+    rule: str
+    judge: Callable[[pd.DataFrame], Finding]
+
+
+def judged(claim: Claim, item: str, table: pd.DataFrame, scale: str, artifact: str) -> dict[str, Any]:
+    """A claim with our value and its verdict; scales other than `paper` report the value alone."""
+    try:
+        finding = claim.judge(table)
+    except NotMeasured as error:
+        finding = Finding(f"not measured ({error})", NOT_RUN)
+    return {
+        "id": claim.id,
+        "item": item,
+        "claim": claim.text,
+        "paper": claim.paper,
+        "ours": finding.ours,
+        "value": _finite(finding.value),
+        "interval": None if finding.interval is None else [_finite(end) for end in finding.interval],
+        "rule": claim.rule,
+        "verdict": finding.verdict if scale == "paper" else NOT_RUN,
+        "scale": scale,
+        "artifact": artifact,
+    }
+
+
+def of_all(true: Sequence[bool]) -> str:
+    """Reproduced if all are true, partly if some, not if none; NotMeasured if there is nothing to judge by."""
+    if not true:
+        raise NotMeasured("nothing to compare")
+    if all(true):
+        return REPRODUCED
+    return PARTLY if any(true) else NOT_REPRODUCED
+
+
+def within(value: float, near: tuple[float, float], far: tuple[float, float]) -> str:
+    """Reproduced inside the near bounds, partly inside the far ones, else not."""
+    if near[0] <= value <= near[1]:
+        return REPRODUCED
+    return PARTLY if far[0] <= value <= far[1] else NOT_REPRODUCED
+
+
+def interval(mean: float, deviation: float, count: int) -> tuple[float, float]:
+    """95% interval of a mean over `count` seeds; the mean alone if there is one seed."""
+    if count < 2:
+        return mean, mean
+    half = (_T[count - 2] if count - 2 < len(_T) else 1.96) * deviation / math.sqrt(count)
+    return mean - half, mean + half
+
+
+def one(table: pd.DataFrame, **where: Any) -> pd.Series:
+    """The only row with these values."""
+    rows = some(table, **where)
+    if len(rows) != 1:
+        raise ValueError(f"expected one row with {where}, got {len(rows)}")
+    return rows.iloc[0]
+
+
+def some(table: pd.DataFrame, **where: Any) -> pd.DataFrame:
+    """The rows with these values; NotMeasured if there are none."""
+    for name, value in where.items():
+        table = table[table[name] == value]
+        if table.empty:
+            raise NotMeasured(f"no rows with {name} {value}")
+    return table
+
+
+def _finite(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else float(value)

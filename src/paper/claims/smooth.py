@@ -1,0 +1,88 @@
+"""Claims on smooth activations: how far the function moves."""
+
+import math
+
+import pandas as pd
+
+from paper.claims.rules import NOT_REPRODUCED, PARTLY, REPRODUCED, Claim, Finding, NotMeasured, of_all, some
+
+
+def _curve(table: pd.DataFrame, activation: str, initialisation: str = "default") -> pd.Series:
+    rows = some(table, activation=activation, initialisation=initialisation)
+    if len(rows) < 2:
+        raise NotMeasured("one depth shows no trend")
+    return rows.sort_values("hidden_layers").set_index("hidden_layers")["error_mean"]
+
+
+def _exact(table: pd.DataFrame) -> Finding:
+    worst = float(some(table, activation="relu")["error_mean"].max(skipna=False))
+    return Finding(f"at most {worst:.1e}", REPRODUCED if worst < 1e-4 else NOT_REPRODUCED, worst)
+
+
+def _falls(table: pd.DataFrame) -> Finding:
+    curve = _curve(table, "gelu")
+    ends = float(curve.iloc[0]), float(curve.iloc[-1])
+    near = [0.2 <= end / printed <= 5.0 for end, printed in zip(ends, (1e-1, 1e-3), strict=True)]
+    falling = bool((curve.diff().iloc[1:] < 0).all())
+    text = f"{ends[0]:.2g} at {curve.index[0]} to {ends[1]:.2g} at {curve.index[-1]} hidden layers"
+    return Finding(text, of_all([falling, *near]), ends[1], (min(ends), max(ends)))
+
+
+def _identity(table: pd.DataFrame) -> Finding:
+    gelu, silu = _curve(table, "gelu"), _curve(table, "silu")
+    lower = (gelu < silu).tolist()
+    return Finding(f"GELU's error is the smaller at {sum(lower)} of {len(lower)} depths", of_all(lower))
+
+
+def _he(table: pd.DataFrame) -> Finding:
+    curve = _curve(table, "gelu", "he")
+    text = f"with He initialisation {curve.iloc[0]:.2g} at {curve.index[0]}, {curve.iloc[-1]:.2g} at {curve.index[-1]}"
+    return Finding(f"{text} hidden layers", REPRODUCED if curve.iloc[-1] < curve.iloc[0] else NOT_REPRODUCED)
+
+
+def _clamp(table: pd.DataFrame) -> Finding:
+    rows = some(table, activation="gelu")
+    broken = not math.isfinite(rows[["error_mean", "max_u_mean"]].to_numpy(float).sum())
+    reached, most = float(rows["clamped_mean"].max()), float(rows["max_u_mean"].max())
+    verdict = REPRODUCED if broken else PARTLY if reached > 0 else NOT_REPRODUCED
+    seen = "NaN" if broken else "no NaN"
+    return Finding(f"{seen}; largest |u| {most:.2g}, {reached:.2g} units at the bound on average", verdict, most)
+
+
+CLAIMS = (
+    Claim(
+        "relu_exact",
+        "For ReLU the rescaling keeps the function exactly",
+        "exact",
+        "relative change of the output below 1e-4 at every depth: reproduced",
+        _exact,
+    ),
+    Claim(
+        "gelu_error",
+        "For GELU the relative change falls with depth, from about 0.1 to 0.001",
+        "0.1 at 2 layers to 0.001 at 9",
+        "falls at every depth, both ends within a factor 5; all three: reproduced, some: partly",
+        _falls,
+    ),
+    Claim(
+        "gelu_error_any_init",
+        "GELU's error falls with depth because of the activation",
+        "given as the reason",
+        "it falls with He initialisation too: reproduced",
+        _he,
+    ),
+    Claim(
+        "gelu_near_identity",
+        "GELU is closer to positive homogeneity than SiLU, so its error is smaller",
+        "given as the reason",
+        "GELU's error is smaller; at every depth: reproduced, at some: partly",
+        _identity,
+    ),
+    Claim(
+        "gelu_clamp",
+        "Without a bound on u, MLPs with GELU can give NaN",
+        "NaN without |u| <= 5",
+        "NaN seen: reproduced; the bound was reached: partly; neither (diag(G) with activations left out): not",
+        _clamp,
+    ),
+)

@@ -1,0 +1,198 @@
+"""What the claims on trained networks share: ratios of epochs and losses, paired by seed, with honest bounds.
+
+The table has the panels of `paper.curves`. A seed that does not meet the target within its epochs is censored: it
+counts with the epochs it had, which bounds the ratio from one side. Where that is no bound, the cell is left open.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import pandas as pd
+
+from paper.claims.rules import NOT_REPRODUCED, PARTLY, REPRODUCED, NotMeasured, interval, some
+
+LR = 1e-3  # of the paper's main figures
+AT_LEAST, AT_MOST = ">= ", "<= "
+BOUNDS = "a ratio that a missed target leaves as a bound counts as that bound"
+SMALLER = 1.001  # a loss is smaller if it is so by 0.1%
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How many times the epochs (or the loss) of one cell are those of another; mean over seeds.
+
+    Attributes:
+        value: the mean.
+        bound: AT_LEAST or AT_MOST where targets were missed, else empty.
+        interval: 95% over seeds; None for a bound.
+        digits: printed after the point.
+    """
+
+    value: float
+    bound: str = ""
+    interval: tuple[float, float] | None = None
+    digits: int = 2
+
+    def __str__(self) -> str:
+        return f"{self.bound}{self.value:.{self.digits}f}"
+
+
+Ratios = dict[float, Ratio | None]  # None where a ratio is open
+
+
+def runs(table: pd.DataFrame, kind: str | None = None, **where: object) -> pd.DataFrame:
+    """The runs with these values, one row a seed.
+
+    Args:
+        table: of a trained item.
+        kind: "hidden_layers" for MLPs alone, "compression" for autoencoders alone.
+        where: values of columns.
+
+    Raises:
+        NotMeasured: there are none.
+    """
+    rows = some(table, panel="run", **where)
+    if kind is not None:
+        rows = rows[rows[kind].notna()]
+        if rows.empty:
+            raise NotMeasured(f"no run with {kind}")
+    return rows
+
+
+def of(rows: pd.DataFrame, method: str) -> pd.DataFrame:
+    """The runs of a method, none if it was left out."""
+    return rows[rows["method"] == method]
+
+
+def by(rows: pd.DataFrame, column: str) -> Iterator[tuple[float, pd.DataFrame]]:
+    """The rows of each value of a column of numbers, smallest first."""
+    for value in sorted(set(rows[column].dropna())):
+        yield float(value), rows[rows[column] == value]
+
+
+def epochs_ratio(slow: pd.DataFrame, fast: pd.DataFrame) -> Ratio | None:
+    """Epochs to the target of one cell over those of another, paired by seed.
+
+    Args:
+        slow: runs of the cell above the line.
+        fast: runs of the one below.
+
+    Returns:
+        The ratio; None if there is no pair, if a seed meets the target in neither, or bounds point both ways.
+    """
+    columns = ["seed", "reached", "epochs"]
+    pairs = slow[columns].merge(fast[columns], on="seed", suffixes=("", "_fast"))
+    missed, missed_fast = pairs["reached"].isna(), pairs["reached_fast"].isna()
+    if pairs.empty or (missed.any() and missed_fast.any()):
+        return None
+    # The start itself may meet a low target: one epoch then, so that ratios stay finite.
+    above = pairs["reached"].fillna(pairs["epochs"]).clip(lower=1.0)
+    below = pairs["reached_fast"].fillna(pairs["epochs_fast"]).clip(lower=1.0)
+    bound = AT_LEAST if missed.any() else AT_MOST if missed_fast.any() else ""
+    return _over_seeds(above / below, bound)
+
+
+def loss_ratio(high: pd.DataFrame, low: pd.DataFrame) -> Ratio | None:
+    """Final train loss of one cell over that of another, paired by seed; a run that diverged has an infinite one.
+
+    Returns:
+        The ratio, 0 or infinite where one side diverged; None if there is no pair or both sides of one diverged.
+    """
+    columns = ["seed", "final_train_loss"]
+    pairs = high[columns].merge(low[columns], on="seed", suffixes=("", "_low")).fillna(math.inf)
+    values = pairs["final_train_loss"] / pairs["final_train_loss_low"]
+    return None if pairs.empty or values.isna().any() else _over_seeds(values, digits=3)
+
+
+def _over_seeds(values: pd.Series, bound: str = "", digits: int = 2) -> Ratio:
+    mean = float(values.mean())
+    if bound or not math.isfinite(mean):
+        return Ratio(mean, bound, None, digits)
+    return Ratio(mean, "", interval(mean, float(values.std()), len(values)), digits)
+
+
+def ratios(rows: pd.DataFrame, column: str, fast: str = "pathcond", slow: str = "baseline") -> Ratios:
+    """Ratios of epochs of two methods by the values of a column."""
+    return {value: epochs_ratio(of(part, slow), of(part, fast)) for value, part in by(rows, column)}
+
+
+def loss_ratios(rows: pd.DataFrame, column: str, low: str = "pathcond", high: str = "baseline") -> Ratios:
+    """Ratios of final losses of two methods by the values of a column."""
+    return {value: loss_ratio(of(part, high), of(part, low)) for value, part in by(rows, column)}
+
+
+def known(found: Ratios, least: int = 1) -> dict[float, Ratio]:
+    """The ratios that are not open.
+
+    Raises:
+        NotMeasured: there are fewer than `least`.
+    """
+    kept = {key: value for key, value in found.items() if value is not None}
+    if len(kept) < least:
+        raise NotMeasured(f"{len(kept)} of {len(found)} ratios known, {least} needed: targets missed or runs left out")
+    return kept
+
+
+def listed(found: Ratios, name: str) -> str:
+    """Ratios in words, such as "hidden layers 2: >= 1.54, 3: 1.72, 4: open"."""
+    return f"{name} " + ", ".join(f"{key:g}: {'open' if value is None else value}" for key, value in found.items())
+
+
+def span(found: Mapping[float, Ratio]) -> tuple[float, float]:
+    """Smallest and largest value."""
+    values = [ratio.value for ratio in found.values()]
+    return min(values), max(values)
+
+
+def rank(values: Mapping[float, float]) -> float:
+    """Rank correlation of values with their keys; NaN if either is constant."""
+    series = pd.Series(values)
+    if series.nunique() < 2:
+        return math.nan
+    return float(pd.Series(series.index).rank().corr(series.reset_index(drop=True).rank()))
+
+
+def growth(values: Mapping[float, float]) -> str:
+    """Reproduced if values grow from each key to the next, partly if the last is above the first, else not.
+
+    Raises:
+        NotMeasured: one value shows no trend.
+    """
+    ordered = [value for _, value in sorted(values.items())]
+    if len(ordered) < 2:
+        raise NotMeasured("one value shows no trend")
+    if all(left < right for left, right in zip(ordered, ordered[1:], strict=False)):
+        return REPRODUCED
+    return PARTLY if ordered[-1] > ordered[0] else NOT_REPRODUCED
+
+
+def more_accurate(rows: pd.DataFrame, first: str, second: str) -> float:
+    """How much higher the first method's final train accuracy is, mean over seeds."""
+    values = [of(rows, method).set_index("seed")["final_train_accuracy"] for method in (first, second)]
+    return float((values[0] - values[1]).mean())
+
+
+def head_start(table: pd.DataFrame, value: str) -> tuple[float, int]:
+    """How many epochs earlier PathCond's mean curve gets to where the baseline's ends.
+
+    Args:
+        table: of one network and learning rate.
+        value: metric of the curves.
+
+    Returns:
+        Epochs between the first times that the baseline and PathCond are there (NaN if PathCond never is), and the
+        epochs of a run.
+
+    Raises:
+        NotMeasured: a method was left out, or the baseline diverged.
+    """
+    curves = {}
+    for method in ("baseline", "pathcond"):
+        rows = some(table, panel="curve", method=method).sort_values("epoch").set_index("epoch")
+        curves[method] = rows[f"{value}_mean"] * (-1 if value.endswith("loss") else 1)
+    level = curves["baseline"].iloc[-1]
+    if math.isnan(level):
+        raise NotMeasured("the baseline diverged")
+    first = {method: curve.index[curve >= level].min() for method, curve in curves.items()}
+    return float(first["baseline"] - first["pathcond"]), int(curves["baseline"].index.max())

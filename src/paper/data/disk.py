@@ -1,0 +1,114 @@
+"""Where the data are kept, and writing there: whole files or none, one process at a time, errors with a way out."""
+
+import contextlib
+import errno
+import fcntl
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from paper.data.progress import Say
+from paper.errors import PaperError
+
+CACHE_WAY_OUT = "Set PATHCOND_DATA to a folder that can be written and has room (about 500 MB for cifar10)."
+OUTPUT_WAY_OUT = "Make room or permit writing there, or choose another output folder."
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+def cache_folder() -> Path:
+    """The user's folder for prepared data: $PATHCOND_DATA, $XDG_CACHE_HOME/pathcond or ~/.cache/pathcond."""
+    if own := os.environ.get("PATHCOND_DATA"):
+        return Path(own).expanduser().absolute()
+    shared = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if shared.is_absolute():
+        return shared / "pathcond"
+    try:
+        return Path.home() / ".cache" / "pathcond"
+    except RuntimeError as error:
+        raise PaperError(f"data: expected a home folder for the cache, got none. {CACHE_WAY_OUT}") from error
+
+
+@contextlib.contextmanager
+def guarded(path: Path, way_out: str) -> Iterator[None]:
+    """Turns an error of the file system into one that a user can act on."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in FULL:
+            reason = "the disk is full or the quota is used up"
+        elif error.errno in FORBIDDEN:
+            reason = "no permission to write there"
+        else:
+            reason = "it cannot be written"
+        raise PaperError(f"{path}: {reason} ({error.strerror or error}). {way_out}") from error
+
+
+@contextlib.contextmanager
+def _replacing(path: Path, way_out: str) -> Iterator[Path]:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    try:
+        with guarded(path, way_out):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            yield temporary
+            os.replace(temporary, path)
+    finally:
+        # Also after success: replacing a file by a link to itself leaves the link.
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+
+
+def write(path: Path, data: bytes | memoryview, way_out: str) -> None:
+    """Writes a file, whole or not at all."""
+    with _replacing(path, way_out) as temporary, temporary.open("xb") as handle:
+        handle.write(data)
+        handle.flush()
+        os.fsync(handle.fileno())
+
+
+def place(source: Path, path: Path, way_out: str) -> None:
+    """Puts a file at another path too: a hard link, or a copy where links do not reach."""
+    with _replacing(path, way_out) as temporary:
+        try:
+            os.link(source, temporary)
+        except OSError:
+            with source.open("rb") as old, temporary.open("xb") as new:
+                shutil.copyfileobj(old, new, 2**20)
+                new.flush()
+                os.fsync(new.fileno())
+
+
+@contextlib.contextmanager
+def locked(path: Path, say: Say) -> Iterator[bool]:
+    """Waits until no other process holds the lock file.
+
+    Yields:
+        Whether the lock is held; a file system without locks gives False.
+    """
+    with guarded(path, CACHE_WAY_OUT):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = path.open("ab")
+    with handle:
+        yield _lock(handle.fileno(), path, say)
+
+
+def _lock(descriptor: int, path: Path, say: Say) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        say(f"waiting for another process that holds {path}")
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    except OSError:
+        return False
+    return True
+
+
+def sweep(folder: Path, name: str) -> None:
+    """Removes what a killed process left of a data set; only for the holder of its lock."""
+    for left in folder.glob(f"{name}.*.tmp"):
+        shutil.rmtree(left, ignore_errors=True)
+    for left in folder.glob(f".{name}.pt.*.tmp"):
+        left.unlink(missing_ok=True)

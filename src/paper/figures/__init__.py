@@ -1,0 +1,1 @@
+"""Figures, one module an item: a tidy table in, a figure out."""

@@ -1,0 +1,61 @@
+"""Convergence of the alternating minimisation, by sweep."""
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from paper.figures import style
+
+PAPER = (
+    "Left: how far the objective is above its last value, as a fraction of its whole decrease, after each sweep. "
+    "Right: mean absolute change of the log-scales in each sweep. Mean and deviation over seeds. Without pools, as in "
+    "the MLP, both ways to count them are one."
+)
+LINES = {"plain": ("-", "pools as they are"), "exact": ("--", "exact pools")}
+USED = 10  # sweeps of the paper's experiments
+
+
+def plot(table: pd.DataFrame) -> Figure:
+    """Draw the item `bcd`.
+
+    Args:
+        table: network, pooling, sweep, normalised_mean, normalised_sd, update_mean, update_sd.
+
+    Returns:
+        Two panels, a page wide.
+    """
+    figure, (left, right) = style.panels(1, 2, style.PAGE, 2.5, gridspec_kw={"wspace": 0.08})
+    networks = [name for name in style.NETWORKS if name in set(table["network"])]
+    poolings = [name for name in LINES if name in set(table["pooling"])]
+    for axes, value in ((left, "normalised"), (right, "update")):
+        for network in networks:
+            for pooling in poolings:
+                rows = table.query(f"network == {network!r} and pooling == {pooling!r} and sweep > 0")
+                _curve(axes, rows, value, network, pooling)
+        axes.set(xlabel="sweep", xscale="log", xlim=(1, max(2, *table["sweep"])))
+        axes.xaxis.set_major_formatter("{x:g}")
+        if max(table["sweep"]) > USED:
+            axes.axvline(USED, color=style.GREY, linewidth=0.8, linestyle=":", zorder=1)
+    left.set(ylabel="share of the decrease left", ylim=(-0.02, 1.02), title="Normalised objective")
+    right.set(ylabel=r"mean $|u^{(k)} - u^{(k-1)}|$", yscale="log", title="Mean update of the log-scales")
+    if max(table["sweep"]) > USED:
+        place = {"xytext": (3, 0), "textcoords": "offset points", "va": "top", "color": style.GREY}
+        top = (USED, 0.98)
+        right.annotate("the paper's\n10 sweeps", top, xycoords=right.get_xaxis_transform(), fontsize="x-small", **place)
+    _legend(left, networks, poolings)
+    return figure
+
+
+def _curve(axes: Axes, rows: pd.DataFrame, value: str, network: str, pooling: str) -> None:
+    colour, mean, deviation = style.NETWORKS[network][0], rows[f"{value}_mean"], rows[f"{value}_sd"].fillna(0.0)
+    axes.plot(rows["sweep"], mean, color=colour, linestyle=LINES[pooling][0])
+    low = (mean - deviation).clip(lower=0.01 * mean)  # zero would leave the logarithmic axis
+    axes.fill_between(rows["sweep"], low, mean + deviation, color=colour, alpha=0.2, linewidth=0)
+
+
+def _legend(axes: Axes, networks: list[str], poolings: list[str]) -> None:
+    for network in networks:
+        axes.plot([], [], color=style.NETWORKS[network][0], label=style.NETWORKS[network][2])
+    for pooling in poolings:
+        axes.plot([], [], color=style.GREY, linestyle=LINES[pooling][0], label=LINES[pooling][1])
+    axes.legend(loc="upper right")

@@ -1,0 +1,1 @@
+"""Measurements, one module an item: settings in, rows out."""

@@ -1,0 +1,30 @@
+"""Random numbers by (seed, purpose): methods at one seed share them, purposes do not."""
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+PURPOSES = ("init", "order", "input", "widths")
+
+
+def number(seed: int, purpose: str, *names: object) -> int:
+    """The 63-bit number that stands for a seed, a purpose and what else keeps streams apart, such as a depth."""
+    if purpose not in PURPOSES:
+        raise ValueError(f"purpose: expected one of {', '.join(PURPOSES)}, got {purpose!r}")
+    text = "/".join(map(str, (seed, purpose, *names)))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+
+
+def generator(seed: int, purpose: str, *names: object) -> torch.Generator:
+    """A generator on the CPU whose stream depends on the arguments alone."""
+    return torch.Generator().manual_seed(number(seed, purpose, *names))
+
+
+@contextmanager
+def seeded(seed: int, purpose: str, *names: object) -> Iterator[None]:
+    """Torch's own generator, which initialises layers, set for a while; its state is put back afterwards."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(number(seed, purpose, *names))
+        yield

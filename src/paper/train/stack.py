@@ -1,0 +1,181 @@
+"""Fully connected networks of one shape, trained together: parameters are stacked along a first axis of runs.
+
+A step is written out by hand: products of stacked matrices, with the update of a weight fused into the product that
+makes its gradient, so that each weight is read twice and written once.
+"""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paper.train import layers
+from paper.train.layers import fused
+
+_ACTIVATIONS = {nn.ReLU: "relu", nn.GELU: "gelu", nn.SiLU: "silu"}
+_NORM = ("weight", "bias", "running_mean", "running_var")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What networks must share to be stacked: widths, kinds of layers."""
+
+    widths: tuple[int, ...]
+    batchnorm: bool
+    activation: str
+    hidden_bias: bool
+    output_bias: bool
+
+    @classmethod
+    def of(cls, module: nn.Module) -> "Shape":
+        """Read the shape off a network of Linear, BatchNorm1d and activation layers."""
+        parts = [m for m in module.modules() if not isinstance(m, (nn.Sequential, nn.Flatten))]
+        linear = [m for m in parts if isinstance(m, nn.Linear)]
+        kinds = {_ACTIVATIONS[type(m)] for m in parts if type(m) in _ACTIVATIONS}
+        norms = [m for m in parts if isinstance(m, nn.BatchNorm1d)]
+        hidden_bias = linear[0].bias is not None
+        if len(kinds) != 1 or len(norms) not in (0, len(linear) - 1) or (norms and hidden_bias):
+            raise TypeError("expected Linear layers with one kind of activation, and BatchNorm1d in place of biases")
+        widths = (linear[0].in_features, *(m.out_features for m in linear))
+        return cls(widths, bool(norms), kinds.pop(), hidden_bias, linear[-1].bias is not None)
+
+
+class Stack:
+    """R networks of one shape on a device."""
+
+    def __init__(self, modules: Sequence[nn.Module], device: torch.device, dtype: torch.dtype = torch.float32) -> None:
+        self.shape = Shape.of(modules[0])
+        self.device, self.dtype, self.runs = device, dtype, len(modules)
+        self.side = torch.cuda.Stream(device) if device.type == "cuda" else None
+        # On a GPU, ENorm's factors of the first layer's rows are kept apart for an epoch; see `layers.balance`.
+        self.row: Tensor | None = None
+        linear = [[m for m in module.modules() if isinstance(m, nn.Linear)] for module in modules]
+        norms = [[m for m in module.modules() if isinstance(m, nn.BatchNorm1d)] for module in modules]
+
+        def stacked(tensors: Sequence[Tensor]) -> Tensor:
+            return torch.stack([t.detach().to(device, dtype) for t in tensors])
+
+        depth = range(len(self.shape.widths) - 1)
+        self.weights = [stacked([run[k].weight for run in linear]) for k in depth]
+        self.biases: list[Tensor | None] = [
+            None if linear[0][k].bias is None else stacked([run[k].bias for run in linear])[:, None] for k in depth
+        ]
+        hidden = range(len(norms[0]))
+        # Of each hidden layer: scale, shift, running mean, running variance.
+        self.norms = [[stacked([getattr(run[k], name) for run in norms])[:, None] for name in _NORM] for k in hidden]
+
+    def tensors(self) -> list[Tensor]:
+        """Everything that training changes, first axis runs."""
+        self.fold()
+        return self.held()[: -1 if self.row is not None else None]
+
+    def held(self) -> list[Tensor]:
+        """The same as it stands, with what is kept apart."""
+        norms = [t for layer in self.norms for t in layer]
+        apart = [] if self.row is None else [self.row]
+        return [*self.weights, *(b for b in self.biases if b is not None), *norms, *apart]
+
+    def fold(self) -> None:
+        """Multiply what is kept apart into the weights."""
+        if self.row is not None:
+            self.weights[0].mul_(self.row.mT)
+            self.row.fill_(1.0)
+
+    def save(self, run: int) -> list[Tensor]:
+        """One run's tensors, on the CPU."""
+        return [t[run].cpu().clone() for t in self.tensors()]
+
+    def load(self, run: int, tensors: Sequence[Tensor]) -> None:
+        """Put one run's tensors back."""
+        for mine, given in zip(self.tensors(), tensors, strict=True):
+            mine[run].copy_(given)
+
+    def write_to(self, run: int, module: nn.Module) -> None:
+        """Copy one run into a module of the shape."""
+        self.fold()
+        linear = [m for m in module.modules() if isinstance(m, nn.Linear)]
+        norms = [m for m in module.modules() if isinstance(m, nn.BatchNorm1d)]
+        with torch.no_grad():
+            for layer, weight, bias in zip(linear, self.weights, self.biases, strict=True):
+                layer.weight.copy_(weight[run])
+                if bias is not None:
+                    layer.bias.copy_(bias[run, 0])
+            for norm, held in zip(norms, self.norms, strict=True):
+                for name, tensor in zip(_NORM, held, strict=True):
+                    getattr(norm, name).copy_(tensor[run, 0])
+
+    def read_from(self, run: int, module: nn.Module) -> None:
+        """Copy a module of the shape into one run."""
+        for mine, given in zip(self.tensors(), Stack([module], self.device, self.dtype).tensors(), strict=True):
+            mine[run].copy_(given[0])
+
+    def step(self, x: Tensor, target: Tensor, rate: Tensor, task: str, balanced: slice | None = None) -> None:
+        """One step of gradient descent on a batch, in place.
+
+        Args:
+            x: inputs, (R, B, n_0).
+            target: labels (R, B) to classify, or the inputs themselves to rebuild.
+            rate: learning rates, (R, 1, 1).
+            task: ``classify`` or ``rebuild``.
+            balanced: runs on which one cycle of ENorm follows.
+        """
+        kind, last = self.shape.activation, len(self.weights) - 1
+        inputs, stats, grads = [x], [], []
+        for k in range(last):
+            z, row = torch.bmm(inputs[k], self.weights[k].mT), self.row if k == 0 else None
+            if self.norms:
+                a, mean, rstd = fused(layers.norm_forward, self.device)(z, self.norms[k], kind, row)
+                stats.append((z, mean, rstd))
+            else:
+                a = fused(layers.plain_forward, self.device)(z, self.biases[k], kind, row)
+                stats.append((z, z, z))
+            inputs.append(a)
+        z = torch.bmm(inputs[last], self.weights[last].mT)
+        gradient = layers.classify_gradient if task == "classify" else layers.rebuild_gradient
+        grad = fused(gradient, self.device)(z, self.biases[last], target, rate)
+        for k in range(last, 0, -1):
+            grads.append(grad)  # kept until both streams are done with it
+            below = torch.bmm(grad, self.weights[k])
+            with self._beside():  # the way down need not wait for the weights
+                self.weights[k].baddbmm_(grad.mT, inputs[k], alpha=-1)
+            (z, mean, rstd), row = stats[k - 1], self.row if k == 1 else None
+            if self.norms:
+                grad = fused(layers.norm_backward, self.device)(below, z, mean, rstd, self.norms[k - 1], kind, row)
+            else:
+                grad = fused(layers.plain_backward, self.device)(below, z, self.biases[k - 1], kind, row)
+        self.weights[0].baddbmm_(grad.mT, x, alpha=-1)
+        if self.side is not None:
+            torch.cuda.current_stream().wait_stream(self.side)
+        if balanced is not None:
+            part = [w[balanced] for w in self.weights], [None if b is None else b[balanced] for b in self.biases]
+            fused(layers.balance, self.device)(*part, None if self.row is None else self.row[balanced])
+
+    def keep_apart(self) -> None:
+        """From now on keep ENorm's factors of the first layer's rows apart; on a GPU only."""
+        if self.side is not None:
+            runs, n = self.weights[0].shape[:2]
+            self.row = torch.ones(runs, 1, n, device=self.device)
+
+    def _beside(self) -> AbstractContextManager[Any]:
+        """What follows runs on a second stream, after what was asked for so far."""
+        if self.side is None:
+            return nullcontext()
+        self.side.wait_stream(torch.cuda.current_stream())
+        return torch.cuda.stream(self.side)
+
+    def outputs(self, x: Tensor) -> Tensor:
+        """Outputs in eval mode for inputs that all runs share: (B, n_0) gives (R, B, n_L)."""
+        self.fold()
+        first, bias = self.weights[0], self.biases
+        # One wide product: the runs' first layers side by side.
+        z = (x @ first.reshape(-1, first.shape[2]).mT).reshape(len(x), *first.shape[:2]).transpose(0, 1)
+        for k in range(len(self.weights) - 1):
+            if self.norms:
+                a = fused(layers.norm_eval, self.device)(z, self.norms[k], self.shape.activation)
+            else:
+                a = fused(layers.plain_forward, self.device)(z, bias[k], self.shape.activation)
+            z = torch.bmm(a, self.weights[k + 1].mT)
+        return z if bias[-1] is None else z + bias[-1]

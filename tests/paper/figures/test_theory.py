@@ -1,0 +1,108 @@
+"""Theory figure: a panel a case, formula and random networks in each, crosses only where the print is off."""
+
+import io
+
+import pandas as pd
+import pytest
+from matplotlib import pyplot
+
+from paper.figures import style, theory
+
+NAN = float("nan")
+
+
+def _case(case, values=(1.0,), off=(), biases=True, layers=3):
+    rows = []
+    for a in values:
+        for kind, count in (("edge", layers), ("bias", layers - 1 if biases else 0)):
+            for k in range(count):
+                value = 2.0**k * (1.0 if a != a else a)
+                wrong = kind == "edge" and k in off
+                rows.append(
+                    {
+                        "case": case,
+                        "kind": kind,
+                        "layer": k,
+                        "a": a,
+                        "formula": value,
+                        "monte_carlo": 1.01 * value,
+                        "standard_error": 0.01 * value,
+                        "z": 1.0,
+                        "printed": 1.5 * value if wrong else NAN,
+                        "printed_name": "",
+                        "printed_z": NAN,
+                        "draws": 10,
+                        "seed": 0,
+                        "limit": NAN,
+                        "printed_off": wrong,
+                    }  # fmt: skip
+                )
+    return pd.DataFrame(rows)
+
+
+def _table():
+    cases = [
+        _case("by_layer", (NAN,), off=(1,)), _case("constant", (0.1, 1 / 3)),
+        _case("constant_no_bias", (0.1, 1 / 3), off=(1, 2), biases=False), _case("small", (0.001,), off=(0,)),
+        _case("another_one"),
+    ]  # fmt: skip
+    return pd.concat(cases, ignore_index=True)
+
+
+def _drawn(table):
+    with style.look(8.0):
+        figure = theory.plot(table)
+        style.stamp(figure, "scale: tiny")
+        figure.savefig(io.BytesIO(), format="png")
+    return figure
+
+
+@pytest.mark.parametrize("table", [_table(), _case("constant"), pd.concat([_case(c) for c in theory.TITLES])])
+def test_it_draws_and_leaves_no_trace(table):
+    before = table.copy()
+    _drawn(table)
+    assert table.equals(before)
+    assert pyplot.get_fignums() == []
+
+
+def test_panels():
+    axes = [place for place in _drawn(_table()).axes if place.get_visible()]
+    assert [place.get_title() for place in axes] == [
+        "equal widths\nwith biases", "equal widths\nno biases", "equal widths\n$a$ = 0.001",
+        "unequal widths\nvariances by layer", "another one\n$a$ = 1",
+    ]  # fmt: skip
+    for place in axes:
+        assert place.get_xlabel() == "layer $k$"
+        assert place.get_yscale() == "log"
+    assert [place.get_ylabel() for place in axes] == ["expected $g$", "", "", "", "expected $g$"]
+    assert theory.PAPER.endswith(".")
+
+
+def _crosses(axes):
+    return [tuple(line.get_xydata().ravel()) for line in axes.lines if line.get_marker() == "x"]
+
+
+def test_crosses_stand_where_the_print_is_off():
+    with_biases, no_biases, small, by_layer, other = _drawn(_table()).axes[:5]
+    assert _crosses(with_biases) == _crosses(other) == [()]
+    assert _crosses(small) == [pytest.approx((0, 0.0015))]
+    assert _crosses(by_layer) == [pytest.approx((1, 3.0))]
+    assert _crosses(no_biases) == [pytest.approx((1, 0.3, 2, 0.6, 1, 1.0, 2, 2.0))]
+
+
+def test_formula_and_random_networks():
+    with_biases, no_biases, small, *_ = _drawn(_table()).axes
+    for axes, styles in ((with_biases, ["-", "-", ":", ":"]), (no_biases, ["-", "-"]), (small, ["-"])):
+        formulas = [line for line in axes.lines if line.get_linestyle() != "None"]
+        assert sorted(line.get_linestyle() for line in formulas) == styles
+        assert len(axes.containers) == len(styles)
+    (bars,) = small.containers[0].lines[2]
+    low, high = bars.get_segments()[0][:, 1]
+    assert (low, high) == pytest.approx((0.00099, 0.00103)), "two standard errors each way"
+
+
+def test_legend():
+    (legend,) = _drawn(_table()).legends
+    assert [text.get_text() for text in legend.get_texts()] == [
+        "$a$ = 0.1", "$a$ = 0.33", "formula", "random networks", "biases", "paper's formula, where wrong",
+    ]  # fmt: skip

@@ -1,0 +1,90 @@
+"""Regimes: widths that add up, and rescalings that are those of the literal algorithm on networks drawn as told."""
+
+import pytest
+import torch
+from torch import nn
+
+import pathcond
+from paper.errors import PaperError
+from paper.measure import regimes
+from tests.reference import dense_problem, literal_sweeps
+
+CPU = torch.device("cpu")
+SETTINGS = {
+    "hidden_layers": 3, "neurons": 12, "inputs": 3, "outputs": 2, "variances": [1e-2, 1e-1], "sweeps": 4,
+    "log10_alpha": {"first": -1.0, "last": 2.0, "count": 3}, "seeds": [0, 1],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def table():
+    return regimes.measure(SETTINGS, CPU)
+
+
+def test_columns_and_rows(table):
+    assert list(table.columns) == regimes.COLUMNS
+    assert len(table) == 2 * 3 * 2
+    assert not table.duplicated(["variance", "alpha", "seed"]).any()
+    assert sorted(set(table["alpha"].round(9))) == pytest.approx([0.1, 10**0.5, 100.0])
+    assert (table.groupby(["alpha", "seed"])["widths"].nunique() == 1).all(), "variances share their widths"
+    for text in table["widths"]:
+        widths = [int(part) for part in text.split("-")]
+        assert (len(widths), sum(widths), min(widths) >= 1) == (3, 12, True)
+
+
+def test_rescaling_is_that_of_the_literal_algorithm(table):
+    alpha = 10.0**0.5
+    hidden = regimes.hidden_widths(3, 12, alpha, 1)
+    widths = [3, *hidden, 2]
+    layers = [nn.Linear(widths[k], widths[k + 1], bias=k < 3, dtype=torch.float64) for k in range(4)]
+    model = nn.Sequential(*(module for layer in layers for module in (layer, nn.ReLU())))[:-1]
+    stream = regimes.generator(1, "init", f"{alpha:.6g}")
+    for parameter in model.parameters():
+        parameter.data = torch.randn(parameter.shape, generator=stream, dtype=torch.float64) * 0.1**0.5
+    example = torch.ones(1, 3, dtype=torch.float64)
+    graph = pathcond.extract_graph(model, example)
+    u = literal_sweeps(dense_problem(graph, pathcond.path_magnitudes(model, example)), sweeps=4)
+    (row,) = table.query("variance == 0.1 and seed == 1 and 3 < alpha < 4").itertuples()
+    assert row.widths == "-".join(map(str, hidden))
+    assert row.max_log_scale == pytest.approx(float(u.abs().max()) / 2.0, rel=1e-9)
+
+
+def test_an_alpha_does_not_depend_on_its_neighbours(table):
+    alone = regimes.measure(SETTINGS | {"log10_alpha": {"first": 2.0, "last": 2.0, "count": 1}}, CPU)
+    expected = table.query("alpha > 99").reset_index(drop=True)
+    assert alone.equals(expected)
+
+
+def test_smaller_variance_and_uneven_widths_ask_for_more(table):
+    wide = table.pivot_table(index="alpha", columns="variance", values="max_log_scale")
+    assert wide[1e-2].mean() > 1.5 * wide[1e-1].mean()
+    assert (wide.iloc[0] > 2.0 * wide.iloc[-1]).all()
+
+
+def test_widths_follow_alpha():
+    spread = [max(regimes.hidden_widths(8, 256, alpha, seed)) for alpha in (0.1, 1e6) for seed in range(5)]
+    assert min(spread[:5]) > 80
+    assert max(spread[5:]) <= 33
+    assert regimes.hidden_widths(4, 4, 1.0, 0) == [1, 1, 1, 1]
+    with pytest.raises(PaperError, match=r"3 neurons for 4 layers"):
+        regimes.hidden_widths(4, 3, 1.0, 0)
+
+
+@pytest.mark.parametrize(
+    ("shares", "total", "expected"),
+    [
+        ([0.5, 0.3, 0.2], 10, [5, 3, 2]),
+        ([0.46, 0.33, 0.21], 10, [5, 3, 2]),
+        ([1 / 3, 1 / 3, 1 / 3], 4, [2, 1, 1]),
+        ([1.0, 0.0], 7, [7, 0]),
+        ([0.3, 0.7], 0, [0, 0]),
+    ],
+)
+def test_largest_remainder(shares, total, expected):
+    assert regimes.largest_remainder(torch.tensor(shares, dtype=torch.float64), total) == expected
+
+
+def test_the_same_again_and_no_trace_in_torch(table):
+    state = torch.random.get_rng_state()
+    assert regimes.measure(SETTINGS, CPU).equals(table)
+    assert torch.equal(torch.random.get_rng_state(), state)

@@ -1,0 +1,212 @@
+"""From runs to tables: the statistics by hand, and strictness about which runs there are."""
+
+import math
+import sys
+from itertools import product
+
+import pandas as pd
+import pytest
+
+from paper import cli, plan, store
+from paper.aggregate import aggregate as aggregate_with
+from paper.aggregate import main
+from paper.errors import PaperError
+
+TIMED = {"parameters": 100, "batches": 4, "epoch_batches": 8, "hardware": "CPU"}
+
+
+def write(folder, item, rows, part="all", **settings):
+    """A run of an item as the measuring stage leaves it."""
+    spec = {"stage": "measure", "scale": "tiny", "item": item, "part": part, "version": 1, "settings": settings}
+    path = folder / f"{plan.key(spec)}.csv"
+    store.write_result(path, pd.DataFrame(rows), spec, {"status": "done"})
+    return path
+
+
+def aggregate(item, paths):
+    return aggregate_with(item, paths, {})
+
+
+def regimes(values):
+    return [
+        {"variance": 0.1, "alpha": 1.0, "seed": seed, "max_log_scale": value, "widths": "2-2"} for seed, value in values
+    ]
+
+
+def smooth(values, depth=1):
+    names = {"activation": "gelu", "initialisation": "he", "hidden_layers": depth}
+    return [{**names, "seed": seed, "error": value, "max_u": 2 * value, "clamped": seed} for seed, value in values]
+
+
+def timing(network, seconds, **more):
+    steps = [
+        {"network": network, "pooling": pooling, "repeat": repeat, "step": "total", "seconds": value}
+        for pooling, values in seconds.items()
+        for repeat, value in enumerate(values)
+    ]
+    return [{**row, "units": 9, **TIMED, **more} for row in steps]
+
+
+def depths(seconds):
+    return [
+        {"hidden_layers": depth, "repeat": repeat, "step": "total", "seconds": value, **TIMED, "parameters": 10 * depth}
+        for depth, values in seconds.items()
+        for repeat, value in enumerate(values)
+    ]
+
+
+def test_regimes_have_median_and_quartiles(tmp_path):
+    rows = regimes(enumerate([5.0, 1.0, 2.0, 4.0, 3.0])) + [
+        {**row, "alpha": 10.0} for row in regimes(enumerate([1.0, 1.0, 1.0, 1.0, 6.0]))
+    ]
+    table = aggregate("regimes", [write(tmp_path, "regimes", rows, seeds=[0, 1, 2, 3, 4])])
+    assert list(table.columns) == ["variance", "alpha", "median", "low", "high", "n"]
+    assert table.to_numpy().tolist() == [[0.1, 1.0, 3.0, 2.0, 4.0, 5], [0.1, 10.0, 1.0, 1.0, 1.0, 5]]
+
+
+def test_smooth_has_mean_and_deviation_over_seeds(tmp_path):
+    rows = smooth([(0, 1.0), (1, 2.0), (2, 6.0)]) + smooth([(0, 4.0), (1, 4.0), (2, 4.0)], depth=2)
+    table = aggregate("smooth", [write(tmp_path, "smooth", rows, seeds=[0, 1, 2])])
+    first, second = table.to_dict("records")
+    assert (first["activation"], first["initialisation"], first["hidden_layers"]) == ("gelu", "he", 1)
+    assert (first["error_mean"], first["max_u_mean"], first["clamped_mean"], first["n"]) == (3.0, 6.0, 1.0, 3)
+    assert first["error_sd"] == pytest.approx(math.sqrt(7.0))  # (4 + 1 + 9) / (3 - 1)
+    assert (second["hidden_layers"], second["error_mean"], second["error_sd"]) == (2, 4.0, 0.0)
+
+
+def test_a_nan_is_not_averaged_away(tmp_path):
+    table = aggregate("smooth", [write(tmp_path, "smooth", smooth([(0, 1.0), (1, math.nan)]), seeds=[0, 1])])
+    assert table[["error_mean", "error_sd"]].isna().all(axis=None)
+    assert table["clamped_mean"].tolist() == [0.5]
+
+
+def test_bcd_joins_networks_and_keeps_the_start_without_update(tmp_path):
+    def rows(network, last):
+        for seed, sweep in product((0, 1), (0, 1)):
+            value = last + seed if sweep else 1.0
+            yield {
+                "network": network, "pooling": "plain", "seed": seed, "sweep": sweep, "objective": 1.0,
+                "normalised": value, "to_optimum": 2 * value, "update": value if sweep else math.nan, "max_u": 1.0,
+            }  # fmt: skip
+
+    paths = [write(tmp_path, "bcd", list(rows(name, last)), name, seeds=[0, 1]) for name, last in (("a", 0), ("b", 4))]
+    table = aggregate("bcd", paths)
+    assert table["network"].tolist() == ["a", "a", "b", "b"]
+    assert table["sweep"].tolist() == [0, 1, 0, 1]
+    assert table["normalised_mean"].tolist() == [1.0, 0.5, 1.0, 4.5]
+    assert table["to_optimum_mean"].tolist() == [2.0, 1.0, 2.0, 9.0]
+    assert table["normalised_sd"].tolist() == pytest.approx([0.0, math.sqrt(0.5)] * 2)
+    assert table["update_mean"].isna().tolist() == [True, False] * 2
+    assert table["n"].tolist() == [2] * 4
+
+
+def test_timing_has_mean_and_deviation_over_repeats(tmp_path):
+    rows = timing("mlp", {"plain": [1.0, 3.0], "exact": [5.0, 5.0]})
+    table = aggregate("timing", [write(tmp_path, "timing", rows, "mlp", repeats=2)])
+    assert table["pooling"].tolist() == ["plain", "exact"]
+    assert table["seconds_mean"].tolist() == [2.0, 5.0]
+    assert table["seconds_sd"].tolist() == pytest.approx([math.sqrt(2.0), 0.0])
+    for name, value in {**TIMED, "units": 9, "n": 2, "network": "mlp", "step": "total"}.items():
+        assert table[name].tolist() == [value, value]
+
+
+def test_timing_depth_joins_both_panels(tmp_path):
+    deep = write(tmp_path, "timing_depth", depths({1: [1.0, 2.0], 2: [3.0, 5.0]}), repeats=2)
+    nets = [
+        write(tmp_path, "timing", timing(name, {"plain": values}), name, repeats=2)
+        for name, values in (("mlp", [1.0, 1.0]), ("conv", [2.0, 4.0]))
+    ]
+    table = aggregate("timing_depth", [deep, *nets])
+    depth, split = table[table["panel"] == "depth"], table[table["panel"] == "split"]
+    assert len(table) == len(depth) + len(split)
+    assert depth["hidden_layers"].tolist() == [1, 2]
+    assert depth["parameters"].tolist() == [10, 20]
+    assert depth["seconds_mean"].tolist() == [1.5, 4.0]
+    assert depth["network"].isna().all()
+    assert split["network"].tolist() == ["mlp", "conv"]
+    assert split["seconds_mean"].tolist() == [1.0, 3.0]
+    assert split["hidden_layers"].isna().all()
+    assert split[["n", "units"]].to_numpy().tolist() == [[2, 9], [2, 9]]
+
+
+@pytest.mark.parametrize("item", ["toy", "criteria", "theory", "architectures"])
+def test_other_items_keep_their_rows(tmp_path, item):
+    columns = {"toy": "start extra run step", "criteria": "example criterion log_scale", "theory": "case a kind layer"}
+    rows = [{**dict.fromkeys(columns.get(item, "network").split(), "x"), "value": 1 / 3, "seed": s} for s in (0, 1)]
+    settings = {} if item == "architectures" else {"seeds": [0, 1]}
+    table = aggregate(item, [write(tmp_path, item, rows, **settings)])
+    pd.testing.assert_frame_equal(table, pd.DataFrame(rows), check_exact=True)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ([(0, 1.0), (2, 1.0)], "seeds [0, 1, 2], got [0, 2]"),
+        ([(0, 1.0), (1, 1.0), (2, 1.0), (3, 1.0)], "seeds [0, 1, 2], got [0, 1, 2, 3]"),
+        (
+            [(0, 1.0), (1, 1.0), (1, 2.0), (2, 1.0)],
+            "every seed once in every group, got rows by seed {0: 1, 1: 2, 2: 1}",
+        ),
+        ([(0, 1.0), (1, 1.0), (2, 1.0)] * 2, "every seed once in every group, got rows by seed {0: 2, 1: 2, 2: 2}"),
+    ],
+    ids=["missing", "too many", "doubled", "all doubled"],
+)
+def test_seeds_that_are_not_those_asked_for_are_an_error(tmp_path, values, said):
+    path = write(tmp_path, "regimes", regimes(values), seeds=[0, 1, 2])
+    with pytest.raises(PaperError) as caught:
+        aggregate("regimes", [path])
+    assert str(caught.value).startswith(f"{path}: expected {said}")
+    assert str(caught.value).endswith("Delete it and run again.")
+
+
+def test_a_seed_that_is_missing_in_one_group_is_an_error(tmp_path):
+    rows = smooth([(0, 1.0), (1, 1.0)]) + smooth([(0, 1.0)], depth=2)
+    path = write(tmp_path, "smooth", rows, seeds=[0, 1])
+    with pytest.raises(PaperError, match=r"expected every seed once in every group, got rows by seed \{0: 2, 1: 1\}"):
+        aggregate("smooth", [path])
+
+
+def test_a_missing_column_of_seeds_is_an_error(tmp_path):
+    path = write(tmp_path, "theory", [{"case": "constant", "z": 1.0}], seeds=[0])
+    with pytest.raises(PaperError, match=r"expected seeds \[0\], got \[\]"):
+        aggregate("theory", [path])
+
+
+def test_repeats_are_counted_too(tmp_path):
+    good = write(tmp_path, "timing", timing("mlp", {"plain": [1.0, 2.0]}), "mlp", repeats=2)
+    bad = write(tmp_path, "timing", timing("conv", {"plain": [1.0]}), "conv", repeats=2)
+    with pytest.raises(PaperError, match=rf"{bad.name}: expected repeats \[0, 1\], got \[0\]"):
+        aggregate("timing", [good, bad])
+
+
+@pytest.mark.parametrize(
+    "epochs", [[(0, 0), (0, 1), (1, 0)], [(0, 0), (0, 0), (1, 0), (1, 0)]], ids=["short", "doubled"]
+)
+def test_cells_of_training_are_counted_too(tmp_path, epochs):
+    spec = {"stage": "train", "task": "classify", "network": "mlp", "method": "baseline", "lr": 0.1, "seeds": [0, 1]}
+    path = tmp_path / f"{plan.key(spec)}.csv"
+    store.write_result(path, pd.DataFrame(epochs, columns=["seed", "epoch"]), spec, {"status": "done"})
+    with pytest.raises(PaperError, match=rf"{path.name}: expected every seed once in every group"):
+        aggregate("mlp_depth", [path])
+
+
+def test_a_damaged_run_is_an_error_that_names_it(tmp_path):
+    path = write(tmp_path, "regimes", regimes([(0, 1.0)]), seeds=[0])
+    path.write_text(path.read_text().replace("1.0", "2.0"))
+    with pytest.raises(PaperError, match=path.name):
+        aggregate("regimes", [path])
+
+
+def test_the_program_writes_the_table_or_says_why_not(tmp_path, monkeypatch, capsys):
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["paper.aggregate", *map(str, arguments)])
+        cli.run(main)
+
+    path, output = write(tmp_path, "regimes", regimes([(0, 1.0), (1, 3.0)]), seeds=[0, 1]), tmp_path / "out" / "t.csv"
+    run("regimes", path, "--output", output)
+    assert store.read_table(output)["median"].tolist() == [2.0]
+    path.with_suffix(".json").unlink()
+    with pytest.raises(SystemExit, match="2"):
+        run("regimes", path, "--output", tmp_path / "other.csv")
+    assert capsys.readouterr().err.startswith(f"error: {path}: its record")
+    assert not (tmp_path / "other.csv").exists()

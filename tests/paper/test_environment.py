@@ -1,0 +1,89 @@
+"""The environments agree: conda's with pip's, both with the package, all with what the code imports."""
+
+import ast
+import re
+import sys
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+import yaml
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[2]
+CONDA = yaml.safe_load((ROOT / "environment.yml").read_text())
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+(PIP,) = (part["pip"] for part in CONDA["dependencies"] if isinstance(part, dict))
+# Modules whose package has another name; triton is torch's own dependency where there are GPUs.
+PACKAGES = {"PIL": "pillow", "yaml": "pyyaml", "triton": "torch"}
+
+
+def pins(lines):
+    """Version by package; every line must be a pin."""
+    found = {}
+    for line in lines:
+        requirement = Requirement(line)
+        (pin,) = requirement.specifier
+        assert pin.operator == "==", line
+        assert canonicalize_name(requirement.name) not in found, line
+        found[canonicalize_name(requirement.name)] = pin.version
+    return found
+
+
+def lines_of(path):
+    lines = (line.partition("#")[0].strip() for line in path.read_text().splitlines())
+    return [line for line in lines if line]
+
+
+REQUIREMENTS = pins(lines_of(ROOT / "requirements.txt"))
+
+
+def packages_of(folder):
+    """Packages that the modules of a folder import, anywhere in them, without Python's and ours."""
+    found = set()
+    for path in folder.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                found |= {name.name.partition(".")[0] for name in node.names}
+            elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+                found.add(node.module.partition(".")[0])
+    found -= sys.stdlib_module_names | {"paper", "pathcond"}
+    return {canonicalize_name(PACKAGES.get(name, name)) for name in found}
+
+
+def test_every_pin_of_conda_is_that_of_requirements():
+    conda = pins(PIP)
+    assert len(conda) > 5
+    assert conda == {name: REQUIREMENTS.get(name) for name in conda}
+
+
+def test_the_package_is_content_with_the_pins():
+    assert PROJECT["dependencies"]
+    for line in PROJECT["dependencies"]:
+        requirement = Requirement(line)
+        assert requirement.specifier.contains(REQUIREMENTS[canonicalize_name(requirement.name)]), line
+
+
+def test_the_package_is_content_with_condas_python():
+    (python,) = (part.partition("=")[2] for part in CONDA["dependencies"] if re.match("python=", str(part)))
+    assert SpecifierSet(PROJECT["requires-python"]).contains(python)
+    assert f"Programming Language :: Python :: {python}" in PROJECT["classifiers"]
+
+
+def test_all_that_the_workflow_imports_is_in_condas_environment():
+    packages = packages_of(ROOT / "src/paper")
+    assert {"torch", "pandas", "pyyaml"} <= packages
+    assert packages <= set(pins(PIP)), packages - set(pins(PIP))
+    assert "snakemake" in pins(PIP)
+
+
+def test_the_library_imports_what_the_package_asks_for_alone():
+    asked = {canonicalize_name(Requirement(line).name) for line in PROJECT["dependencies"]}
+    assert packages_of(ROOT / "src/pathcond") == asked
+
+
+def test_the_pins_are_what_these_tests_run_with():
+    installed = {name: metadata.version(name) for name in ("pandas", "jsonschema", "PyYAML", "matplotlib")}
+    assert {canonicalize_name(name): version for name, version in installed.items()}.items() <= REQUIREMENTS.items()

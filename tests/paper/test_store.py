@@ -1,0 +1,249 @@
+"""Results on disk: written whole or not at all, the same when read, and refused when they are not what they were."""
+
+import errno
+import json
+import math
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from paper import plan, store
+from paper.errors import PaperError
+
+SPEC = {"stage": "measure", "scale": "tiny", "item": "toy", "part": "all", "version": 1, "settings": {"seeds": [0, 1]}}
+RECORD = {"hardware": "CPU", "seconds": 1.5, "status": "done"}
+TABLE = pd.DataFrame({"seed": [0, 1], "loss": [0.1, 1 / 3]})
+
+
+@pytest.fixture
+def result(tmp_path) -> Path:
+    """A result that is as it should be."""
+    path = tmp_path / f"{plan.key(SPEC)}.csv"
+    store.write_result(path, TABLE, SPEC, RECORD)
+    return path
+
+
+def tell(error: pytest.ExceptionInfo, path: Path) -> str:
+    """The message, which must name the file and say the way out."""
+    text = str(error.value)
+    assert path.as_posix() in text
+    assert text.endswith("Delete it and run again.")
+    return text
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.rglob("*") if path.is_file())
+
+
+def fail_halfway(path: Path) -> None:
+    with store.replacing(path) as temporary:
+        temporary.write_text("half of it")
+        raise ZeroDivisionError
+
+
+def test_a_failure_leaves_no_trace(tmp_path):
+    with pytest.raises(ZeroDivisionError):
+        fail_halfway(tmp_path / "new" / "table.csv")
+    assert files(tmp_path) == []
+
+
+def test_a_failure_keeps_what_was_there(tmp_path):
+    path = tmp_path / "table.csv"
+    store.write_text(path, "old")
+    with pytest.raises(ZeroDivisionError):
+        fail_halfway(path)
+    assert (path.read_text(), files(tmp_path)) == ("old", ["table.csv"])
+
+
+def test_the_old_file_is_there_until_the_new_one_is_whole(tmp_path):
+    path = tmp_path / "figure.pdf"
+    store.write_text(path, "old")
+    with store.replacing(path) as temporary:
+        assert (temporary.parent, temporary.suffix) == (tmp_path, ".pdf")  # one file system; savefig reads the suffix
+        temporary.write_text("new")
+        assert path.read_text() == "old"
+        made = temporary.stat().st_ino
+    assert path.stat().st_ino == made  # renamed, which cannot stop half way, not copied
+    assert (path.read_text(), files(tmp_path)) == ("new", ["figure.pdf"])
+    assert path.stat().st_mode & 0o777 == 0o644
+
+
+def test_a_full_disk_is_an_error_to_act_on(tmp_path, monkeypatch):
+    path = tmp_path / "table.csv"
+    store.write_text(path, "old")
+
+    def full(_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(PaperError, match="No space left on device. Free some space") as caught:
+        store.write_table(path, TABLE)
+    assert str(caught.value).startswith(f"cannot write {path}")
+    assert (path.read_text(), files(tmp_path)) == ("old", ["table.csv"])
+
+
+def test_a_full_disk_while_writing_is_the_same(tmp_path):
+    with pytest.raises(PaperError, match="No space left on device"), store.replacing(tmp_path / "a.csv"):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert files(tmp_path) == []
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_to_act_on(tmp_path):
+    (tmp_path / "results").write_text("a file where a folder should be")
+    for write in (
+        lambda path: store.write_text(path, "text"),
+        lambda path: store.write_result(path, TABLE, SPEC, RECORD),
+    ):
+        with pytest.raises(PaperError, match=r"cannot write .*results/table\.csv: .*choose another folder"):
+            write(tmp_path / "results" / "table.csv")
+    assert files(tmp_path) == ["results"]
+
+
+def test_a_folder_without_permission_is_an_error_to_act_on(tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(store.tempfile, "mkstemp", refuse)  # root may write anywhere, so permissions do not test this
+    with pytest.raises(PaperError, match=r"cannot write .*a\.csv: Permission denied"):
+        store.write_text(tmp_path / "a.csv", "text")
+
+
+def test_tables_come_back_as_they_were(tmp_path):
+    table = pd.DataFrame(
+        {
+            "number": [0.1, 1 / 3, 1e-300, math.nan, math.inf],
+            "exact": [1.0 + 2**-52, -0.0, 5e-324, 1.7976931348623157e308, 123456789.123456789],
+            "whole": [1, -2, 2**53 + 1, 0, 7],
+            "truth": [True, False, True, True, False],
+            "text": ["", "NA", "None", "a, b", 'quo"te\nline'],
+            "empty": [""] * 5,
+            "missing": [math.nan] * 5,
+        }
+    )
+    store.write_table(tmp_path / "table.csv", table)
+    back = store.read_table(tmp_path / "table.csv")
+    pd.testing.assert_frame_equal(back, table, check_exact=True)
+    assert math.copysign(1.0, back["exact"][1]) == -1.0
+    assert list(back["empty"]) == [""] * 5
+
+
+def test_every_double_comes_back_bit_by_bit(tmp_path):
+    bits = np.random.default_rng(0).integers(0, 2**64, 20_000, dtype=np.uint64).view(np.float64)
+    table = pd.DataFrame({"number": bits[np.isfinite(bits)]})
+    store.write_table(tmp_path / "table.csv", table)
+    assert (store.read_table(tmp_path / "table.csv") == table).all(axis=None)
+
+
+def test_writing_twice_gives_the_same_bytes(tmp_path):
+    store.write_table(tmp_path / "one.csv", TABLE)
+    store.write_table(tmp_path / "two.csv", store.read_table(tmp_path / "one.csv"))
+    assert (tmp_path / "one.csv").read_bytes() == (tmp_path / "two.csv").read_bytes()
+    store.write_json(tmp_path / "one.json", {"b": 1, "a": [1, None]})
+    assert (tmp_path / "one.json").read_text() == '{\n "a": [\n  1,\n  null\n ],\n "b": 1\n}\n'
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00"])
+def test_a_table_that_is_none_is_an_error_to_act_on(tmp_path, content):
+    path = tmp_path / "aggregate.csv"
+    path.write_bytes(content)
+    with pytest.raises(PaperError) as caught:
+        store.read_table(path)
+    assert "expected a table" in tell(caught, path)
+
+
+def test_a_missing_table_is_an_error_to_act_on(tmp_path):
+    with pytest.raises(PaperError, match=r"nothing\.csv.*No such file"):
+        store.read_table(tmp_path / "nothing.csv")
+
+
+def test_a_result_comes_back_with_its_record(result):
+    table, record = store.read_result(result)
+    pd.testing.assert_frame_equal(table, TABLE, check_exact=True)
+    assert record["spec"] == SPEC
+    assert {name: record[name] for name in RECORD} == RECORD
+    assert record["rows"] == 2
+    assert store.is_whole(result)
+    assert files(result.parent) == sorted([result.name, result.with_suffix(".json").name])
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-3])
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(bytes(content))
+
+
+@pytest.mark.parametrize("damage", [cut, flip, lambda path: path.write_bytes(b"")], ids=["cut", "flip", "empty"])
+def test_a_damaged_table_is_refused(result, damage):
+    damage(result)
+    with pytest.raises(PaperError) as caught:
+        store.read_result(result)
+    assert "sha256" in tell(caught, result)
+    assert not store.is_whole(result)
+
+
+def test_a_table_that_is_gone_is_refused(result):
+    result.unlink()
+    with pytest.raises(PaperError) as caught:
+        store.read_result(result)
+    assert "cannot be read (No such file or directory)" in tell(caught, result)
+    assert not store.is_whole(result)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: path.unlink(),
+        cut,
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_bytes(b"\xff"),
+        lambda path: path.write_text("[]"),
+        lambda path: path.write_text("null"),
+        lambda path: path.write_text(json.dumps({"sha256": "0"})),
+        lambda path: path.write_text(json.dumps({"spec": SPEC})),
+        lambda path: path.write_text(json.dumps({"spec": {**SPEC, "item": "other"}, "sha256": "0"})),
+        lambda path: path.write_text(json.dumps({"spec": {**SPEC, "settings": 3}, "sha256": "0"})),
+    ],
+    ids=["gone", "cut", "empty", "bytes", "list", "null", "no spec", "no sha256", "unknown item", "settings"],
+)
+def test_a_damaged_record_is_refused(result, damage):
+    damage(result.with_suffix(".json"))
+    for read in (store.read_result, store.read_record):
+        with pytest.raises(PaperError) as caught:
+            read(result)
+        assert re.search(r"its record \S+\.json is missing or not readable|in its record", tell(caught, result))
+    assert not store.is_whole(result)
+
+
+def test_a_result_under_another_name_is_refused(result):
+    record = json.loads(result.with_suffix(".json").read_text())
+    record["spec"]["settings"]["seeds"] = [0, 2]
+    result.with_suffix(".json").write_text(json.dumps(record))
+    with pytest.raises(PaperError) as caught:
+        store.read_result(result)
+    assert f"have the digest {plan.digest(record['spec'])}, which is not the one of its name" in tell(caught, result)
+    assert not store.is_whole(result)
+
+
+def test_a_record_never_vouches_for_a_half_written_table(result, monkeypatch):
+    def full(_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(PaperError):
+        store.write_result(result, TABLE.assign(loss=0.0), SPEC, RECORD)
+    assert files(result.parent) == [result.name]  # the old table, with no record: not a result
+    assert not store.is_whole(result)
+
+
+def test_another_scale_makes_the_same_result(tmp_path):
+    path = tmp_path / f"{plan.key(SPEC)}.csv"
+    store.write_result(path, TABLE, {**SPEC, "scale": "paper"}, RECORD)
+    assert store.is_whole(path)

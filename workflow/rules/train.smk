@@ -1,0 +1,28 @@
+# A cell: one method at one learning rate on one network, all its seeds. Stopped jobs go on from their checkpoints.
+cells = [key for key in DUE if SPECS[key]["stage"] == "train"]
+
+
+rule train:
+    input:
+        data=lambda wildcards: expand(
+            f"{DATA}.pt", dataset=SPECS[wildcards.key]["dataset"]
+        ),
+    output:
+        table=f"{RUN}.csv",
+        record=f"{RUN}.json",
+    log:
+        f"{LOG}/{{key}}.log",
+    wildcard_constraints:
+        key="|".join(map(re.escape, cells)) or "(?!)",
+    conda:
+        "../../environment.yml"
+    threads: 1
+    resources:
+        gpu=GPU,
+        mem_mb=8000,
+        runtime=120,
+    params:
+        spec=lambda wildcards: json.dumps(SPECS[wildcards.key], sort_keys=True),
+        device=config["device"],
+    shell:
+        "python -m paper.train {params.spec:q} --device {params.device} > {log} 2>&1"
