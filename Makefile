@@ -31,7 +31,7 @@ figures: env ## everything from nothing: data, runs, figures, tables, claims, re
 	$(MAKE) --no-print-directory report
 
 report: env ## one HTML file with all figures, captions, claims, settings and runtimes: figures/SCALE/report.html
-	$(SNAKEMAKE) --report figures/$(SCALE)/report.html --config scale=$(SCALE)
+	$(SNAKEMAKE) --report figures/$(SCALE)/report.html --config scale=$(SCALE) accept_existing=False
 
 specs: env ## settings of all runs as JSON, for a machine without Snakemake: results/SCALE/specs.json
 	$(PY) -m paper.specs --scale $(SCALE) --output results/$(SCALE)/specs.json

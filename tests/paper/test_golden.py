@@ -1,0 +1,50 @@
+"""Results may change only together with their version: runs of the tiny scale against what they gave before."""
+
+import json
+import math
+
+import pytest
+
+from tests import golden
+
+KEPT = json.loads(golden.FILE.read_text())
+SAY = "raise the version ({where}) and run `python -m tests.golden`, so that kept results are not taken for new ones"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return {name: (spec, sums) for name, spec, sums in golden.results(tmp_path_factory.mktemp("golden"))}
+
+
+def close(a, b):
+    if isinstance(a, list):
+        return len(a) == len(b) and all(map(close, a, b))
+    if isinstance(a, float) and isinstance(b, float):
+        # Loose enough for other processors and versions of torch, tight enough for any change of meaning.
+        return math.isclose(a, b, rel_tol=1e-3, abs_tol=1e-4)
+    return a == b
+
+
+@pytest.mark.xdist_group("golden")
+@pytest.mark.parametrize("name", sorted(golden.specs()))
+def test_results_are_those_of_their_version(made, name):
+    assert name in KEPT, f"{name} is new: run `python -m tests.golden`"
+    spec, sums = made[name]
+    where = "VERSION in src/paper/cells.py" if spec["stage"] == "train" else "Item.version in src/paper/plan.py"
+    kept = KEPT[name]
+    assert spec["version"] == kept["version"], f"{name} has a new version: run `python -m tests.golden`"
+    assert golden.digest(spec) == kept["digest"], f"{name} has new settings: run `python -m tests.golden`"
+    differ = [column for column in kept["summary"] if not close(sums.get(column), kept["summary"][column])]
+    assert not differ, f"{name} has other results in {differ}: {SAY.format(where=where)}"
+    assert set(sums) == set(kept["summary"])
+
+
+def test_nothing_is_kept_that_is_not_made():
+    assert set(KEPT) == set(golden.specs())
+
+
+@pytest.mark.parametrize("change", [1.01, -1.0])
+def test_a_change_is_noticed(change):
+    name = "measure/toy/all"
+    before = KEPT[name]["summary"]["loss"]
+    assert not close([before[0] * change, *before[1:]], before)

@@ -1,0 +1,248 @@
+"""On a GPU: curves near those of a CPU, graphs that change nothing, and the kernels' values."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from paper import data, store
+from paper.train.alone import Alone
+from paper.train.backend import Run
+from paper.train.loop import Options, TimeUp, result_path, train
+from paper.train.together import Together
+from tests.paper.train.plain import CPU, cell, curves, random_sets
+
+pytest.importorskip("triton", reason="the kernels are written in Triton")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.filterwarnings("default"),  # of the compiler, about the machine
+    pytest.mark.xdist_group("gpu"),
+]
+
+CUDA = torch.device("cuda")
+MLP = {"kind": "mlp", "inputs": 192, "hidden": [64, 48, 32], "outputs": 10, "activation": "relu"}
+NETWORKS = {
+    "mlp": MLP,
+    "gelu": {**MLP, "activation": "gelu"},
+    "bare": {**MLP, "batchnorm": False},
+    "autoencoder": {"kind": "autoencoder", "inputs": 192, "compression": 2},
+}
+CONV = {"kind": "cifar_nv", "width": 0.125, "image": 16}
+SIZES = {"images": 330, "batch": 32, "validation": 40, "test_images": 50}  # ten whole batches and a part of one
+
+
+@pytest.fixture(autouse=True)
+def settings():
+    """What a backend sets for the process, put back."""
+    stream, benchmark = torch.cuda.current_stream(), torch.backends.cudnn.benchmark
+    yield
+    torch.cuda.synchronize()
+    torch.cuda.set_stream(stream)
+    torch.backends.cudnn.benchmark = benchmark
+
+
+def runs(model):
+    """Two seeds of each way to train; those of ENorm side by side."""
+    ways = (("baseline", 0.01), ("pathcond", 0.005), ("teleport", 0.01), ("enorm", 0.01))
+    cells = [
+        cell(model, method, {"teleport": 1} if method == "teleport" else {}, lr=lr, **SIZES) for method, lr in ways
+    ]
+    return [Run(one, seed) for one in cells for seed in (0, 1)]
+
+
+def together(chosen, device):
+    return Together(chosen, random_sets(chosen[0].cell, device), device)
+
+
+def near(found, expected, loss, accuracy=0.06):
+    """Losses this close, and all but a few images judged the same."""
+    assert list(found) == list(expected)
+    for name, values in expected.items():
+        bound = loss if name.endswith("loss") else accuracy
+        torch.testing.assert_close(found[name], values, rtol=bound, atol=bound, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_curves_are_those_of_the_cpu(name):
+    chosen = runs(NETWORKS[name])
+    backend = together(chosen, CUDA)
+    found, expected = curves(backend, 3), curves(together(chosen, CPU), 3)
+    near({k: v[:2] for k, v in found.items()}, {k: v[:2] for k, v in expected.items()}, 2e-3)
+    near(found, expected, 1e-2, 0.1)
+    assert backend.precision == "float32 with TF32 products"
+    assert bool((found["train_loss"][-1] < found["train_loss"][0]).all())
+
+
+@pytest.mark.parametrize("name", ["mlp", "autoencoder"])
+def test_recorded_steps_are_the_steps(name):
+    chosen = runs(NETWORKS[name])
+    recorded, plain = together(chosen, CUDA), together(chosen, CUDA)
+    plain.recorded = False
+    near(curves(recorded, 3), curves(plain, 3), 1e-3)
+
+
+@pytest.mark.parametrize("name", ["mlp", "autoencoder"])
+def test_a_run_does_not_depend_on_company(name):
+    chosen = runs(NETWORKS[name])
+    beside = curves(together(chosen, CUDA), 1)
+    for number in (0, 7):
+        found = curves(together(chosen[number : number + 1], CUDA), 1)
+        near(found, {k: v[:, number : number + 1] for k, v in beside.items()}, 1e-3)
+
+
+@pytest.mark.parametrize("name", ["mlp", "autoencoder"])
+def test_runs_go_on_from_what_was_saved(name):
+    chosen = runs(NETWORKS[name])
+    whole = curves(together(chosen, CUDA), 4)
+    first, second = together(chosen, CUDA), together(chosen, CUDA)
+    curves(first, 2)
+    for number in range(len(chosen)):
+        second.load(number, first.save(number))
+    near(curves(second, 2, first=3), {k: v[2:] for k, v in whole.items()}, 1e-3)
+
+
+def test_saving_in_the_middle_changes_nothing():
+    chosen = runs(MLP)
+    whole, watched = together(chosen, CUDA), together(chosen, CUDA)
+    for epoch in (1, 2, 3):
+        whole.epoch(epoch)
+        watched.epoch(epoch)
+        watched.save(0)
+        watched.evaluate()
+    near(watched.evaluate(), whole.evaluate(), 1e-3)
+
+
+# ---- runs alone
+
+
+@pytest.mark.parametrize("method", ["pathcond", "enorm"])
+def test_the_conv_net_trains_like_on_the_cpu(method):
+    one = cell(CONV, method, lr=0.05, **SIZES)
+    backends = [Alone(Run(one, 0), random_sets(one, device), device) for device in (CUDA, CPU)]
+    assert backends[0].max_log_scale == backends[1].max_log_scale
+    assert backends[0].precision == "bfloat16 autocast"
+    found, expected = (curves(backend, 3) for backend in backends)
+    near(found, expected, 5e-3, 0.1)
+    assert float(found["train_loss"][-1]) < float(found["train_loss"][0])
+
+
+@pytest.mark.parametrize(
+    "optimiser",
+    [{"name": "sgd"}, {"name": "sgd", "momentum": 0.9}, {"name": "adam"}, {"name": "muon"}],
+    ids=["sgd", "momentum", "adam", "muon"],
+)
+def test_a_run_alone_is_that_of_the_cpu_and_goes_on_from_what_was_saved(optimiser):
+    one = cell(MLP, "pathcond", optimiser=optimiser, lr=0.005, **SIZES)
+    expected = curves(Alone(Run(one, 0), random_sets(one), CPU), 4)
+    first, whole, second = (Alone(Run(one, 0), random_sets(one, CUDA), CUDA) for _ in range(3))
+    found = curves(whole, 4)
+    near(found, expected, 5e-2, 0.15)  # bfloat16, and Adam makes steps of roundings
+    curves(first, 2)
+    second.load(0, first.save(0))
+    near(curves(second, 2, first=3), {k: v[2:] for k, v in found.items()}, 3e-3)
+
+
+# ---- whole cells
+
+
+def rows(results, spec):
+    return store.read_result(result_path(results, spec))[0]
+
+
+def stopping_after(asked):
+    """Says stop when it has been asked so often: once for each group of cells, then after each epoch."""
+    count = []
+
+    def stop():
+        count.append(1)
+        return len(count) > asked
+
+    return stop
+
+
+def test_cells_stopped_and_moved_from_cpu_to_gpu_are_whole(tmp_path):
+    """A CPU trains one seed after the other, so a GPU finds seeds at different epochs."""
+    data.prepare("generated", tmp_path / "generated.pt")
+    sizes = {"images": 130, "batch": 32, "test_images": 50, "epochs": 4, "seeds": [0, 1, 2]}
+    cells = [cell(MLP, method, lr=0.05, **sizes) for method in ("baseline", "enorm", "pathcond")]
+    cells.append(cell(NETWORKS["autoencoder"], "pathcond", lr=0.05, **sizes))
+
+    def options(name, device, **more):
+        return Options(tmp_path / name, tmp_path, tmp_path / f"{name}_kept", device, **more)
+
+    train(cells, options("cpu", CPU))
+    with pytest.raises(TimeUp):
+        train(cells, options("gpu", CPU, stop=stopping_after(6)))
+    for _ in range(30):
+        try:
+            train(cells, options("gpu", CUDA, stop=stopping_after(2), most=6))
+            break
+        except TimeUp:
+            continue
+    for spec in cells:
+        found, expected = rows(tmp_path / "gpu", spec), rows(tmp_path / "cpu", spec)
+        assert found[["seed", "epoch"]].equals(expected[["seed", "epoch"]])
+        for name in ("train_loss", "test_loss"):
+            torch.testing.assert_close(
+                torch.tensor(found[name].to_numpy()), torch.tensor(expected[name].to_numpy()), rtol=1e-2, atol=1e-2
+            )
+    assert not [path for path in (tmp_path / "gpu_kept").rglob("*") if path.is_file()]
+    record = store.read_record(result_path(tmp_path / "gpu", cells[-1]))
+    assert record["precision"] == "float32 with TF32 products"
+    assert record["cuda"]
+
+
+# ---- kernels
+
+
+SHAPES = [(4, 16, 8, 8), (3, 8, 7, 5), (2, 128, 32, 32), (1, 4, 1, 1), (2, 1, 2, 3)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("ties", [False, True], ids=["all differ", "ties"])
+@pytest.mark.parametrize(("shape", "compiled"), [*((shape, False) for shape in SHAPES), (SHAPES[0], True)])
+def test_the_pool_is_torchs(shape, compiled, ties, dtype):
+    from paper.train.quick import Pool
+
+    source = torch.Generator().manual_seed(0)
+    x = torch.randint(-1, 2, shape, generator=source) if ties else torch.randn(shape, generator=source)
+    x = x.to(CUDA, dtype).contiguous(memory_format=torch.channels_last)
+    pool = torch.compile(Pool(), dynamic=False) if compiled else Pool()
+    mine, other = (x.clone().requires_grad_() for _ in range(2))
+    found, expected = pool(mine), functional.max_pool2d(other, 3, 2, 1)
+    assert torch.equal(found, expected)
+    # Whole numbers: their sums are exact in either format, in any order.
+    grad = torch.randint(-8, 9, expected.shape, generator=source).to(CUDA, dtype)
+    found.backward(grad)
+    expected.backward(grad)
+    assert torch.equal(mine.grad, other.grad)
+
+
+def test_the_pool_lets_nan_through_and_takes_any_layout():
+    from paper.train.quick import Pool
+
+    x = torch.randn(2, 8, 6, 6, device=CUDA)
+    x[0, 0, 3, 3] = float("nan")
+    assert x.is_contiguous()
+    torch.testing.assert_close(Pool()(x), functional.max_pool2d(x, 3, 2, 1), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("size", [3, 1])
+def test_a_padded_convolution_is_the_convolution(size):
+    from paper.train.quick import Padded
+
+    torch.manual_seed(0)
+    layer = nn.Conv2d(3, 16, size, padding=size // 2).to(CUDA)
+    padded, twin = Padded(layer), copy.deepcopy(layer)
+    x = torch.randn(8, 3, 16, 16, device=CUDA)
+    found, expected = padded(x), twin(x)
+    torch.testing.assert_close(found, expected, rtol=5e-3, atol=5e-3)  # TF32
+    found.square().mean().backward()
+    expected.square().mean().backward()
+    for one, other in zip(layer.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=5e-3, atol=5e-3)
+    with torch.autocast("cuda", torch.bfloat16):
+        torch.testing.assert_close(padded(x), twin(x), rtol=2e-2, atol=2e-2)

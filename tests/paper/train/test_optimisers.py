@@ -1,0 +1,141 @@
+"""Optimisers of runs alone: torch's own steps, and a run that goes on as if it had never stopped."""
+
+import copy
+
+import pytest
+import torch
+
+import pathcond
+from paper import models
+from paper.errors import PaperError
+from paper.train.alone import Alone, optimisers
+from paper.train.backend import Run
+from paper.train.checkpoint import Checkpoint
+from paper.train.start import start
+from tests.paper.train.plain import AUTOENCODER, CONV, CPU, MLP, assert_same, cell, random_sets, train_epoch
+
+SETTINGS = {
+    "momentum": {"name": "sgd", "momentum": 0.9},
+    "decay": {"name": "sgd", "momentum": 0.5, "weight_decay": 0.01},
+    "adam": {"name": "adam"},
+    "adam decay": {"name": "adam", "weight_decay": 0.01},
+    "muon": {"name": "muon"},
+}
+
+
+def torchs(name, module, lr):
+    """The same, by hand."""
+    parameters = list(module.parameters())
+    matrices = [p for p in parameters if p.ndim == 2]
+    return {
+        "momentum": lambda: [torch.optim.SGD(parameters, lr, momentum=0.9)],
+        "decay": lambda: [torch.optim.SGD(parameters, lr, momentum=0.5, weight_decay=0.01)],
+        "adam": lambda: [torch.optim.Adam(parameters, lr)],
+        "adam decay": lambda: [torch.optim.Adam(parameters, lr, weight_decay=0.01)],
+        "muon": lambda: [
+            torch.optim.Muon(matrices, lr),
+            torch.optim.Adam([p for p in parameters if p.ndim != 2], lr),
+        ],
+    }[name]()
+
+
+def train(module, mine, backend, epoch, after=lambda: None):
+    """An epoch of the module on the backend's inputs to the last bit: Adam turns a rounding into a step."""
+    sets = backend.sets
+    x = sets.train.images.float() * sets.scale + sets.shift
+    train_epoch(module, mine, backend.cell, sets, 1, epoch, after, x)
+
+
+def alone(run):
+    return Alone(Run(*run), random_sets(run[0]), CPU)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("model", [MLP, AUTOENCODER, CONV], ids=["mlp", "autoencoder", "conv"])
+def test_steps_are_those_of_torch(model, name):
+    run = (cell(model, "pathcond", optimiser=SETTINGS[name], lr=0.01), 1)
+    if model is CONV and name == "muon":
+        assert len(optimisers(models.make(model, 0), SETTINGS[name], 0.1)) == 1  # no matrices: all is Adam's
+        return
+    backend, module = alone(run), start(*run).module
+    began, mine = copy.deepcopy(module), torchs(name, module, 0.01)
+    for epoch in (1, 2):
+        backend.epoch(epoch)
+        train(module, mine, backend, epoch)
+        assert_same(backend.module, module, 1e-6, 1e-7)
+    with pytest.raises(AssertionError):
+        assert_same(backend.module, began, 1e-3, 1e-3)
+
+
+@pytest.mark.parametrize("method", ["baseline", "enorm", "teleport"])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_run_goes_on_from_its_checkpoint_bit_for_bit(name, method, tmp_path):
+    how = {"teleport": 1} if method == "teleport" else {}
+    run = (cell(MLP, method, how, optimiser=SETTINGS[name], lr=0.01), 0)
+    whole, stopped = alone(run), alone(run)
+    for epoch in (1, 2, 3, 4):
+        whole.epoch(epoch)
+        whole.teleport(epoch)
+        if epoch <= 2:
+            stopped.epoch(epoch)
+            stopped.evaluate()
+            stopped.teleport(epoch)
+    checkpoint = Checkpoint(tmp_path, run[0])
+    checkpoint.write({0: {"epoch": 2, "state": stopped.save(0), "rows": [], "seconds": 0.0}})
+    stopped.epoch(3)  # what was saved does not follow the run
+    again = alone(run)
+    again.load(0, checkpoint.read()[0][0]["state"])
+    for epoch in (3, 4):
+        again.epoch(epoch)
+        again.teleport(epoch)
+    assert_same(again.module, whole.module, 0, 0)
+    for one, other in zip(again.optimisers, whole.optimisers, strict=True):
+        states = [o.state_dict()["state"] for o in (one, other)]
+        assert states[0].keys() == states[1].keys()
+        for at in states[0]:
+            assert all(
+                torch.equal(torch.as_tensor(v), torch.as_tensor(states[1][at][k])) for k, v in states[0][at].items()
+            )
+
+
+@pytest.mark.parametrize("name", ["momentum", "adam"])
+@pytest.mark.parametrize("model", [MLP, AUTOENCODER], ids=["mlp", "autoencoder"])
+def test_averages_of_gradients_follow_a_teleport(model, name):
+    run = (cell(model, "teleport", {"teleport": 2}, optimiser=SETTINGS[name], lr=0.02), 1)
+    backend, module, x = alone(run), start(*run).module, models.example_input(model)
+    (mine,) = torchs(name, module, 0.02)
+    schedule = pathcond.Teleport(module, x, every=2, sweeps=10, optimizer=mine, pooling="plain", smooth=True)
+    for epoch in (1, 2, 3):
+        backend.epoch(epoch)
+        backend.teleport(epoch)
+        train(module, [mine], backend, epoch)
+        schedule.step()
+        assert_same(backend.module, module, 1e-6, 1e-7)
+
+
+@pytest.mark.parametrize("name", ["momentum", "adam"])
+def test_averages_of_gradients_follow_enorm(name):
+    run = (cell(MLP, "enorm", optimiser=SETTINGS[name], lr=0.02), 1)
+    backend, module = alone(run), start(*run).module
+    (mine,) = torchs(name, module, 0.02)
+    enorm = pathcond.ENorm(module, torch.ones(1, 12), mine, last_layer=False, batchnorm="exclude")
+    for epoch in (1, 2):
+        backend.epoch(epoch)
+        train(module, [mine], backend, epoch, enorm.step)
+        assert_same(backend.module, module, 1e-6, 1e-7)
+
+
+def test_muon_takes_the_matrices_and_adam_the_rest():
+    muon, adam = optimisers(models.make(MLP, 0), {"name": "muon"}, 0.1)
+    assert isinstance(muon, torch.optim.Muon)
+    assert isinstance(adam, torch.optim.Adam)
+    assert {p.ndim for group in muon.param_groups for p in group["params"]} == {2}
+    assert {p.ndim for group in adam.param_groups for p in group["params"]} == {1}
+    (only,) = optimisers(torch.nn.Linear(2, 3, bias=False), {"name": "muon"}, 0.1)
+    assert isinstance(only, torch.optim.Muon)
+
+
+@pytest.mark.parametrize("settings", [{"name": "lion"}, {"name": "adam", "momentum": 0.9}])
+def test_what_an_optimiser_does_not_know_is_said(settings):
+    with pytest.raises(PaperError, match="optimiser: "):
+        optimisers(models.make(MLP, 0), settings, 0.1)

@@ -1,0 +1,174 @@
+"""Start weights: those of the seed, and what the library makes of them."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import pathcond
+from paper import models
+from paper.cells import cells_of
+from paper.train.start import rescale, start
+from tests.paper.train.plain import AUTOENCODER, BARE, CONV, METHODS, MLP, assert_same, cell, values
+
+GELU = {**MLP, "activation": "gelu"}
+NETWORKS = {"mlp": MLP, "bare": BARE, "gelu": GELU, "autoencoder": AUTOENCODER, "conv": CONV}
+OPTIONS = {
+    "pathcond": {"batchnorm": "exclude"},
+    "exact": {"batchnorm": "affine"},
+    "optimum": {"batchnorm": "exclude", "method": "optimum"},
+    "teleport": {"batchnorm": "affine"},
+}
+
+
+def rescaled(model, seed, **options):
+    """A network that the library rescaled, and its report."""
+    module = models.make(model, seed)
+    report = pathcond.rescale_(
+        module, models.example_input(model), pooling="plain", smooth=True, check=False, **options
+    )
+    return module, report
+
+
+@pytest.mark.parametrize("method", OPTIONS)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_start_is_what_the_library_makes(name, method):
+    began = start(cell(NETWORKS[name], method), 3)
+    expected, report = rescaled(NETWORKS[name], 3, **OPTIONS[method])
+    assert_same(began.module, expected, 1e-5, 1e-7)
+    assert began.max_log_scale == pytest.approx(float(report.solution.u.abs().max()) / 2, rel=1e-6)
+    assert began.max_log_scale > 0.01
+    with pytest.raises(AssertionError):
+        assert_same(began.module, models.make(NETWORKS[name], 3), 1e-3, 1e-3)
+
+
+def test_sweeps_are_ten():
+    expected, _ = rescaled(CONV, 0, batchnorm="exclude", sweeps=10)
+    fewer, _ = rescaled(CONV, 0, batchnorm="exclude", sweeps=9)
+    found = start(cell(CONV, "pathcond"), 0).module
+    assert_same(found, expected, 1e-6, 1e-7)
+    with pytest.raises(AssertionError):
+        assert_same(found, fewer, 1e-6, 1e-7)
+    asked = start(cell(CONV, "pathcond", {"sweeps": 9}), 0).module
+    assert_same(asked, fewer, 1e-6, 1e-7)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_rows_and_columns_are_the_two_sides(name):
+    model = NETWORKS[name]
+    base, both, rows, columns = (
+        start(cell(model, method), 1) for method in ("baseline", "pathcond", "rows", "columns")
+    )
+    assert both.max_log_scale == rows.max_log_scale == columns.max_log_scale > 0
+    for key, weight in values(base.module).items():
+        sides = values(rows.module)[key].double() * values(columns.module)[key].double()
+        torch.testing.assert_close(sides, values(both.module)[key].double() * weight.double(), rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize("model", [MLP, BARE])
+def test_rows_scale_what_enters_a_unit_and_columns_what_leaves_it(model):
+    base, report = models.make(model, 1), rescaled(model, 1, batchnorm="exclude")[1]
+    scales = [(u / 2).exp().float() for u in report.solution.u.split(model["hidden"])]
+    rows, columns = (start(cell(model, method), 1).module for method in ("rows", "columns"))
+    for module in (rows, columns):
+        for found, norm in zip(module, base, strict=True):
+            if isinstance(norm, nn.BatchNorm1d):
+                assert_same(found, norm, 0, 0)
+    layers = [[m for m in module if isinstance(m, nn.Linear)] for module in (base, rows, columns)]
+    for k, (plain, row, column) in enumerate(zip(*layers, strict=True)):
+        hidden = k < len(scales)
+        expected = plain.weight * scales[k][:, None] if hidden else plain.weight
+        torch.testing.assert_close(row.weight, expected, rtol=1e-5, atol=1e-8)
+        expected = plain.weight / scales[k - 1] if k else plain.weight
+        torch.testing.assert_close(column.weight, expected, rtol=1e-5, atol=1e-8)
+        if plain.bias is not None:
+            expected = plain.bias * scales[k] if hidden else plain.bias
+            torch.testing.assert_close(row.bias, expected, rtol=1e-5, atol=1e-8)
+            assert torch.equal(column.bias, plain.bias)
+
+
+def outputs(method, model, mode, seed=2):
+    module = start(cell(model, method), seed).module.double().train(mode == "train")
+    x = torch.randn(64, model["inputs"], dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    return module(x).detach()
+
+
+@pytest.mark.parametrize(
+    ("method", "model", "mode", "kept"),
+    [
+        ("pathcond", BARE, "train", True), ("pathcond", AUTOENCODER, "train", True), ("optimum", BARE, "eval", True),
+        ("rows", BARE, "eval", False), ("columns", BARE, "eval", False),
+        ("exact", MLP, "train", True), ("exact", MLP, "eval", True),
+        ("pathcond", MLP, "eval", True), ("pathcond", MLP, "train", False),
+        ("rows", MLP, "train", True), ("rows", MLP, "eval", False),
+        ("columns", MLP, "train", False), ("optimum", MLP, "train", False),
+    ],
+)  # fmt: skip
+def test_which_starts_keep_the_function(method, model, mode, kept):
+    """With BatchNorm in training mode the paper's way does not, its rows alone do, and so does the exact way."""
+    before, after = (outputs(name, model, mode) for name in ("baseline", method))
+    change = float((after - before).abs().max() / before.abs().max())
+    # BatchNorm's eps does not follow the rows.
+    assert change < (1e-3 if method == "rows" else 1e-5) if kept else change > 0.01
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_methods_share_the_weights_of_a_seed(name):
+    model = NETWORKS[name]
+    for seed in (0, 1):
+        expected = models.make(model, seed)
+        for method in ("baseline", "enorm"):
+            began = start(cell(model, method), seed)
+            assert_same(began.module, expected, 0, 0)
+            assert began.max_log_scale == 0
+        for method in ("pathcond", "exact", "optimum"):
+            # Rescaling the start back gives the seed's weights.
+            found = start(cell(model, method), seed).module
+            _, report = rescaled(model, seed, **OPTIONS[method])
+            report.undo_(found)
+            assert_same(found, expected, 1e-5, 1e-7)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_seeds_differ_and_come_again(method):
+    first, again, other = (start(cell(MLP, method), seed).module for seed in (0, 0, 1))
+    assert_same(first, again, 0, 0)
+    for name in ("1.weight", "4.weight", "10.weight"):
+        assert not torch.equal(values(first)[name], values(other)[name])
+
+
+def test_gelu_bounds_the_scales():
+    block = {
+        "model": {"kind": "mlp", "inputs": 12, "width": 6, "outputs": 10, "activation": "gelu"}, "hidden_layers": [3],
+        "methods": ["baseline", "pathcond"], "lrs": [0.1], "optimiser": {"name": "sgd"}, "batch": 16, "epochs": 1,
+        "dataset": "generated", "images": 50, "validation": 0, "test_images": 20, "seeds": [0], "clamp": 0.05,
+    }  # fmt: skip
+    base, bounded = cells_of("mlp_depth_gelu", block, "tiny")
+    free = cells_of("mlp_depth_gelu", {**block, "clamp": 100.0}, "tiny")[1]
+    assert start(base, 0).max_log_scale == 0
+    assert start(free, 0).max_log_scale > 0.1
+    assert start(bounded, 0).max_log_scale == pytest.approx(0.025, rel=1e-9)
+    expected, _ = rescaled(bounded["model"], 0, batchnorm="exclude", clamp=0.05)
+    assert_same(start(bounded, 0).module, expected, 1e-6, 1e-8)
+
+
+def test_the_mode_of_the_network_is_irrelevant_and_kept():
+    how = cell(MLP, "pathcond")["rescaling"]
+    training, evaluating = models.make(MLP, 0).train(), models.make(MLP, 0).eval()
+    for module in (training, evaluating):
+        rescale(module, torch.ones(1, 12), how)
+    assert_same(training, evaluating, 0, 0)
+    assert training.training
+    assert not evaluating.training
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+@pytest.mark.parametrize("where", ["1.weight", "2.running_var"])
+def test_a_network_that_diverged_is_left_as_it_is(wrong, where):
+    module = models.make(MLP, 0)
+    module.state_dict()[where].view(-1)[0] = wrong
+    before = copy.deepcopy(module)
+    assert rescale(module, torch.ones(1, 12), cell(MLP, "pathcond")["rescaling"]) == 0
+    for name, tensor in values(before).items():
+        assert torch.equal(values(module)[name].nan_to_num(7.0), tensor.nan_to_num(7.0))
