@@ -15,6 +15,10 @@ include: "workflow/rules/report.smk"
 rule all:
     default_target: True
     input:
+        # Every step is named, not the last alone: Snakemake remakes a deleted file only if it is asked for.
+        expand(f"{RUN}.{{suffix}}", key=SPECS, suffix=["csv", "json"]),
+        expand(AGGREGATE, item=ITEMS),
+        expand(CLAIM, item=ITEMS),
         expand(FIGURE, item=ITEMS, suffix=["pdf", "png"]),
         expand(PAGE, page=[*ITEMS, "claims", "configuration", "runtimes"]),
         CLAIMS,
