@@ -1,8 +1,10 @@
-"""Fill the tables of README.md from docs/zoo.md and benchmarks/records: python -m benchmarks.readme"""
+"""Fill the tables of README.md and docs/library.md from what they are about: python -m benchmarks.readme"""
 
 import json
 import re
 from pathlib import Path
+
+from paper.plan import ITEMS
 
 ROOT = Path(__file__).parents[1]
 
@@ -43,18 +45,31 @@ def speed() -> str:
     return "\n".join(lines)
 
 
-def fill(text: str) -> str:
-    """README with what stands between its markers made anew."""
-    for name, content in (("zoo", zoo_counts()), ("speed", speed())):
+def items() -> str:
+    """Every item of the paper: where it stands there, its target, its file."""
+    lines = ["| in the paper | what | target | figure |", "| --- | --- | --- | --- |"]
+    for name, item in ITEMS.items():
+        lines.append(f"| {item.where} | {item.title} | `{name}` | `figures/SCALE/{name}.pdf` |")
+    return "\n".join(lines)
+
+
+PAGES = {
+    "README.md": {"items": items},
+    "docs/library.md": {"zoo": zoo_counts, "speed": speed},
+}
+
+
+def fill(page: str, text: str) -> str:
+    """A page with what stands between its markers made anew."""
+    for name, content in PAGES[page].items():
         pattern = re.compile(rf"<!-- {name} -->.*?<!-- end -->", re.DOTALL)
-        text, count = pattern.subn(lambda _, n=name, c=content: f"<!-- {n} -->\n\n{c}\n\n<!-- end -->", text)
+        text, count = pattern.subn(lambda _, n=name, c=content: f"<!-- {n} -->\n\n{c()}\n\n<!-- end -->", text)
         if count != 1:
-            raise SystemExit(
-                f"expected one pair of markers <!-- {name} --> and <!-- end --> in README.md, found {count}."
-            )
+            raise SystemExit(f"expected one pair of markers <!-- {name} --> and <!-- end --> in {page}, found {count}.")
     return text
 
 
 if __name__ == "__main__":
-    path = ROOT / "README.md"
-    path.write_text(fill(path.read_text()))
+    for page in PAGES:
+        path = ROOT / page
+        path.write_text(fill(page, path.read_text()))

@@ -1,11 +1,14 @@
-"""README: its example runs, and its tables are the records'."""
+"""README and library page: the example runs, tables are what they say they are, links and commands exist."""
 
 import re
 from pathlib import Path
 
-from benchmarks.readme import fill
+import pytest
 
-README = (Path(__file__).parents[1] / "README.md").read_text()
+from benchmarks.readme import PAGES, fill
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
 
 
 def test_example_runs():
@@ -13,10 +16,24 @@ def test_example_runs():
     exec(compile(code, "README.md", "exec"), {})  # noqa: S102 - our own text
 
 
-def test_tables_are_the_records():
-    assert fill(README) == README
+@pytest.mark.parametrize("page", PAGES)
+def test_tables_are_what_they_say(page):
+    text = (ROOT / page).read_text()
+    assert fill(page, text) == text
 
 
-def test_links_lead_somewhere():
-    for target in re.findall(r"\]\(([^)#]+)\)", README):
-        assert (Path(__file__).parents[1] / target).exists(), target
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#]+)\)", (ROOT / page).read_text()):
+        assert (ROOT / page).parent.joinpath(target).exists(), target
+
+
+def test_targets_of_make_exist():
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for target in re.findall(r"(?<![a-z])make ([a-z][a-z-]*)", README):
+        assert target in targets, target
+
+
+def test_files_that_are_named_exist():
+    for name in re.findall(r"`((?:src|tests|workflow|benchmarks|docs)/[\w/.]*)`", README):
+        assert (ROOT / name).exists(), name

@@ -102,7 +102,7 @@ def stamp(config: Mapping[str, Any], item: str) -> str:
     ):  # fmt: skip
         if name in chosen:
             parts.append(f"{chosen[name]:,} {text}")
-    if "target" in chosen:
+    if "target" in chosen and "epochs" in chosen:
         parts.append(f"target {100 * chosen['target']:g}% train accuracy")
     if "seeds" in chosen:
         count = len(chosen["seeds"])

@@ -46,7 +46,7 @@ def _clamp(table: pd.DataFrame) -> Finding:
     reached, most = float(rows["clamped_mean"].max()), float(rows["max_u_mean"].max())
     verdict = REPRODUCED if broken else PARTLY if reached > 0 else NOT_REPRODUCED
     seen = "NaN" if broken else "no NaN"
-    return Finding(f"{seen}; largest |u| {most:.2g}, {reached:.2g} units at the bound on average", verdict, most)
+    return Finding(f"{seen}; largest |u| {most:.2g}, {reached:.0f} units at the bound on average", verdict, most)
 
 
 CLAIMS = (
