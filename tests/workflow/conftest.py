@@ -1,4 +1,6 @@
-"""One finished run of the tiny scale, which tests copy and disturb."""
+"""One finished run of the tiny scale, which tests copy and disturb; processes that share the tests share it."""
+
+import fcntl
 
 import pytest
 
@@ -6,9 +8,17 @@ from tests.workflow.tree import Tree
 
 
 @pytest.fixture(scope="session")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Tree:
-    tree = Tree.fresh(tmp_path_factory.mktemp("workflow") / "tree")
-    tree.run()
+def finished(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Tree:
+    base = tmp_path_factory.getbasetemp()
+    base = base if worker_id == "master" else base.parent
+    done = base / "finished.done"
+    with (base / "finished.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if done.exists():
+            return Tree(base / "finished")
+        tree = Tree.fresh(base / "finished")
+        tree.run()
+        done.touch()
     return tree
 
 

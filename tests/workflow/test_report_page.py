@@ -10,7 +10,6 @@ from tests.workflow.tree import Tree
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = [
-    pytest.mark.xdist_group("workflow"),
     pytest.mark.skipif(BROWSER is None, reason="needs Chromium (Debian: apt install chromium)"),
 ]
 QUIET = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]

@@ -11,8 +11,6 @@ import pytest
 from paper.plan import ITEMS
 from tests.workflow.tree import Tree
 
-pytestmark = pytest.mark.xdist_group("workflow")
-
 
 def after_measuring(*items: str) -> set[str]:
     """Jobs that follow when these items' results are new."""

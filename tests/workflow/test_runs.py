@@ -10,8 +10,6 @@ import pytest
 
 from tests.workflow.tree import ROOT, Tree
 
-pytestmark = pytest.mark.xdist_group("workflow")
-
 
 @pytest.mark.parametrize(
     ("old", "new", "message"),
