@@ -16,7 +16,7 @@ from pathcond.apply import apply_known_, apply_scales_
 from pathcond.graph import Frozen, ScaleGraph, extract_graph
 from pathcond.magnitude import finite_entries, scaled_magnitudes
 from pathcond.problem import build_problem
-from pathcond.record import as_arguments, tensors_in, untouched
+from pathcond.record import as_arguments, in_mode, tensors_in, untouched
 from pathcond.solve import Result, Solution, solve_problem
 
 
@@ -120,7 +120,8 @@ def rescale_(
         strict: raise at operations without a rule.
         pooling: how pools enter diag(G); see :func:`pathcond.path_magnitudes`.
         graph: a graph extracted before; the four options above it are then not used.
-        check: run the model before and after, and report the largest change of its output.
+        check: run the model before and after, and report the largest change of its output; in the model's present mode,
+            or in eval mode where it cannot train on the example (BatchNorm on a batch of one).
         force: write scaled weights even where they leave the range of their dtype.
 
     Returns:
@@ -149,13 +150,14 @@ def rescale_(
         problem = build_problem(graph, g, consume=True)
         solution = solve_problem(problem, method, sweeps, tol, clamp)
         del problem
-    before = None
+    before, mode = None, None
     with clock("check"):
-        before = _outputs(model, example_input) if check else None
+        if check:
+            before, mode = _first_outputs(model, example_input)
     with clock("apply"):
         apply_known_(model, graph, solution.u, force, tops)
     with clock("check"):
-        change = _change(before, _outputs(model, example_input)) if before is not None else None
+        change = _change(before, _outputs(model, example_input, mode)) if before is not None else None
     dead = (Frozen(len(solution.dead), "", "has no path through it (zero weights)"),) if solution.dead else ()
     return Rescaling(
         u=graph.by_module(solution.u),
@@ -190,12 +192,25 @@ class _Clock:
         self.seconds[step] = self.seconds.get(step, 0.0) + time.perf_counter() - start
 
 
-def _outputs(model: nn.Module, example_input: Any) -> list[Tensor]:
-    """Outputs in the model's present mode, without touching its buffers or the random state."""
+def _first_outputs(model: nn.Module, example_input: Any) -> tuple[list[Tensor], bool | None]:
+    """Outputs in the model's present mode and None; or, where only training mode fails, in eval mode and False.
+
+    BatchNorm refuses to train on a single example, which is enough for everything else here.
+    """
+    try:
+        return _outputs(model, example_input, None), None
+    except ValueError:
+        if not any(module.training for module in model.modules()):
+            raise
+        return _outputs(model, example_input, False), False
+
+
+def _outputs(model: nn.Module, example_input: Any, training: bool | None) -> list[Tensor]:
+    """Outputs in a mode (None: the present one), without touching the model's buffers or the random state."""
     args, kwargs = as_arguments(example_input)
     cuda = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
     tensors = {name: b.clone() for name, b in model.named_buffers()}
-    with torch.no_grad(), torch.random.fork_rng(devices=cuda), untouched(model):
+    with torch.no_grad(), torch.random.fork_rng(devices=cuda), untouched(model), in_mode(model, training):
         torch.manual_seed(0)
         return [t.detach() for t in tensors_in(functional_call(model, tensors, args, kwargs)) if t.is_floating_point()]
 

@@ -9,6 +9,7 @@ import pkgutil
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 import pathcond
 from paper import models
@@ -128,3 +129,27 @@ def test_public_names_are_documented_with_an_example():
         assert inspect.getdoc(thing), name
         if inspect.isfunction(thing) or name in ("ENorm", "Teleport"):
             assert ">>>" in inspect.getdoc(thing), name
+
+
+def test_batchnorm_in_training_mode_on_a_batch_of_one():
+    model = models.mlp(6, (5, 4), 3)
+    assert model.training
+    report = pathcond.rescale_(model, torch.ones(1, 6))
+    assert report.output_change is not None
+    assert report.output_change < 1e-5
+    assert all(module.training for module in model.modules())
+
+
+def test_a_failure_in_both_modes_is_raised():
+    class Picky(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = models.mlp(6, (5,), 3)
+
+        def forward(self, x):
+            if not isinstance(x, FakeTensor):
+                raise ValueError("not today")
+            return self.net(x)
+
+    with pytest.raises(ValueError, match="not today"):
+        pathcond.rescale_(Picky(), torch.ones(2, 6))
