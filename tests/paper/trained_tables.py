@@ -9,7 +9,6 @@ import pandas as pd
 
 from paper import store
 from paper.curves import tables
-from paper.figures import style
 
 METHODS = ("baseline", "enorm", "pathcond")
 CIFAR_NV = ("cifar_nv", {"kind": "cifar_nv", "width": 0.03125, "image": 8})
@@ -57,15 +56,6 @@ def table(runs, target=0.95, smoothing=None):
     tables(runs, {"target": target, "smoothing": smoothing}).to_csv(file, index=False, na_rep="nan")
     file.seek(0)
     return store.read_table(file)
-
-
-def drawn(plot, of):
-    """The panels of a figure, drawn to the end with its line below."""
-    with style.look(8.0):
-        figure = plot(of)
-        style.stamp(figure, "scale: tiny")
-        figure.savefig(io.BytesIO(), format="png")
-    return figure
 
 
 def labels(legend):

@@ -92,9 +92,7 @@ def test_another_spelling_of_a_number(tree: Tree):
 
 
 def test_one_network(tree: Tree):
-    tree.edit(
-        "config.yaml", "mlp: {kind: mlp, inputs: 192, hidden: [16, 16]", "mlp: {kind: mlp, inputs: 192, hidden: [16, 8]"
-    )
+    tree.edit("config.yaml", "inputs: 192, hidden: [16, 16]", "inputs: 192, hidden: [16, 8]")
     measured = {"measure bcd/mlp", "measure_time timing/mlp"}
     assert names(tree.due()) == {*measured, *after_measuring("bcd", "timing")}
 
@@ -125,12 +123,17 @@ def test_edited_module(tree: Tree, path: str, redone: set[str]):
 
 
 def test_version_of_a_measurement(tree: Tree):
-    tree.edit(
-        "src/paper/plan.py",
-        '"toy": Item("Gradient descent on one neuron", "Figure 1"',
-        '"toy": Item("Gradient descent on one neuron", "Figure 1", version=99',
-    )
+    tree.edit("src/paper/plan.py", 'on one neuron", "Figure 1"', 'on one neuron", "Figure 1", version=99')
     assert names(tree.due()) == {"measure toy/all", *after_measuring("toy")}
+
+
+def test_version_of_training(tree: Tree):
+    tree.edit("src/paper/cells.py", "VERSION = ", "VERSION = 9")
+    due = tree.due()
+    trained = [item for item, entry in ITEMS.items() if entry.trained]
+    cells = {job for job in due if job.startswith("train ")}
+    assert len(cells) == len(tree.files("results/tiny/train/**/*.csv")) > 20
+    assert set(due) == {*cells, *after_measuring(*trained)}
 
 
 def test_deleted_result(tree: Tree):
@@ -159,15 +162,8 @@ def test_changed_and_changed_back(tree: Tree):
 
 def test_fresh_clone_beside_results(tree: Tree):
     """No notes of Snakemake, no data, tables or figures, times of files in any order: nothing costly is redone."""
-    for name in (
-        ".snakemake",
-        "figures",
-        "logs",
-        "results/data",
-        "results/tiny/aggregate",
-        "results/tiny/claims",
-        "results/tiny/pages",
-    ):
+    made = (f"results/tiny/{part}" for part in ("aggregate", "claims", "pages"))
+    for name in (".snakemake", "figures", "logs", "results/data", *made):
         shutil.rmtree(tree.folder / name)
     chance = random.Random(0)
     for path in tree.files("**/*"):
@@ -183,7 +179,7 @@ def test_data_appear_later(tree: Tree):
     later = time.time() + 1000
     for path in tree.files("results/data/*"):
         os.utime(path, (later, later))
-    assert not [job for job in tree.due() if job.startswith("measure")]
+    assert not [job for job in tree.due() if job.startswith(("measure", "train"))]
 
 
 def test_scales_do_not_mix(tree: Tree):

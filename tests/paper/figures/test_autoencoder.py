@@ -3,8 +3,9 @@
 import pytest
 
 from paper.figures import autoencoder, curves
+from tests.paper.drawing import drawn
 from tests.paper.trained_tables import autoencoder as network
-from tests.paper.trained_tables import cell, cells, drawn, labels, table
+from tests.paper.trained_tables import cell, cells, labels, table
 
 
 @pytest.mark.parametrize(

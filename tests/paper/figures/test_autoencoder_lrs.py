@@ -1,8 +1,9 @@
 """Figure of autoencoders by learning rate: a column a rate."""
 
 from paper.figures import autoencoder_lrs
+from tests.paper.drawing import drawn
 from tests.paper.trained_tables import autoencoder as network
-from tests.paper.trained_tables import cell, cells, drawn, table
+from tests.paper.trained_tables import cell, cells, table
 
 
 def test_a_column_a_rate():

@@ -1,11 +1,10 @@
 """Convergence figure: every curve is there, labelled, and survives one seed and few sweeps."""
 
-import io
-
 import pandas as pd
 import pytest
 
 from paper.figures import bcd, style
+from tests.paper.drawing import drawn
 
 
 def _table(sweeps=20, deviation=0.01, networks=("mlp", "cifar_nv", "resnet18_c")):
@@ -23,10 +22,7 @@ def _table(sweeps=20, deviation=0.01, networks=("mlp", "cifar_nv", "resnet18_c")
 
 @pytest.mark.parametrize("table", [_table(), _table(1, float("nan"), ("mlp",)), _table(100, 5.0)])
 def test_it_draws(table):
-    with style.look(8.0):
-        figure = bcd.plot(table)
-        style.stamp(figure, "scale: tiny")
-        figure.savefig(io.BytesIO(), format="png")
+    drawn(bcd.plot, table)
 
 
 def test_panels():

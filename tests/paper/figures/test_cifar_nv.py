@@ -3,7 +3,8 @@
 import pytest
 
 from paper.figures import cifar_nv
-from tests.paper.trained_tables import CIFAR_NV, METHODS, cell, cells, drawn, labels, table
+from tests.paper.drawing import drawn
+from tests.paper.trained_tables import CIFAR_NV, METHODS, cell, cells, labels, table
 
 
 @pytest.mark.parametrize(

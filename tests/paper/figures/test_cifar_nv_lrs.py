@@ -1,7 +1,8 @@
 """Figure of CIFAR-NV by learning rate: a row a rate, each with its own epochs."""
 
 from paper.figures import cifar_nv_lrs
-from tests.paper.trained_tables import CIFAR_NV, cells, drawn, table
+from tests.paper.drawing import drawn
+from tests.paper.trained_tables import CIFAR_NV, cells, table
 
 
 def test_a_row_a_rate():

@@ -3,7 +3,8 @@
 import pytest
 
 from paper.figures import controls
-from tests.paper.trained_tables import autoencoder, cell, cells, drawn, labels, mlp, table
+from tests.paper.drawing import drawn
+from tests.paper.trained_tables import autoencoder, cell, cells, labels, mlp, table
 
 METHODS = ("baseline", "pathcond", "rows", "columns", "exact", "optimum")
 LRS = (1e-3, 1e-1)

@@ -1,13 +1,11 @@
 """Criteria figure: a panel an example and one for the counterexample, with every minimum in its place."""
 
-import io
-
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib import pyplot
 
-from paper.figures import criteria, style
+from paper.figures import criteria
+from tests.paper.drawing import drawn
 
 
 def _table(examples=("uv", "chain3"), seeds=(0, 1, 2)):
@@ -25,24 +23,13 @@ def _table(examples=("uv", "chain3"), seeds=(0, 1, 2)):
     return pd.concat(tables, ignore_index=True)
 
 
-def _drawn(table):
-    with style.look(8.0):
-        figure = criteria.plot(table)
-        style.stamp(figure, "scale: tiny")
-        figure.savefig(io.BytesIO(), format="png")
-    return figure
-
-
 @pytest.mark.parametrize("table", [_table(), _table(("uv",), (7,)), _table(("uv", "chain3", "chain4"))])
 def test_it_draws_and_leaves_no_trace(table):
-    before = table.copy()
-    _drawn(table)
-    assert table.equals(before)
-    assert pyplot.get_fignums() == []
+    drawn(criteria.plot, table)
 
 
 def test_panels():
-    axes = _drawn(_table()).axes
+    axes = drawn(criteria.plot, _table()).axes
     titles = ["$f = u v x$", "product of 3 numbers", r"$f = u v x$, norm $\sqrt{x^2 + 4 y^2}$"]
     assert [place.get_title() for place in axes] == titles
     assert axes[0].get_ylabel() == "criterion / its minimum"
@@ -55,7 +42,7 @@ def test_panels():
 
 @pytest.mark.parametrize(("panel", "expected"), [(0, [0.0] * 7), (1, [0.0] * 7), (2, [-0.35, 0.35])])
 def test_minima_of_all_orbits_stand_below_the_curves(panel, expected):
-    lines = _drawn(_table()).axes[panel].lines
+    lines = drawn(criteria.plot, _table()).axes[panel].lines
     minima = [line for line in lines if line.get_marker() == "o"]
     curves = [line for line in lines if len(line.get_xdata()) == 21]
     assert len(curves) == len(minima) == len(expected)
@@ -67,7 +54,7 @@ def test_minima_of_all_orbits_stand_below_the_curves(panel, expected):
 
 
 def test_legend():
-    (legend,) = _drawn(_table()).legends
+    (legend,) = drawn(criteria.plot, _table()).legends
     labels = [text.get_text() for text in legend.get_texts()]
     assert labels == [*(look.label for look in criteria.CRITERIA.values()), "minima of 3 orbits"]
     assert "PathCond" in labels

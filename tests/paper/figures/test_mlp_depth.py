@@ -3,7 +3,8 @@
 import pytest
 
 from paper.figures import curves, mlp_depth
-from tests.paper.trained_tables import METHODS, cell, cells, drawn, labels, mlp, table
+from tests.paper.drawing import drawn
+from tests.paper.trained_tables import METHODS, cell, cells, labels, mlp, table
 
 
 @pytest.mark.parametrize(

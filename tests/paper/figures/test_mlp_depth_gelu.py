@@ -1,7 +1,8 @@
 """Figure of MLPs with GELU: the panels of the one with ReLU."""
 
 from paper.figures import mlp_depth_gelu
-from tests.paper.trained_tables import cells, drawn, mlp, table
+from tests.paper.drawing import drawn
+from tests.paper.trained_tables import cells, mlp, table
 
 
 def test_panels():

@@ -3,7 +3,8 @@
 import pytest
 
 from paper.figures import mlp_depth_lrs
-from tests.paper.trained_tables import cell, cells, drawn, labels, mlp, table
+from tests.paper.drawing import drawn
+from tests.paper.trained_tables import cell, cells, labels, mlp, table
 
 LRS = (5e-4, 1e-3, 5e-3, 1e-2, 1e-1, 1.0, 2.0)
 

@@ -1,13 +1,11 @@
 """Regimes figure: one curve a variance with its quartiles, on logarithmic axes."""
 
-import io
-
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib import pyplot
 
-from paper.figures import regimes, style
+from paper.figures import regimes
+from tests.paper.drawing import drawn
 
 
 def _table(variances=(1e-3, 1e-2, 1e-1), alphas=(100.0, 0.1, 3.0)):
@@ -18,24 +16,13 @@ def _table(variances=(1e-3, 1e-2, 1e-1), alphas=(100.0, 0.1, 3.0)):
     return pd.DataFrame(rows)
 
 
-def _drawn(table):
-    with style.look(8.0):
-        figure = regimes.plot(table)
-        style.stamp(figure, "scale: tiny")
-        figure.savefig(io.BytesIO(), format="png")
-    return figure
-
-
 @pytest.mark.parametrize("table", [_table(), _table((1.0,), (1.0, 2.0)), _table(tuple(range(1, 7)))])
 def test_it_draws_and_leaves_no_trace(table):
-    before = table.copy()
-    _drawn(table)
-    assert table.equals(before)
-    assert pyplot.get_fignums() == []
+    drawn(regimes.plot, table)
 
 
 def test_panel():
-    (axes,) = _drawn(_table()).axes
+    (axes,) = drawn(regimes.plot, _table()).axes
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
     assert axes.get_title()
     assert r"\alpha" in axes.get_xlabel()
@@ -47,7 +34,7 @@ def test_panel():
 
 
 def test_curves_and_quartiles():
-    (axes,) = _drawn(_table()).axes
+    (axes,) = drawn(regimes.plot, _table()).axes
     for line, variance in zip(axes.lines, (1e-3, 1e-2, 1e-1), strict=True):
         np.testing.assert_allclose(line.get_xdata(), [0.1, 3.0, 100.0])
         np.testing.assert_allclose(line.get_ydata(), 1.0 / variance / np.array([0.1, 3.0, 100.0]))

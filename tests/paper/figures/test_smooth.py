@@ -1,11 +1,10 @@
 """Smooth activations: graphs on the left, curves by activation and initialisation on the right, ReLU in words."""
 
-import io
-
 import pandas as pd
 import pytest
 
 from paper.figures import smooth, style
+from tests.paper.drawing import drawn
 
 
 def _table(activations=("gelu", "silu", "relu"), deviation=0.3):
@@ -22,10 +21,7 @@ def _table(activations=("gelu", "silu", "relu"), deviation=0.3):
 
 @pytest.mark.parametrize("table", [_table(), _table(("silu",), float("nan")), _table(deviation=2.0)])
 def test_it_draws(table):
-    with style.look(8.0):
-        figure = smooth.plot(table)
-        style.stamp(figure, "scale: tiny")
-        figure.savefig(io.BytesIO(), format="png")
+    drawn(smooth.plot, table)
 
 
 def test_panels():

@@ -1,12 +1,10 @@
 """Theory figure: a panel a case, formula and random networks in each, crosses only where the print is off."""
 
-import io
-
 import pandas as pd
 import pytest
-from matplotlib import pyplot
 
-from paper.figures import style, theory
+from paper.figures import theory
+from tests.paper.drawing import drawn
 
 NAN = float("nan")
 
@@ -49,24 +47,13 @@ def _table():
     return pd.concat(cases, ignore_index=True)
 
 
-def _drawn(table):
-    with style.look(8.0):
-        figure = theory.plot(table)
-        style.stamp(figure, "scale: tiny")
-        figure.savefig(io.BytesIO(), format="png")
-    return figure
-
-
 @pytest.mark.parametrize("table", [_table(), _case("constant"), pd.concat([_case(c) for c in theory.TITLES])])
 def test_it_draws_and_leaves_no_trace(table):
-    before = table.copy()
-    _drawn(table)
-    assert table.equals(before)
-    assert pyplot.get_fignums() == []
+    drawn(theory.plot, table)
 
 
 def test_panels():
-    axes = [place for place in _drawn(_table()).axes if place.get_visible()]
+    axes = [place for place in drawn(theory.plot, _table()).axes if place.get_visible()]
     assert [place.get_title() for place in axes] == [
         "equal widths\nwith biases", "equal widths\nno biases", "equal widths\n$a$ = 0.001",
         "unequal widths\nvariances by layer", "another one\n$a$ = 1",
@@ -83,7 +70,7 @@ def _crosses(axes):
 
 
 def test_crosses_stand_where_the_print_is_off():
-    with_biases, no_biases, small, by_layer, other = _drawn(_table()).axes[:5]
+    with_biases, no_biases, small, by_layer, other = drawn(theory.plot, _table()).axes[:5]
     assert _crosses(with_biases) == _crosses(other) == [()]
     assert _crosses(small) == [pytest.approx((0, 0.0015))]
     assert _crosses(by_layer) == [pytest.approx((1, 3.0))]
@@ -91,7 +78,7 @@ def test_crosses_stand_where_the_print_is_off():
 
 
 def test_formula_and_random_networks():
-    with_biases, no_biases, small, *_ = _drawn(_table()).axes
+    with_biases, no_biases, small, *_ = drawn(theory.plot, _table()).axes
     for axes, styles in ((with_biases, ["-", "-", ":", ":"]), (no_biases, ["-", "-"]), (small, ["-"])):
         formulas = [line for line in axes.lines if line.get_linestyle() != "None"]
         assert sorted(line.get_linestyle() for line in formulas) == styles
@@ -102,7 +89,7 @@ def test_formula_and_random_networks():
 
 
 def test_legend():
-    (legend,) = _drawn(_table()).legends
+    (legend,) = drawn(theory.plot, _table()).legends
     assert [text.get_text() for text in legend.get_texts()] == [
         "$a$ = 0.1", "$a$ = 0.33", "formula", "random networks", "biases", "paper's formula, where wrong",
     ]  # fmt: skip

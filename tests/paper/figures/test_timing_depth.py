@@ -1,11 +1,10 @@
 """Timing by depth and step: both panels, hardware, one run."""
 
-import io
-
 import pandas as pd
 import pytest
 
 from paper.figures import style, timing_depth
+from tests.paper.drawing import drawn
 
 SECONDS = {"graph": 0.02, "diag_g": 0.01, "solve": 0.06, "apply": 0.01, "total": 0.1, "epoch": 8.0}
 
@@ -31,10 +30,7 @@ def _table(batches=16, deviation=0.1, poolings=("plain", "exact")):
     "table", [_table(), _table(391, float("nan")), _table(deviation=2.0), _table(poolings=("exact",))]
 )
 def test_it_draws(table):
-    with style.look(8.0):
-        figure = timing_depth.plot(table)
-        style.stamp(figure, "scale: tiny")
-        figure.savefig(io.BytesIO(), format="png")
+    drawn(timing_depth.plot, table)
 
 
 def test_panels():

@@ -1,12 +1,10 @@
 """Toy figure: four panels, runs told apart by line, starts by colour, and the start that loses on its own."""
 
-import io
-
 import pandas as pd
 import pytest
-from matplotlib import pyplot
 
-from paper.figures import style, toy
+from paper.figures import toy
+from tests.paper.drawing import drawn
 
 
 def _table(starts=("0.2, 2.5, 5", "0.3, 5, -4"), seeds=(0,)):
@@ -37,24 +35,13 @@ def _table(starts=("0.2, 2.5, 5", "0.3, 5, -4"), seeds=(0,)):
     return pd.DataFrame(rows)
 
 
-def _drawn(table):
-    with style.look(8.0):
-        figure = toy.plot(table)
-        style.stamp(figure, "scale: tiny")
-        figure.savefig(io.BytesIO(), format="png")
-    return figure
-
-
 @pytest.mark.parametrize("table", [_table(), _table(("1, 2, 3",), seeds=(0, 1)), _table(tuple("abcd"))])
 def test_it_draws_and_leaves_no_trace(table):
-    before = table.copy()
-    _drawn(table)
-    assert table.equals(before)
-    assert pyplot.get_fignums() == []
+    drawn(toy.plot, table)
 
 
 def test_panels():
-    losses, lifted, parameters, slower = _drawn(_table()).axes
+    losses, lifted, parameters, slower = drawn(toy.plot, _table()).axes
     assert losses.get_title() == "Loss from 2 starts"
     assert "(3, 0.1, 0.3)" in slower.get_title()
     for axes in (losses, slower):
@@ -67,7 +54,7 @@ def test_panels():
 
 
 def test_every_run_has_its_line():
-    losses, lifted, parameters, slower = _drawn(_table()).axes
+    losses, lifted, parameters, slower = drawn(toy.plot, _table()).axes
     curves = {
         axes: [line.get_linestyle() for line in axes.lines if len(line.get_xdata()) == 3] for axes in (losses, lifted)
     }
@@ -80,7 +67,7 @@ def test_every_run_has_its_line():
 
 
 def test_legend():
-    (legend,) = _drawn(_table()).legends
+    (legend,) = drawn(toy.plot, _table()).legends
     assert [text.get_text() for text in legend.get_texts()] == [
         "start (0.2, 2.5, 5)", "as drawn", "start (0.3, 5, -4)", "rescaled by PathCond", "the rescaling itself",
         r"ideal: descent on $\Phi$",
