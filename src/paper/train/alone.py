@@ -88,8 +88,8 @@ class Alone(Backend):
     def _compiled(self) -> Callable[[Tensor], Tensor]:
         from paper.train.quick import quicken  # needs Triton
 
-        plain = self.cell["optimiser"] == {"name": "sgd"}
-        return torch.compile(quicken(self.module, drop_biases=plain), options=_TUNED)
+        plain = self.cell["optimiser"] == {"name": "sgd"}  # to which no gradient and a gradient of zero are the same
+        return torch.compile(quicken(self.module) if plain else self.module, options=_TUNED)
 
     def _enorm(self) -> pathcond.ENorm:
         x = models.example_input(self.cell["model"]).to(self.device)

@@ -104,9 +104,9 @@ class Backend(ABC):
         full, rest = divmod(self.count, self.batch)
         many = max((k for k in range(1, MOST_STEPS + 1) if full % k == 0), default=1)
         for _ in range(full // many):
-            self._replay("steps", lambda: [self._next(self.batch) for _ in range(many)])
+            self._replay("steps", lambda: self._several(many, self.batch))
         if rest:
-            self._replay("last", lambda: self._next(rest))
+            self._replay("last", lambda: self._several(1, rest))
 
     def evaluate(self) -> dict[str, Tensor]:
         """Mean loss and accuracy of each part in eval mode, shape (runs,) each, float64 on the CPU."""
@@ -119,6 +119,10 @@ class Backend(ABC):
             if self.task == "classify":
                 found[f"{name}_accuracy"] = correct.cpu() / count
         return found
+
+    def _several(self, count: int, size: int) -> None:
+        for _ in range(count):
+            self._next(size)
 
     def _next(self, size: int) -> None:
         """One step on the next images of the order, whose place is kept on the device."""

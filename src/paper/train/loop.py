@@ -158,6 +158,7 @@ def _train_part(
     pairs: Sequence[tuple[Progressing, int]], group: Sequence[Progressing], sets: Sets, options: Options
 ) -> None:
     """Train runs side by side to their last epoch; all stand at the same one."""
+    saved = began = time.monotonic()
     backend = _backend(pairs, sets, options.device)
     cell = pairs[0][0].cell
     for number, (entry, seed) in enumerate(pairs):
@@ -169,14 +170,15 @@ def _train_part(
     title = key(cell).rpartition("-")[0] + f" x {len(pairs)}" if len(pairs) > 1 else f"{key(cell)} seed {pairs[0][1]}"
     progress = Progress(title, cell["epochs"], len(pairs) * len(sets.train))
     if first == 0:
-        _note(pairs, backend, 0, 0.0)
+        _note(pairs, backend, 0)
     progress.start(first)
-    saved = began = time.monotonic()
     for epoch in range(first + 1, cell["epochs"] + 1):
         backend.epoch(epoch)
         backend.teleport(epoch)
+        _note(pairs, backend, epoch)
         now = time.monotonic()
-        _note(pairs, backend, epoch, (now - began) / len(pairs))
+        for entry, seed in pairs:
+            entry.seeds[seed]["seconds"] += (now - began) / len(pairs)
         began = now
         progress.tell(epoch, pairs[0][0].seeds[pairs[0][1]]["rows"][-1]["train_loss"])
         stop = epoch < cell["epochs"] and options.stop()
@@ -187,7 +189,7 @@ def _train_part(
             raise TimeUp
 
 
-def _note(pairs: Sequence[tuple[Progressing, int]], backend: Backend, epoch: int, seconds: float) -> None:
+def _note(pairs: Sequence[tuple[Progressing, int]], backend: Backend, epoch: int) -> None:
     """Evaluate, and add a row to each run."""
     found = backend.evaluate()
     for number, (entry, seed) in enumerate(pairs):
@@ -196,8 +198,7 @@ def _note(pairs: Sequence[tuple[Progressing, int]], backend: Backend, epoch: int
         row["diverged"] = not math.isfinite(row["train_loss"])
         held = entry.seeds[seed]
         held["rows"].append(row)
-        held["epoch"], held["seconds"] = epoch, held["seconds"] + seconds
-        held["precision"], held["parameters"] = backend.precision, backend.parameters
+        held["epoch"], held["precision"], held["parameters"] = epoch, backend.precision, backend.parameters
 
 
 def _save(pairs: Sequence[tuple[Progressing, int]], backend: Backend, group: Sequence[Progressing]) -> None:

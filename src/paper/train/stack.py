@@ -50,6 +50,8 @@ class Stack:
         self.shape = Shape.of(modules[0])
         self.device, self.dtype, self.runs = device, dtype, len(modules)
         self.side = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.back = _back(device)
+        self.waiting = False  # whether work is under way on the second stream
         # On a GPU, ENorm's factors of the first layer's rows are kept apart for an epoch; see `layers.balance`.
         self.row: Tensor | None = None
         linear = [[m for m in module.modules() if isinstance(m, nn.Linear)] for module in modules]
@@ -74,12 +76,14 @@ class Stack:
 
     def held(self) -> list[Tensor]:
         """The same as it stands, with what is kept apart."""
+        self.settle()
         norms = [t for layer in self.norms for t in layer]
         apart = [] if self.row is None else [self.row]
         return [*self.weights, *(b for b in self.biases if b is not None), *norms, *apart]
 
     def fold(self) -> None:
         """Multiply what is kept apart into the weights."""
+        self.settle()
         if self.row is not None:
             self.weights[0].mul_(self.row.mT)
             self.row.fill_(1.0)
@@ -126,6 +130,7 @@ class Stack:
         inputs, stats, grads = [x], [], []
         for k in range(last):
             z, row = torch.bmm(inputs[k], self.weights[k].mT), self.row if k == 0 else None
+            self.settle()
             if self.norms:
                 a, mean, rstd = fused(layers.norm_forward, self.device)(z, self.norms[k], kind, row)
                 stats.append((z, mean, rstd))
@@ -143,15 +148,16 @@ class Stack:
                 self.weights[k].baddbmm_(grad.mT, inputs[k], alpha=-1)
             (z, mean, rstd), row = stats[k - 1], self.row if k == 1 else None
             if self.norms:
-                grad = fused(layers.norm_backward, self.device)(below, z, mean, rstd, self.norms[k - 1], kind, row)
+                grad = self.back.norm_backward(below, z, mean, rstd, self.norms[k - 1], kind, row)
             else:
-                grad = fused(layers.plain_backward, self.device)(below, z, self.biases[k - 1], kind, row)
+                grad = self.back.plain_backward(below, z, self.biases[k - 1], kind, row)
         self.weights[0].baddbmm_(grad.mT, x, alpha=-1)
-        if self.side is not None:
-            torch.cuda.current_stream().wait_stream(self.side)
+        self.settle()
         if balanced is not None:
             part = [w[balanced] for w in self.weights], [None if b is None else b[balanced] for b in self.biases]
-            fused(layers.balance, self.device)(*part, None if self.row is None else self.row[balanced])
+            # Where it leaves the first layer alone, the first product of the next step need not wait for it.
+            with self._beside() if self.row is not None else nullcontext():
+                fused(layers.balance, self.device)(*part, None if self.row is None else self.row[balanced])
 
     def keep_apart(self) -> None:
         """From now on keep ENorm's factors of the first layer's rows apart; on a GPU only."""
@@ -164,7 +170,14 @@ class Stack:
         if self.side is None:
             return nullcontext()
         self.side.wait_stream(torch.cuda.current_stream())
+        self.waiting = True
         return torch.cuda.stream(self.side)
+
+    def settle(self) -> None:
+        """Wait for what runs on the second stream."""
+        if self.waiting and self.side is not None:
+            torch.cuda.current_stream().wait_stream(self.side)
+        self.waiting = False
 
     def outputs(self, x: Tensor) -> Tensor:
         """Outputs in eval mode for inputs that all runs share: (B, n_0) gives (R, B, n_L)."""
@@ -179,3 +192,12 @@ class Stack:
                 a = fused(layers.plain_forward, self.device)(z, bias[k], self.shape.activation)
             z = torch.bmm(a, self.weights[k + 1].mT)
         return z if bias[-1] is None else z + bias[-1]
+
+
+def _back(device: torch.device) -> Any:
+    """Where the ways back through a layer are."""
+    if device.type != "cuda":
+        return layers
+    from paper.train import backward  # needs Triton
+
+    return backward

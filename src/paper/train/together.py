@@ -53,6 +53,10 @@ class Together(Backend):
                 rescale(module, torch.ones(1, self.stack.shape.widths[0]), run.cell["rescaling"])
                 self.stack.read_from(number, module)
 
+    def _several(self, count: int, size: int) -> None:
+        super()._several(count, size)
+        self.stack.settle()
+
     def _next(self, size: int) -> None:
         sets = self.sets
         x, labels = fused(layers.fetch_next, self.device)(

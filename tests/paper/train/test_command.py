@@ -191,8 +191,8 @@ def test_stopped_by_a_scheduler_and_by_the_clock_it_goes_on(place, undisturbed, 
 def test_a_scheduler_may_warn_with_another_signal(place, call, monkeypatch):
     inner = loop._note
 
-    def note(pairs, backend, epoch, seconds):
-        inner(pairs, backend, epoch, seconds)
+    def note(pairs, backend, epoch):
+        inner(pairs, backend, epoch)
         if epoch == 2:
             os.kill(os.getpid(), signal.SIGUSR1)
 

@@ -179,8 +179,8 @@ def test_a_run_that_diverges_is_recorded_as_such(model, method, options):
 def test_one_diverged_epoch_is_enough_for_the_record(options, monkeypatch):
     spec, inner = cell(FLAT, seeds=[0]), loop._note
 
-    def note(pairs, backend, epoch, seconds):
-        inner(pairs, backend, epoch, seconds)
+    def note(pairs, backend, epoch):
+        inner(pairs, backend, epoch)
         pairs[0][0].seeds[0]["rows"][-1]["diverged"] = epoch == 1
 
     monkeypatch.setattr(loop, "_note", note)
