@@ -1,6 +1,5 @@
 """Where a cell stands, on disk: state and rows of each seed. Replaced whole; refused if damaged or not its own."""
 
-import glob
 import hashlib
 import io
 import os
@@ -11,8 +10,9 @@ from typing import Any
 
 import torch
 
+from paper.files import sweep
 from paper.plan import digest, key
-from paper.store import replacing
+from paper.store import write_bytes
 
 
 class Checkpoint:
@@ -48,13 +48,12 @@ class Checkpoint:
         buffer = io.BytesIO()
         torch.save({"digest": self.digest, "seeds": {seed: dict(held) for seed, held in seeds.items()}}, buffer)
         body = buffer.getvalue()
-        with replacing(self.path) as temporary:
-            temporary.write_bytes(hashlib.sha256(body).digest() + body)
+        write_bytes(self.path, hashlib.sha256(body).digest() + body)
 
     def remove(self) -> None:
-        """Delete the file, what a killed write left beside it, and folders that are empty without them."""
-        for path in (self.path, *self.path.parent.glob(f".{glob.escape(self.path.name)}.*")):
-            path.unlink(missing_ok=True)
+        """Delete the file, what killed writes left beside it, and folders that are empty without them."""
+        self.path.unlink(missing_ok=True)
+        sweep(self.path.parent)
         for folder in self.path.parents[:4]:
             try:
                 os.rmdir(folder)

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 EPS, MOMENTUM = 1e-5, 0.1  # of torch.nn.BatchNorm1d
+Saved = tuple[Tensor, ...]  # what the way forward keeps for the way back
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -34,7 +35,7 @@ def slope(z: Tensor, kind: str) -> Tensor:
     return gate * (1 + z * (1 - gate))
 
 
-def norm_forward(z: Tensor, norm: list[Tensor], kind: str, row: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+def norm_forward(z: Tensor, norm: list[Tensor], kind: str, row: Tensor | None = None) -> tuple[Tensor, Saved]:
     """BatchNorm in training mode, then the activation; moves the running statistics in place.
 
     Args:
@@ -44,27 +45,25 @@ def norm_forward(z: Tensor, norm: list[Tensor], kind: str, row: Tensor | None = 
         row: factors (R, 1, n) that the weights' rows still lack, see `balance`.
 
     Returns:
-        a, the mean and 1 / sqrt(var + eps) of the batch.
+        a, and for the way back z, the mean and 1 / sqrt(var + eps) of the batch.
     """
     gamma, beta, running_mean, running_var = norm
-    z = z if row is None else z * row
+    raw, z = z, z if row is None else z * row
     var, mean = torch.var_mean(z, dim=1, keepdim=True, correction=0)
     count = z.shape[1]
     running_mean.lerp_(mean, MOMENTUM)
     running_var.lerp_(var * (count / (count - 1)), MOMENTUM)
     rstd = torch.rsqrt(var + EPS)
-    return activate((z - mean) * (rstd * gamma) + beta, kind), mean, rstd
+    return activate((z - mean) * (rstd * gamma) + beta, kind), (raw, mean, rstd)
 
 
-def norm_backward(
-    grad: Tensor, z: Tensor, mean: Tensor, rstd: Tensor, norm: list[Tensor], kind: str, row: Tensor | None = None
-) -> Tensor:
+def norm_backward(grad: Tensor, saved: Saved, norm: list[Tensor], kind: str, row: Tensor | None = None) -> Tensor:
     """From the gradient at a to the one at z; scale and shift take their step, in place.
 
     The gradient comes multiplied by the learning rate, so a step is one subtraction. With `row` it is the gradient that
     the weights without their factors step by.
     """
-    gamma, beta = norm[:2]
+    (gamma, beta), (z, mean, rstd) = norm[:2], saved
     z = z if row is None else z * row
     x = (z - mean) * rstd
     grad = grad * slope(x * gamma + beta, kind)
@@ -157,7 +156,8 @@ def balance(weights: list[Tensor], biases: list[Tensor | None], row: Tensor | No
 
 def fetch(images: Tensor, index: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     """Rows of a uint8 table as normalised numbers: (R, B) indices give (R, B, n)."""
-    return images[index].to(scale.dtype) * scale + shift
+    x = images.index_select(0, index.reshape(-1)).to(scale.dtype)
+    return x.mul_(scale).add_(shift).view(*index.shape, -1)
 
 
 def fetch_next(

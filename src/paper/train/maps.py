@@ -6,6 +6,8 @@ Here BatchNorm, ReLU and max-pool are one operation whose way back starts from t
 ReLU is another.
 """
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -160,110 +162,119 @@ def _relu_back(
 
 def _map(x: Tensor, height: int, width: int, dtype: torch.dtype | None = None) -> Tensor:
     """An empty map with the channels of another, channels last."""
-    n, c = x.shape[:2]
-    shape = (n, c, height, width)
+    shape = (*x.shape[:2], height, width)
     return torch.empty(shape, dtype=dtype or x.dtype, device=x.device, memory_format=torch.channels_last)
 
 
-def _shares(pixels: int, block: int) -> tuple[int, int]:
-    """How many programs sum this many pixels, and steps each of them takes."""
+def _halved(x: Tensor) -> tuple[int, int, int, int, int]:
+    """Pixels, height and width of the pooled map of this one, with the height and width of this one in between."""
+    n, _, height, width = x.shape
+    rows, columns = (height + 1) // 2, (width + 1) // 2
+    return n * rows * columns, height, width, rows, columns
+
+
+def _shares(x: Tensor, channels: int) -> tuple[int, int, int, int]:
+    """Pixels of a map, pixels a program holds at once, programs that sum them, and steps each of them takes."""
+    pixels, block = x.numel() // x.shape[1], max(1, ENTRIES // channels)
     blocks = triton.cdiv(pixels, block)
     steps = max(1, blocks // PROGRAMS)
-    return triton.cdiv(blocks, steps), steps
+    return pixels, block, triton.cdiv(blocks, steps), steps
 
 
-@torch.library.triton_op("paper::norm_pool", mutates_args=())
-def norm_pool(x: Tensor, gamma: Tensor, beta: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """BatchNorm by the batch's statistics, ReLU, max-pool; places, what stood there, mean and variance."""
-    n, c, height, width = x.shape
-    pixels, block = n * height * width, max(1, ENTRIES // c)
-    programs, steps = _shares(pixels, block)
-    total, square = (torch.empty((programs, c), dtype=torch.float32, device=x.device) for _ in range(2))
-    torch.library.wrap_triton(_sums)[(programs,)](x, total, square, pixels, C=c, BLOCK=block, STEPS=steps)
-    mean = total.sum(0) / pixels
-    var = (square.sum(0) / pixels - mean * mean).clamp_min(0.0)
-    rows, columns = (height + 1) // 2, (width + 1) // 2
-    out, chosen, place = _map(x, rows, columns), _map(x, rows, columns), _map(x, rows, columns, torch.int8)
-    pooled, block = n * rows * columns, max(1, ENTRIES // 2 // c)
-    launch = torch.library.wrap_triton(_pool)[(triton.cdiv(pooled, block),)]
-    scale, sizes = gamma * torch.rsqrt(var + eps), (pooled, height, width, rows, columns)
+def _partial(x: Tensor, channels: int) -> Tensor:
+    return torch.empty((_shares(x, channels)[2], x.shape[1]), dtype=torch.float32, device=x.device)
+
+
+def _on(kernel: Any, *grid: int) -> Any:
+    return kernel[grid]
+
+
+def _last(x: Tensor) -> Tensor:
+    return x.contiguous(memory_format=torch.channels_last)
+
+
+# Operations that a compiler takes as they are; seen through, it would fill their results before they are written.
+
+
+@torch.library.custom_op("paper::sums", mutates_args=())
+def sums(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Of each channel, sums and sums of squares, a row a program."""
+    x, c = _last(x), x.shape[1]
+    (pixels, block, programs, steps), total, square = _shares(x, c), _partial(x, c), _partial(x, c)
+    _on(_sums, programs)(x, total, square, pixels, C=c, BLOCK=block, STEPS=steps)
+    return total, square
+
+
+@torch.library.custom_op("paper::pool", mutates_args=())
+def pool(x: Tensor, mean: Tensor, scale: Tensor, beta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(x - mean) scale + beta, ReLU, max-pool; which cell of each window was taken, and what stood there."""
+    x, c, sizes = _last(x), x.shape[1], _halved(x)
+    out, chosen, place = (_map(x, *sizes[3:], dtype) for dtype in (None, None, torch.int8))
+    block = max(1, ENTRIES // 2 // c)
+    launch = _on(_pool, triton.cdiv(sizes[0], block))
     launch(x, mean, scale, beta, out, place, chosen, *sizes, C=c, BLOCK=block, TRAIN=True)
-    return out, place, chosen, mean, var
+    return out, place, chosen
 
 
-@torch.library.triton_op("paper::norm_pool_eval", mutates_args=())
-def norm_pool_eval(x: Tensor, mean: Tensor, scale: Tensor, beta: Tensor) -> Tensor:
-    """(x - mean) scale + beta, ReLU, max-pool."""
-    n, c, height, width = x.shape
-    rows, columns = (height + 1) // 2, (width + 1) // 2
-    out = _map(x, rows, columns)
-    pixels, block = n * rows * columns, max(1, ENTRIES // 2 // c)
-    launch = torch.library.wrap_triton(_pool)[(triton.cdiv(pixels, block),)]
-    launch(x, mean, scale, beta, out, out, out, pixels, height, width, rows, columns, C=c, BLOCK=block, TRAIN=False)
+@torch.library.custom_op("paper::pool_eval", mutates_args=())
+def pool_eval(x: Tensor, mean: Tensor, scale: Tensor, beta: Tensor) -> Tensor:
+    """The first of the three alone."""
+    x, c, sizes = _last(x), x.shape[1], _halved(x)
+    out, block = _map(x, *sizes[3:]), max(1, ENTRIES // 2 // c)
+    launch = _on(_pool, triton.cdiv(sizes[0], block))
+    launch(x, mean, scale, beta, out, out, out, *sizes, C=c, BLOCK=block, TRAIN=False)
     return out
 
 
-@torch.library.triton_op("paper::norm_pool_back", mutates_args=())
-def _norm_pool_back(
-    grad: Tensor, x: Tensor, place: Tensor, chosen: Tensor, mean: Tensor, rstd: Tensor, gamma: Tensor, beta: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+@torch.library.custom_op("paper::pool_sums", mutates_args=())
+def pool_sums(
+    grad: Tensor, chosen: Tensor, mean: Tensor, rstd: Tensor, gamma: Tensor, beta: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Of each channel, sums of the gradients that pass the ReLU, and with the normalised values, a row a program."""
+    grad, c = _last(grad), grad.shape[1]
+    (pixels, block, programs, steps), total, product = _shares(grad, c), _partial(grad, c), _partial(grad, c)
+    launch = _on(_pool_sums, programs)
+    launch(grad, _last(chosen), mean, rstd, gamma, beta, total, product, pixels, C=c, BLOCK=block, STEPS=steps)
+    return total, product
+
+
+@torch.library.custom_op("paper::pool_back", mutates_args=())
+def pool_back(
+    grad: Tensor, place: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, gamma: Tensor, beta: Tensor, total: Tensor,
+    product: Tensor,
+) -> Tensor:  # fmt: skip
+    """From the gradient of the pooled map to that of x, given both sums."""
     n, c, height, width = x.shape
-    rows, columns = grad.shape[2:]
-    pooled, block = n * rows * columns, max(1, ENTRIES // c)
-    programs, steps = _shares(pooled, block)
-    totals, products = (torch.empty((programs, c), dtype=torch.float32, device=x.device) for _ in range(2))
-    held = (mean, rstd, gamma, beta)
-    launch = torch.library.wrap_triton(_pool_sums)[(programs,)]
-    launch(grad, chosen, *held, totals, products, pooled, C=c, BLOCK=block, STEPS=steps)
-    total, product = totals.sum(0), products.sum(0)
-    result = _map(x, height, width)
-    pixels, block = n * height * width, max(1, ENTRIES // 2 // c)
-    launch = torch.library.wrap_triton(_pool_back)[(triton.cdiv(pixels, block),)]
-    sizes = (pixels, height, width, rows, columns)
-    launch(grad, place, x, *held, total, product, result, *sizes, C=c, BLOCK=block)
-    return result, product, total
+    result, pixels, block = _map(x, height, width), n * height * width, max(1, ENTRIES // 2 // c)
+    launch = _on(_pool_back, triton.cdiv(pixels, block))
+    held = (mean, rstd, gamma, beta, total, product)
+    launch(_last(grad), _last(place), _last(x), *held, result, pixels, *_halved(x)[1:], C=c, BLOCK=block)
+    return result
 
 
-@torch.library.triton_op("paper::bias_relu", mutates_args=())
-def bias_relu(x: Tensor, bias: Tensor) -> Tensor:
+@torch.library.custom_op("paper::relu", mutates_args=())
+def relu(x: Tensor, bias: Tensor) -> Tensor:
     """Add a bias, ReLU."""
-    n, c, height, width = x.shape
-    out, pixels, block = _map(x, height, width), n * height * width, ENTRIES // TILE
-    launch = torch.library.wrap_triton(_relu)[(triton.cdiv(pixels, block), c // TILE)]
-    launch(x, bias, out, pixels, c, TILE=TILE, BLOCK=block)
+    x, (_, c, height, width) = _last(x), x.shape
+    out, (pixels, block, _, _) = _map(x, height, width), _shares(x, TILE)
+    _on(_relu, triton.cdiv(pixels, block), c // TILE)(x, bias, out, pixels, c, TILE=TILE, BLOCK=block)
     return out
 
 
-@torch.library.triton_op("paper::bias_relu_back", mutates_args=())
-def _bias_relu_back(grad: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
-    n, c, height, width = out.shape
-    result, pixels, block = _map(out, height, width), n * height * width, ENTRIES // TILE
-    programs, steps = _shares(pixels, block)
-    sums = torch.empty((programs, c), dtype=torch.float32, device=out.device)
-    launch = torch.library.wrap_triton(_relu_back)[(programs, c // TILE)]
-    launch(grad, out, result, sums, pixels, c, TILE=TILE, BLOCK=block, STEPS=steps)
-    return result, sums.sum(0)
+@torch.library.custom_op("paper::relu_back", mutates_args=())
+def relu_back(grad: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradient that passes, and its sums of each channel, a row a program."""
+    grad, (_, c, height, width) = _last(grad), out.shape
+    result, total, (pixels, block, programs, steps) = _map(out, height, width), _partial(out, TILE), _shares(out, TILE)
+    launch = _on(_relu_back, programs, c // TILE)
+    launch(grad, _last(out), result, total, pixels, c, TILE=TILE, BLOCK=block, STEPS=steps)
+    return result, total
 
 
-def _keep_pool(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-    (x, gamma, beta, ctx.eps), (_, place, chosen, mean, var) = inputs, output
-    ctx.save_for_backward(x, place, chosen, mean, var, gamma, beta)
-    ctx.mark_non_differentiable(place, chosen, mean, var)
-
-
-def _back_pool(ctx, grad, *_: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:  # type: ignore[no-untyped-def]
-    x, place, chosen, mean, var, gamma, beta = ctx.saved_tensors
-    grad, rstd = grad.contiguous(memory_format=torch.channels_last), torch.rsqrt(var + ctx.eps)
-    return *_norm_pool_back(grad, x, place, chosen, mean, rstd, gamma, beta), None
-
-
-def _keep_relu(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-    ctx.save_for_backward(output)
-
-
-def _back_relu(ctx, grad: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[no-untyped-def]
-    return _bias_relu_back(grad.contiguous(memory_format=torch.channels_last), *ctx.saved_tensors)
-
-
-torch.library.register_autograd("paper::norm_pool", _back_pool, setup_context=_keep_pool)
-torch.library.register_autograd("paper::bias_relu", _back_relu, setup_context=_keep_relu)
+sums.register_fake(lambda x: (_partial(x, x.shape[1]), _partial(x, x.shape[1])))
+pool.register_fake(lambda x, *_: tuple(_map(x, *_halved(x)[3:], dtype) for dtype in (None, torch.int8, None)))
+pool_eval.register_fake(lambda x, *_: _map(x, *_halved(x)[3:]))
+pool_sums.register_fake(lambda grad, *_: (_partial(grad, grad.shape[1]), _partial(grad, grad.shape[1])))
+pool_back.register_fake(lambda grad, place, x, *_: _map(x, *x.shape[2:]))
+relu.register_fake(lambda x, bias: _map(x, *x.shape[2:]))
+relu_back.register_fake(lambda grad, out: (_map(out, *out.shape[2:]), _partial(out, TILE)))

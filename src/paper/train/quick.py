@@ -9,9 +9,52 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.utils import _pair
 
-from paper.train.maps import TILE, bias_relu, norm_pool, norm_pool_eval
+from paper.train import maps
+from paper.train.maps import TILE
 
 CHANNELS = 8  # tensor cores take channels by eight
+
+
+class NormPool(torch.autograd.Function):
+    """BatchNorm by the batch's statistics, ReLU, max-pool; gives the mean and the variance too."""
+
+    @staticmethod
+    def forward(ctx, x, gamma, beta, eps):  # type: ignore[no-untyped-def, override]
+        """Normalise, rectify, pool."""
+        total, square = maps.sums(x)
+        pixels = x.numel() // x.shape[1]
+        mean = total.sum(0) / pixels
+        var = (square.sum(0) / pixels - mean * mean).clamp_min(0.0)
+        rstd = torch.rsqrt(var + eps)
+        out, place, chosen = maps.pool(x, mean, gamma * rstd, beta)
+        ctx.save_for_backward(x, place, chosen, mean, rstd, gamma, beta)
+        ctx.mark_non_differentiable(mean, var)
+        return out, mean, var
+
+    @staticmethod
+    def backward(ctx, grad, _mean, _var):  # type: ignore[no-untyped-def, override]
+        """Gradients of x, gamma and beta."""
+        x, place, chosen, *held = ctx.saved_tensors
+        totals, products = maps.pool_sums(grad, chosen, *held)
+        total, product = totals.sum(0), products.sum(0)
+        return maps.pool_back(grad, place, x, *held, total, product), product, total, None
+
+
+class BiasRelu(torch.autograd.Function):
+    """Add a bias, ReLU."""
+
+    @staticmethod
+    def forward(ctx, x, bias):  # type: ignore[no-untyped-def, override]
+        """Add and rectify."""
+        out = maps.relu(x, bias)
+        ctx.save_for_backward(out)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def, override]
+        """Gradients of x and the bias."""
+        result, total = maps.relu_back(grad, *ctx.saved_tensors)
+        return result, total.sum(0)
 
 
 def _convolve(layer: nn.Conv2d, x: Tensor) -> Tensor:
@@ -34,7 +77,7 @@ class Rectified(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Convolve and rectify."""
-        return bias_relu(_convolve(self.layer, x), self.layer.bias)  # type: ignore[arg-type]
+        return BiasRelu.apply(_convolve(self.layer, x), self.layer.bias)  # type: ignore[no-any-return]
 
 
 class Pooled(nn.Module):
@@ -57,8 +100,9 @@ class Pooled(nn.Module):
         bias = self.layer.bias
         if not norm.training:
             mean = mean if bias is None else mean - bias
-            return norm_pool_eval(y, mean, norm.weight * torch.rsqrt(var + norm.eps), norm.bias)
-        out, _, _, batch_mean, batch_var = norm_pool(y, norm.weight, norm.bias, norm.eps)
+            scale = norm.weight * torch.rsqrt(var + norm.eps)
+            return maps.pool_eval(y.detach(), mean.detach(), scale.detach(), norm.bias.detach())  # no way back
+        out, batch_mean, batch_var = NormPool.apply(y, norm.weight, norm.bias, norm.eps)  # type: ignore[misc]
         with torch.no_grad():
             pixels = y.numel() // y.shape[1]
             mean.lerp_(batch_mean if bias is None else batch_mean + bias, momentum)

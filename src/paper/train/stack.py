@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paper.train import layers
+from paper.train import layers, native
 from paper.train.layers import fused
 
 _ACTIVATIONS = {nn.ReLU: "relu", nn.GELU: "gelu", nn.SiLU: "silu"}
@@ -50,7 +50,7 @@ class Stack:
         self.shape = Shape.of(modules[0])
         self.device, self.dtype, self.runs = device, dtype, len(modules)
         self.side = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self.back = _back(device)
+        self.ways = _ways(device, self.runs)
         self.waiting = False  # whether work is under way on the second stream
         # On a GPU, ENorm's factors of the first layer's rows are kept apart for an epoch; see `layers.balance`.
         self.row: Tensor | None = None
@@ -127,17 +127,16 @@ class Stack:
             balanced: runs on which one cycle of ENorm follows.
         """
         kind, last = self.shape.activation, len(self.weights) - 1
-        inputs, stats, grads = [x], [], []
+        inputs, saved, grads = [x], [], []
         for k in range(last):
             z, row = torch.bmm(inputs[k], self.weights[k].mT), self.row if k == 0 else None
             self.settle()
             if self.norms:
-                a, mean, rstd = fused(layers.norm_forward, self.device)(z, self.norms[k], kind, row)
-                stats.append((z, mean, rstd))
+                a, kept = self.ways.norm_forward(z, self.norms[k], kind, row)
             else:
-                a = fused(layers.plain_forward, self.device)(z, self.biases[k], kind, row)
-                stats.append((z, z, z))
+                a, kept = self.ways.plain_forward(z, self.biases[k], kind, row), z
             inputs.append(a)
+            saved.append(kept)
         z = torch.bmm(inputs[last], self.weights[last].mT)
         gradient = layers.classify_gradient if task == "classify" else layers.rebuild_gradient
         grad = fused(gradient, self.device)(z, self.biases[last], target, rate)
@@ -146,11 +145,11 @@ class Stack:
             below = torch.bmm(grad, self.weights[k])
             with self._beside():  # the way down need not wait for the weights
                 self.weights[k].baddbmm_(grad.mT, inputs[k], alpha=-1)
-            (z, mean, rstd), row = stats[k - 1], self.row if k == 1 else None
+            kept, row = saved[k - 1], self.row if k == 1 else None
             if self.norms:
-                grad = self.back.norm_backward(below, z, mean, rstd, self.norms[k - 1], kind, row)
+                grad = self.ways.norm_backward(below, kept, self.norms[k - 1], kind, row)
             else:
-                grad = self.back.plain_backward(below, z, self.biases[k - 1], kind, row)
+                grad = self.ways.plain_backward(below, kept, self.biases[k - 1], kind, row)
         self.weights[0].baddbmm_(grad.mT, x, alpha=-1)
         self.settle()
         if balanced is not None:
@@ -194,10 +193,10 @@ class Stack:
         return z if bias[-1] is None else z + bias[-1]
 
 
-def _back(device: torch.device) -> Any:
-    """Where the ways back through a layer are."""
+def _ways(device: torch.device, runs: int) -> Any:
+    """A module with the ways forward and back through a hidden layer."""
     if device.type != "cuda":
-        return layers
-    from paper.train import backward  # needs Triton
+        return native if runs == 1 else layers
+    from paper.train import stacked  # needs Triton
 
-    return backward
+    return stacked

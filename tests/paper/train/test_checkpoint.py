@@ -1,11 +1,13 @@
 """Checkpoints: they come back as they were, or are refused with a word."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
-from paper import store
 from paper.plan import key
 from paper.train.checkpoint import Checkpoint
+from tests.faults.harm import leave_half
 from tests.paper.train.plain import MLP, cell
 
 SEEDS = {
@@ -90,10 +92,10 @@ def test_what_a_killed_write_left_goes_with_it(tmp_path):
     mine, other = (Checkpoint(tmp_path, cell(MLP, lr=lr)) for lr in (0.1, 0.2))
     mine.write(SEEDS)
     other.write(SEEDS)
-    mine.path.with_name(f".{mine.path.name}.x1y2.pt").write_bytes(b"half")
+    leave_half(mine.path)
     mine.remove()
     assert files(tmp_path) == [str(other.path.relative_to(tmp_path))]
-    other.path.with_name(f".{other.path.name}.x1y2.pt").write_bytes(b"half")
+    leave_half(other.path)
     other.remove()
     assert not list(tmp_path.iterdir())
 
@@ -101,15 +103,15 @@ def test_what_a_killed_write_left_goes_with_it(tmp_path):
 def test_a_folder_that_another_job_removes_in_between_is_made_again(tmp_path, monkeypatch):
     mine, other = (Checkpoint(tmp_path, cell(MLP, lr=lr)) for lr in (0.1, 0.2))
     other.write(SEEDS)
-    inner, calls = store.tempfile.mkstemp, []
+    inner, calls = Path.touch, []
 
-    def late(**options):
+    def late(path, **options):
         if not calls:
             other.remove()
-        calls.append(options)
-        return inner(**options)
+        calls.append(path)
+        inner(path, **options)
 
-    monkeypatch.setattr(store.tempfile, "mkstemp", late)
+    monkeypatch.setattr(Path, "touch", late)
     mine.write(SEEDS)
     assert len(calls) == 2
     assert files(tmp_path) == [str(mine.path.relative_to(tmp_path))]

@@ -17,6 +17,7 @@ from paper.errors import PaperError
 from paper.plan import key
 from paper.train import __main__ as command
 from paper.train import loop
+from paper.train.checkpoint import Checkpoint
 from tests.paper.train.plain import CONV, MLP, cell
 
 # On one worker: they share what is trained in the background.
@@ -202,6 +203,25 @@ def test_a_scheduler_may_warn_with_another_signal(place, call, monkeypatch):
     assert len(place.kept()) == 1
 
 
+def test_interrupted_by_hand_it_says_so_and_goes_on(place, call, monkeypatch, undisturbed):
+    inner, calls = Checkpoint.write, []
+
+    def write(checkpoint, seeds):
+        inner(checkpoint, seeds)
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Checkpoint, "write", write)
+        status, said = call(*place.words(SHORT[:1], "--save-every", "0"))
+    assert status == 130
+    assert said.endswith("\nstopped: the last checkpoints hold what was done; the same command goes on from there\n")
+    assert len(place.kept()) == 1
+    assert call(*place.words(SHORT[:1]))[0] == 0
+    assert place.content(SHORT[0]) == undisturbed(SHORT[0])
+
+
 def test_no_time_at_all_is_time_up(place, call):
     assert call(*place.words(SHORT[:1], "--time-limit", "0")) == (75, STOPPED)
     assert not place.kept()
@@ -218,6 +238,12 @@ def test_specs_come_as_text_or_files_and_are_picked_by_name(place, call):
     assert status == 0
     assert f"{key(SHORT[1])}: already there\n" in said
     assert len(list(place.results.rglob("*.csv"))) == 3
+
+
+def test_a_name_that_no_cell_has_is_a_mistake(place, call):
+    status, said = call(*place.words(SHORT, "--match", "enrom"))
+    assert (status, said) == (2, "error: --match: expected part of a name of the 4 train runs given, got 'enrom'.\n")
+    assert not place.results.exists()
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from paper.train.together import Together
 from tests.paper.train.plain import CPU, cell, curves, random_sets
 
 pytest.importorskip("triton", reason="the kernels are written in Triton")
-from paper.train import backward  # noqa: E402
+from paper.train import stacked  # noqa: E402
 from paper.train.quick import quicken  # noqa: E402
 
 pytestmark = [
@@ -201,16 +201,20 @@ def test_cells_stopped_and_moved_from_cpu_to_gpu_are_whole(tmp_path):
 # ---- kernels
 
 
-def float32_products(monkeypatch):
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+@pytest.fixture
+def float32_products():
+    """No TF32."""
+    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    yield
+    torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
 
 
 BLOCKS = {
     "bias": lambda: [nn.Conv2d(3, 320, 3, padding=1), nn.ReLU()],
     "norm": lambda: [nn.Conv2d(8, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)],
     "norm without bias": lambda: [
-        nn.Conv2d(8, 128, 3, bias=False), nn.BatchNorm2d(128), nn.ReLU(), nn.MaxPool2d(3, 2, 1),
+        nn.Conv2d(8, 128, 3, padding=1, bias=False), nn.BatchNorm2d(128), nn.ReLU(), nn.MaxPool2d(3, 2, 1),
     ],
 }  # fmt: skip
 
@@ -219,9 +223,9 @@ BLOCKS = {
 @pytest.mark.parametrize(
     ("size", "compiled"), [((4, 8, 8), False), ((3, 7, 5), False), ((1, 3, 3), False), ((64, 32, 32), True)]
 )
-def test_quick_layers_are_the_layers(name, size, compiled, monkeypatch):
+@pytest.mark.usefixtures("float32_products")
+def test_quick_layers_are_the_layers(name, size, compiled):
     """Outputs, gradients, running statistics, in training and after it."""
-    float32_products(monkeypatch)
     torch.manual_seed(0)
     plain = nn.Sequential(*BLOCKS[name]()).to(CUDA)
     for layer in plain:
@@ -249,7 +253,8 @@ def test_quick_layers_are_the_layers(name, size, compiled, monkeypatch):
             torch.testing.assert_close(own.get_buffer(key), buffer, rtol=1e-4, atol=1e-5, msg=key)
     for net in (own, plain, fast):
         net.eval()
-    torch.testing.assert_close(fast(x), plain(x), rtol=1e-4, atol=1e-4)
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), plain(x), rtol=1e-4, atol=1e-4)
 
 
 def test_quick_layers_let_nan_through():
@@ -269,14 +274,14 @@ def test_ways_back_through_a_layer(kind, apart, examples):
     shape, held = (3, examples, 70), (3, 1, 70)
     grad, z, *norm = (torch.randn(s, device=CUDA) for s in (shape, shape, held, held, held, held))
     row = torch.rand(held, device=CUDA) + 0.5 if apart else None
-    _, mean, rstd = layers.norm_forward(z, [t.clone() for t in norm], kind, row)
+    _, saved = layers.norm_forward(z, [t.clone() for t in norm], kind, row)
     mine, other = ([t.clone() for t in norm] for _ in range(2))
-    found = backward.norm_backward(grad, z, mean, rstd, mine, kind, row)
-    expected = layers.norm_backward(grad, z, mean, rstd, other, kind, row)
+    found = stacked.norm_backward(grad, saved, mine, kind, row)
+    expected = layers.norm_backward(grad, saved, other, kind, row)
     torch.testing.assert_close([found, *mine], [expected, *other], rtol=1e-4, atol=1e-4)
     for bias in (norm[0], None):
         mine, other = (None if bias is None else bias.clone() for _ in range(2))
-        found = backward.plain_backward(grad, z, mine, kind, row)
+        found = stacked.plain_backward(grad, z, mine, kind, row)
         torch.testing.assert_close(found, layers.plain_backward(grad, z, other, kind, row), rtol=1e-4, atol=1e-4)
         if bias is not None:
             torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-4)

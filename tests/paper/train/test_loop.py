@@ -165,7 +165,7 @@ def test_a_checkpoint_that_cannot_be_used_is_named_and_training_starts_anew(dama
 @pytest.mark.parametrize("model", [FLAT, AUTO], ids=["mlp", "autoencoder"])
 @pytest.mark.parametrize("method", ["baseline", "enorm", "teleport"])
 def test_a_run_that_diverges_is_recorded_as_such(model, method, options):
-    spec = cell(model, method, {"teleport": 1} if method == "teleport" else {}, lr=1e6, epochs=4)
+    spec = cell(model, method, {"teleport": 1} if method == "teleport" else {}, lr=1e30, epochs=4)
     train([spec], options)
     table, record = store.read_result(result_path(options.results, spec))
     assert record["status"] == {"0": "diverged", "1": "diverged"}
