@@ -30,5 +30,9 @@ for item in ITEMS:
         name:
             item
         input:
+            expand(
+                f"{RUN}.{{suffix}}", key=sources(config, item), suffix=["csv", "json"]
+            ),
+            expand(AGGREGATE, item=item),
             expand(FIGURE, item=item, suffix=["pdf", "png"]),
             expand(CLAIM, item=item),

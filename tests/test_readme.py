@@ -1,14 +1,20 @@
-"""README and library page: the example runs, tables are what they say they are, links and commands exist."""
+"""README and the pages under docs: the example runs, what is made from records is up to date, links and names exist."""
 
 import re
 from pathlib import Path
 
 import pytest
 
-from benchmarks.readme import PAGES, fill
+from paper.tell import PAGES, Teller, fill, source
+from tests.paper.test_claims import CLAIMS
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def teller():
+    return Teller(ROOT)
 
 
 def test_example_runs():
@@ -16,10 +22,17 @@ def test_example_runs():
     exec(compile(code, "README.md", "exec"), {})  # noqa: S102 - our own text
 
 
+@pytest.mark.xdist_group("pages")
 @pytest.mark.parametrize("page", PAGES)
-def test_tables_are_what_they_say(page):
-    text = (ROOT / page).read_text()
-    assert fill(page, text) == text
+def test_pages_say_what_is_recorded(teller, page):
+    assert fill(teller, page) == (ROOT / page).read_text(), "run `make docs`"
+
+
+@pytest.mark.xdist_group("pages")
+def test_figures_are_drawn_from_what_is_recorded(teller):
+    drawn = {path.stem: source(path) for path in (ROOT / "docs/figures").glob("*.png")}
+    assert drawn == {item: o.digest for item, o in teller.found.items() if not o.lacking}, "run `make docs`"
+    assert all(path.stat().st_size < 150_000 for path in (ROOT / "docs").rglob("*.png"))
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -28,12 +41,20 @@ def test_links_lead_somewhere(page):
         assert (ROOT / page).parent.joinpath(target).exists(), target
 
 
-def test_targets_of_make_exist():
+@pytest.mark.parametrize("page", PAGES)
+def test_targets_of_make_exist(page):
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    for target in re.findall(r"(?<![a-z])make ([a-z][a-z-]*)", README):
+    for target in re.findall(r"(?:^|`)make ([a-z][a-z-]*)", (ROOT / page).read_text(), re.MULTILINE):
         assert target in targets, target
 
 
 def test_files_that_are_named_exist():
     for name in re.findall(r"`((?:src|tests|workflow|benchmarks|docs)/[\w/.]*)`", README):
         assert (ROOT / name).exists(), name
+
+
+def test_claims_that_are_named_exist():
+    text = (ROOT / "docs/reproduction.md").read_text()
+    named = re.findall(r"`((?:bcd|regimes|theory|criteria|table1|batchnorm)_[a-z0-9_]+)`", text)
+    assert len(named) > 10
+    assert set(named) <= set(CLAIMS)

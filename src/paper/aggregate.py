@@ -1,10 +1,10 @@
 """From runs to one tidy table an item: strict about which runs there are, with spread across seeds.
 
-python -m paper.aggregate ITEM TABLE... --output FILE
+python -m paper.aggregate ITEM --config JSON --output FILE
 """
 
 import argparse
-import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import pandas as pd
 from paper import cli, store
 from paper.curves import tables
 from paper.errors import PaperError
-from paper.plan import ITEMS
+from paper.plan import ITEMS, settings, sources
 
 Runs = Sequence[tuple[pd.DataFrame, Mapping[str, Any]]]
 
@@ -59,7 +59,7 @@ def _check_counts(path: Path, table: pd.DataFrame, spec: Mapping[str, Any]) -> N
         expected, found = sorted(asked), table[name].tolist() if name in table else []
         if (got := sorted(set(found))) != expected:
             raise PaperError(f"{path}: expected {name}s {expected}, got {got}. Delete it and run again.")
-        rows = {value: found.count(value) for value in expected}
+        rows = dict(sorted(Counter(found).items()))
         if table.duplicated([*within, name]).any() or len(set(rows.values())) > 1:
             raise PaperError(
                 f"{path}: expected every {name} once in every group, got rows by {name} {rows}. "
@@ -82,17 +82,20 @@ def _summary(table: pd.DataFrame, by: list[str], values: list[str]) -> pd.DataFr
 
 
 def _regimes(runs: Runs) -> pd.DataFrame:
-    groups = _joined(runs).groupby(_KEYS["regimes"], sort=False)["max_log_scale"]
-    low, high = groups.quantile(0.25), groups.quantile(0.75)
-    return pd.DataFrame({"median": groups.median(), "low": low, "high": high, "n": groups.size()}).reset_index()
+    rows = _joined(runs).groupby(_KEYS["regimes"], sort=False)
+    scales, fails = rows["max_log_scale"], rows["printed_root_fails"].mean()
+    low, high = scales.quantile(0.25), scales.quantile(0.75)
+    columns = {"median": scales.median(), "low": low, "high": high, "printed_root_fails": fails, "n": rows.size()}
+    return pd.DataFrame(columns).reset_index()
 
 
 def _smooth(runs: Runs) -> pd.DataFrame:
-    return _summary(_joined(runs), _KEYS["smooth"], ["error", "max_u", "clamped"])
+    values = ["error", "train_error", "max_u", "clamped", "free_u", "kept_u", "kept_error"]
+    return _summary(_joined(runs), _KEYS["smooth"], values)
 
 
 def _bcd(runs: Runs) -> pd.DataFrame:
-    return _summary(_joined(runs), _KEYS["bcd"], ["normalised", "to_optimum", "update"])
+    return _summary(_joined(runs), _KEYS["bcd"], ["normalised", "to_optimum", "update", "printed"])
 
 
 _TIMED = ["parameters", "batches", "epoch_batches", "hardware"]
@@ -122,11 +125,14 @@ def main() -> None:
     """Read the command line, write the table."""
     parser = argparse.ArgumentParser(prog="python -m paper.aggregate", description=__doc__)
     parser.add_argument("item", choices=ITEMS)
-    parser.add_argument("tables", nargs="+", type=Path)
-    parser.add_argument("--settings", default="{}", help="the item's block of the configuration, as JSON")
+    # Not a list of tables: of a few thousand, it would be longer than a command may be.
+    parser.add_argument("--config", required=True, help="the item's part of the configuration, as JSON")
+    parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the scales' folders")
     parser.add_argument("--output", type=Path, required=True)
     given = parser.parse_args()
-    store.write_table(given.output, aggregate(given.item, given.tables, json.loads(given.settings)))
+    config = cli.read_object(given.config, "--config")
+    paths = [given.results / config["scale"] / f"{key}.csv" for key in sources(config, given.item)]
+    store.write_table(given.output, aggregate(given.item, paths, settings(config, given.item)))
 
 
 if __name__ == "__main__":

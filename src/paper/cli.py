@@ -1,6 +1,8 @@
 """What the command-line programs share: errors without a traceback, and the record of a run."""
 
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -10,29 +12,49 @@ from typing import Any
 from paper.errors import PaperError
 
 USER_ERROR = 2
+INTERRUPTED = 130
 
 
 def run(main: Callable[[], None]) -> None:
-    """Run a program; an error the user can act on is one message and exit status 2, not a traceback."""
+    """Run a program; an error the user can act on is one message and exit status 2, no traceback; Ctrl-C exits 130."""
     try:
         main()
     except PaperError as error:
-        sys.stderr.write(f"error: {error}\n")
+        say(f"error: {error}")
         sys.exit(USER_ERROR)
+    except KeyboardInterrupt:
+        say("\nstopped; the same command goes on")
+        sys.exit(INTERRUPTED)
 
 
 def say(text: str) -> None:
     """A line for the person or the log file that watches."""
-    sys.stderr.write(f"{text}\n")
+    sys.stderr.write(f"{shown(text)}\n")
     sys.stderr.flush()
 
 
+def shown(text: str) -> str:
+    """Text for a log or a record: the user's home folder in it is written as ~."""
+    home = os.path.expanduser("~")
+    return re.sub(rf"{re.escape(home)}(?![\w.-])", "~", text) if len(home) > 1 else text
+
+
+def read_object(text: str, where: str) -> dict[str, Any]:
+    """An object that a command line gives as JSON."""
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise PaperError(f"{where}: expected a JSON object, got {text!r:.60} ({error}).") from error
+    if not isinstance(value, dict):
+        raise PaperError(f"{where}: expected a JSON object, got {text!r:.60}.")
+    return value
+
+
 def commit() -> str | None:
-    """The commit the code is at, marked if files differ from it; outside a repository what PATHCOND_COMMIT says."""
-    git = shutil.which("git")
-    said = os.environ.get("PATHCOND_COMMIT")
-    if git is None:
+    """The commit the code is at, marked if files differ from it; PATHCOND_COMMIT, if it is set, has the word."""
+    git, said = shutil.which("git"), os.environ.get("PATHCOND_COMMIT")
+    if git is None or said:
         return said
     command = [git, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     done: Any = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - fixed words
-    return done.stdout.strip() or said
+    return done.stdout.strip() or None

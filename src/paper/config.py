@@ -1,5 +1,6 @@
 """The configuration, checked: every wrong key and value is named before anything runs."""
 
+import argparse
 import difflib
 import math
 import re
@@ -15,7 +16,10 @@ from paper.errors import PaperError
 Json = Any
 
 
-class _Loader(yaml.SafeLoader):
+_Safe: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same in C, where PyYAML was built with it
+
+
+class _Loader(_Safe):
     """YAML that refuses a key given twice."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
@@ -43,6 +47,19 @@ def load(path: Path) -> dict[str, Json]:
     if not isinstance(content, dict):
         raise PaperError(f"{path}: expected keys and values, got {type(content).__name__}.")
     return content
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Options of a program that reads the configuration; `chosen` understands them."""
+    parser.add_argument("--config", type=Path, default=Path("config.yaml"))
+    parser.add_argument("--schema", type=Path, default=Path("workflow/schemas/config.schema.yaml"))
+    parser.add_argument("--scale", help="instead of the one in the configuration")
+
+
+def chosen(arguments: argparse.Namespace) -> dict[str, Json]:
+    """The configuration that a command line names, checked."""
+    given = load(arguments.config)
+    return check({**given, "scale": arguments.scale or given.get("scale")}, arguments.schema)
 
 
 def check(config: Mapping[str, Json], schema_path: Path) -> dict[str, Json]:

@@ -7,11 +7,13 @@ one, whatever the clock says, and a changed setting makes a new one. No torch he
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from paper.cells import Spec, cells_of
+from paper.errors import PaperError
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,8 @@ class Item:
     also: tuple[str, ...] = ()
 
 
+SCALES = ("paper", "preview", "tiny")
+
 # Settings added since the first results were kept, with the value that leaves old names as they are.
 LATER: dict[str, Any] = {}
 
@@ -44,18 +48,18 @@ ITEMS: dict[str, Item] = {
     "toy": Item("Gradient descent on one neuron", "Figure 1"),
     "mlp_depth": Item("Faster training of fully connected networks", "Figure 2", trained=True),
     "cifar_nv": Item("Training and test curves of CIFAR-NV", "Figure 3", trained=True),
-    "regimes": Item("When PathCond has something to do", "Figure 4"),
+    "regimes": Item("When PathCond has something to do", "Figure 4", version=2),
     "autoencoder": Item("Autoencoders by compression", "Figure 5", trained=True),
     "timing": Item("Cost of the rescaling", "Figure 6", by_network=True, exclusive=True),
     "timing_depth": Item("Cost by depth and by step", "appendix", exclusive=True, also=("timing",)),
-    "bcd": Item("Convergence of the sweeps", "appendix", by_network=True),
+    "bcd": Item("Convergence of the sweeps", "appendix", version=2, by_network=True),
     "architectures": Item("Parameters, hidden units and paths", "Table 1"),
-    "theory": Item("Expected diagonal of G", "Proposition 5.1 and appendix"),
+    "theory": Item("Expected diagonal of G", "Proposition 5.1 and appendix", version=2),
     "criteria": Item("Criteria on toy examples", "appendix C"),
     "mlp_depth_lrs": Item("Fully connected networks by learning rate", "appendix", trained=True),
     "cifar_nv_lrs": Item("CIFAR-NV by learning rate", "appendix", trained=True),
     "autoencoder_lrs": Item("Autoencoders by learning rate", "appendix", trained=True),
-    "smooth": Item("Smooth activations", "appendix"),
+    "smooth": Item("Smooth activations", "appendix", version=2),
     "mlp_depth_gelu": Item("Fully connected networks with GELU", "appendix", trained=True),
     "controls": Item("What the gain is made of", "ours", trained=True),
 }
@@ -63,17 +67,53 @@ ITEMS: dict[str, Item] = {
 
 def settings(config: Mapping[str, Any], block: str) -> dict[str, Any]:
     """A block of the scale that the configuration picks."""
-    return config["scales"][config["scale"]][block]
+    try:
+        return config["scales"][config["scale"]][block]
+    except (KeyError, TypeError) as error:
+        where = f"scales.SCALE.{block}"
+        raise PaperError(f"configuration: expected a scale and the block {where}, got no {error}.") from error
 
 
-def runs(config: Mapping[str, Any]) -> dict[str, Spec]:
-    """Every run of the configuration's scale, by key: measurements and cells."""
-    return {key(spec): spec for item in ITEMS for spec in _runs_of(config, item)}
+def slice_of(config: Mapping[str, Any], item: str) -> dict[str, Any]:
+    """The part of the configuration that an item's table depends on; a configuration itself."""
+    names = (item, *ITEMS[item].also)
+    blocks = {name: settings(config, name) for name in names}
+    if used := [network for name in names if ITEMS[name].by_network for network in blocks[name]["networks"]]:
+        blocks["networks"] = {name: settings(config, "networks")[name] for name in used}
+    return {"scale": config["scale"], "scales": {config["scale"]: blocks}}
+
+
+def runs(config: Mapping[str, Any], items: Iterable[str] | None = None) -> dict[str, Spec]:
+    """Every run of the configuration's scale, or of some of its items, by key: measurements and cells."""
+    return {key(spec): spec for item in (ITEMS if items is None else items) for spec in runs_of(config, item)}
+
+
+def runs_of(config: Mapping[str, Any], item: str) -> Iterator[Spec]:
+    """The runs of one item, in the order of its settings."""
+    try:
+        yield from _expanded(config, item)
+    except (KeyError, TypeError) as error:
+        raise PaperError(f"configuration: expected whole settings of {item}, got some without {error}.") from error
+
+
+def _expanded(config: Mapping[str, Any], item: str) -> Iterator[Spec]:
+    chosen, entry, scale = settings(config, item), ITEMS[item], config["scale"]
+    if entry.trained:
+        yield from cells_of(item, chosen, scale)
+        return
+    spec = {"stage": "measure", "scale": scale, "item": item, "version": entry.version}
+    if not entry.by_network:
+        yield {**spec, "part": "all", "settings": chosen}
+        return
+    models = settings(config, "networks")
+    common = {name: value for name, value in chosen.items() if name != "networks"}
+    for network in chosen["networks"]:
+        yield {**spec, "part": network, "settings": {**common, "network": network, "model": models[network]}}
 
 
 def sources(config: Mapping[str, Any], item: str) -> list[str]:
     """Keys of the runs that an item's table is made of, each once."""
-    return list(dict.fromkeys(key(spec) for name in (item, *ITEMS[item].also) for spec in _runs_of(config, name)))
+    return list(dict.fromkeys(key(spec) for name in (item, *ITEMS[item].also) for spec in runs_of(config, name)))
 
 
 def key(spec: Spec) -> str:
@@ -88,6 +128,14 @@ def digest(spec: Spec) -> str:
     content = {name: value for name, value in spec.items() if name != "scale"}
     text = json.dumps(_canonical(content), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def pattern(chosen: Collection[str], keys: Collection[str]) -> str:
+    """A regular expression that picks the chosen of these keys, as short as telling them from the others allows.
+
+    Snakemake copies it into every path of every job, so a list of the keys would take time quadratic in their number.
+    """
+    return f"(?=measure/|train/){_apart(list(chosen), list(set(keys).difference(chosen)))}"
 
 
 def stamp(config: Mapping[str, Any], item: str) -> str:
@@ -110,21 +158,6 @@ def stamp(config: Mapping[str, Any], item: str) -> str:
     return "  ·  ".join(parts)
 
 
-def _runs_of(config: Mapping[str, Any], item: str) -> Iterator[Spec]:
-    chosen, entry, scale = settings(config, item), ITEMS[item], config["scale"]
-    if entry.trained:
-        yield from cells_of(item, chosen, scale)
-        return
-    spec = {"stage": "measure", "scale": scale, "item": item, "version": entry.version}
-    if not entry.by_network:
-        yield {**spec, "part": "all", "settings": chosen}
-        return
-    models = settings(config, "networks")
-    common = {name: value for name, value in chosen.items() if name != "networks"}
-    for network in chosen["networks"]:
-        yield {**spec, "part": network, "settings": {**common, "network": network, "model": models[network]}}
-
-
 def _canonical(value: Any) -> Any:
     if isinstance(value, Mapping):
         kept = {name: _canonical(v) for name, v in value.items()}
@@ -134,3 +167,16 @@ def _canonical(value: Any) -> Any:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(value)
     return value
+
+
+def _apart(chosen: list[str], others: list[str]) -> str:
+    """What the chosen texts begin with, up to where no other begins so."""
+    if not chosen:
+        return "(?!)"
+    if not others:
+        return ".*"
+    ends = []
+    for first in sorted({text[:1] for text in chosen}):
+        rest = ([text[1:] for text in part if text[:1] == first] for part in (chosen, others))
+        ends.append(re.escape(first) + _apart(*rest) if first else "")
+    return ends[0] if len(ends) == 1 else f"(?:{'|'.join(ends)})"

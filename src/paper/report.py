@@ -6,7 +6,6 @@ python -m paper.report CONFIG --output FOLDER
 import argparse
 import base64
 import importlib
-import json
 from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
@@ -16,7 +15,9 @@ import pandas as pd
 import yaml
 
 from paper import cli, store
-from paper.plan import ITEMS, key, runs, settings, sources
+from paper.errors import PaperError
+from paper.plan import ITEMS, SCALES, key, runs, settings, sources
+from paper.recorded import items
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 60rem; margin: 1.5rem auto; padding: 0 1rem; }
@@ -39,7 +40,7 @@ def item_page(
     """The page of an item: figure, what the paper's shows, what we see, settings, times."""
     entry = ITEMS[item]
     shows = importlib.import_module(f"paper.figures.{item}").PAPER
-    picture = base64.b64encode(figure.read_bytes()).decode()
+    picture = base64.b64encode(store.read_bytes(figure)).decode()
     parts = [
         f"<p><b>The paper ({escape(entry.where)}).</b> {escape(shows)}</p>",
         f'<p><img alt="{escape(entry.title)}" src="data:image/png;base64,{picture}"></p>',
@@ -65,7 +66,7 @@ def claims_page(claims: list[dict]) -> str:
 def configuration_page(config: dict) -> str:
     """The page of every value that was used."""
     text = yaml.safe_dump(config, sort_keys=False, default_flow_style=None, width=110)
-    return _page("Configuration", [f"<pre>{escape(text)}</pre>"])
+    return _page("Configuration", [f"<pre>{escape(cli.shown(text))}</pre>"])
 
 
 def runtimes_page(records: list[dict]) -> str:
@@ -116,10 +117,6 @@ def _page(title: str, parts: Sequence[str]) -> str:
     )
 
 
-def _read(path: Path) -> Any:
-    return json.loads(path.read_text())
-
-
 def write(config: dict, results: Path, figures: Path, output: Path) -> None:
     """Write all pages of a scale.
 
@@ -129,11 +126,12 @@ def write(config: dict, results: Path, figures: Path, output: Path) -> None:
         figures: folder of the scale's figures.
         output: where the pages go.
     """
-    claims, records = _read(results / "claims.json"), {}
-    for name in runs(config):
-        records[name] = _read(results / f"{name}.json")
-    for item in ITEMS:
-        text = item_page(
+    claims, records, pages = store.read_json(results / "claims.json"), {}, {}
+    chosen = items(config, results)
+    for name in runs(config, chosen):
+        records[name] = store.read_json(results / f"{name}.json")
+    for item in chosen:
+        pages[item] = item_page(
             item,
             figures / f"{item}.png",
             store.read_table(results / "aggregate" / f"{item}.csv"),
@@ -141,10 +139,10 @@ def write(config: dict, results: Path, figures: Path, output: Path) -> None:
             [records[name] for name in sources(config, item)],
             settings(config, item),
         )
-        store.write_text(output / f"{item}.html", text)
-    store.write_text(output / "claims.html", claims_page(claims))
-    store.write_text(output / "configuration.html", configuration_page(config))
-    store.write_text(output / "runtimes.html", runtimes_page(list(records.values())))
+    pages["claims"], pages["configuration"] = claims_page(claims), configuration_page(config)
+    pages["runtimes"] = runtimes_page(list(records.values()))
+    for page, text in pages.items():
+        store.write_text(output / f"{page}.html", text)
 
 
 def main() -> None:
@@ -153,8 +151,11 @@ def main() -> None:
     parser.add_argument("config", help="the configuration, checked, as JSON")
     parser.add_argument("--output", type=Path, required=True, help="folder of the pages")
     given = parser.parse_args()
-    config = json.loads(given.config)
-    write(config, Path("results", config["scale"]), Path("figures", config["scale"]), given.output)
+    config = cli.read_object(given.config, "config")
+    scale = config.get("scale")
+    if scale not in SCALES:
+        raise PaperError(f"config: expected a scale, one of {', '.join(SCALES)}, got {scale!r}.")
+    write(config, Path("results", scale), Path("figures", scale), given.output)
 
 
 if __name__ == "__main__":

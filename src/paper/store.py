@@ -1,18 +1,21 @@
 """Results on disk: a table and its record, written whole or not at all, and checked when read."""
 
+from __future__ import annotations
+
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
-
+from paper import cli, files
 from paper.errors import PaperError
 from paper.plan import digest
+
+if TYPE_CHECKING:
+    import pandas as pd  # else only where a table is read: the workflow looks at records each time it starts
 
 # How a missing value is written; an empty cell is empty text.
 _MISSING = "nan"
@@ -20,34 +23,28 @@ _MISSING = "nan"
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary name beside `path` that takes its place when the block ends well, and vanishes when it does not."""
+    """A temporary file beside `path` that takes its place when the block ends well, and vanishes when it does not."""
     try:
-        temporary = _new_beside(path)
+        with files.beside(path) as temporary:
+            yield temporary
+            with temporary.open("rb+") as file:
+                os.fsync(file.fileno())
     except OSError as error:
-        raise _unwritable(path, error) from error
-    try:
-        yield temporary
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
-        temporary.chmod(0o644)
-        temporary.replace(path)
-    except OSError as error:
-        raise _unwritable(path, error) from error
-    finally:
-        temporary.unlink(missing_ok=True)
+        reason = error.strerror or error
+        raise PaperError(f"cannot write {path}: {reason}. Free some space or choose another folder.") from error
 
 
-def _new_beside(path: Path, attempts: int = 100) -> Path:
-    """A new empty file in the folder of `path`, which is made if need be."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=path.suffix, dir=path.parent)
-    except FileNotFoundError:  # another job removed the folder in between, for it was empty
-        if attempts > 1:
-            return _new_beside(path, attempts - 1)
-        raise
-    os.close(handle)
-    return Path(name)
+def check_folder(path: Path) -> None:
+    """Refuse a folder that cannot be written, or made, before hours are spent on what would go there."""
+    there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    if not (there.is_dir() and os.access(there, os.W_OK)):
+        raise PaperError(f"cannot write {path}: {there} is no folder that may be written. Choose another.")
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file, whole or not at all."""
+    with replacing(path) as temporary:
+        temporary.write_bytes(content)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -63,16 +60,46 @@ def write_json(path: Path, value: Any) -> None:
 
 def write_table(path: Path, table: pd.DataFrame) -> None:
     """Write a table as CSV, whole or not at all; numbers come back as they were."""
-    with replacing(path) as temporary:
-        table.to_csv(temporary, index=False, lineterminator="\n", na_rep=_MISSING)
+    write_text(path, _csv(table))
 
 
 def read_table(path: Path) -> pd.DataFrame:
     """Read a table that `write_table` wrote; text columns keep empty cells as empty text."""
+    import pandas as pd
+
     try:
         return pd.read_csv(path, keep_default_na=False, na_values=[_MISSING])
     except (OSError, ValueError) as error:
-        raise _damaged(path, f"expected a table, got something that cannot be read ({error})") from error
+        raise _unreadable(path, "a table", error) from error
+
+
+@contextmanager
+def of_item(path: Path, table: pd.DataFrame) -> Iterator[None]:
+    """Around what draws or judges an item's table: one without rows or a column is an error that names the file."""
+    from pandas.errors import UndefinedVariableError
+
+    try:
+        if table.empty:
+            raise KeyError("any row")
+        yield
+    except (KeyError, UndefinedVariableError) as error:
+        raise _damaged(path, f"expected the table of this item, got one without {error}") from error
+
+
+def read_bytes(path: Path) -> bytes:
+    """Read a file."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise _unreadable(path, "a file", error) from error
+
+
+def read_json(path: Path) -> Any:
+    """Read JSON that `write_json` wrote."""
+    try:
+        return json.loads(read_bytes(path))
+    except ValueError as error:
+        raise _unreadable(path, "JSON", error) from error
 
 
 def write_result(path: Path, table: pd.DataFrame, spec: Mapping[str, Any], record: Mapping[str, Any]) -> None:
@@ -84,13 +111,11 @@ def write_result(path: Path, table: pd.DataFrame, spec: Mapping[str, Any], recor
         spec: what was asked for.
         record: how it was done: hardware, versions, commit, wall time, status.
     """
-    try:
-        path.with_suffix(".json").unlink(missing_ok=True)
-    except OSError as error:
-        raise _unwritable(path, error) from error
-    write_table(path, table)
-    content = {**record, "spec": spec, "rows": len(table), "sha256": _sha256(path)}
-    write_json(path.with_suffix(".json"), content)
+    text = _csv(table)
+    sha256 = hashlib.sha256(text.encode()).hexdigest()
+    content = json.loads(json.dumps({**record, "spec": spec, "rows": len(table), "sha256": sha256}))
+    write_text(path, text)
+    write_json(path.with_suffix(".json"), {**content, "seal": _seal(content)})
 
 
 def read_result(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
@@ -100,46 +125,75 @@ def read_result(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
         The table and the record.
 
     Raises:
-        PaperError: the record is missing or no JSON, its spec is not the one of the name, or the table was changed.
+        PaperError: the record is missing or was changed, its spec is not the one of the name, or the table was changed.
     """
-    record = read_record(path)
-    if (got := _sha256(path)) != record["sha256"]:
-        raise _damaged(path, f"expected the sha256 {record['sha256']} of its record, got {got}")
+    record = _checked(path)
     return read_table(path), record
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """The record of a result, checked against the result's name."""
+    """The record of a result, checked against its own seal and the result's name."""
+    name = path.with_suffix(".json").name
     try:
-        record = json.loads(path.with_suffix(".json").read_text())
-        expected, _ = digest(record["spec"]), record["sha256"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise _damaged(path, f"its record {path.with_suffix('.json').name} is missing or not readable") from error
+        record = json.loads(path.with_suffix(".json").read_text("utf-8"))
+        seal, expected, _ = record.pop("seal", None), digest(record["spec"]), record["sha256"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _damaged(path, f"its record {name} is missing or not readable") from error
     if not path.stem.endswith(f"-{expected}"):
         raise _damaged(path, f"the settings in its record have the digest {expected}, which is not the one of its name")
+    if seal not in (None, _seal(record)):  # the first records had none
+        raise _damaged(path, f"its record {name} is not as it was written (its seal is wrong)")
     return record
 
 
 def is_whole(path: Path) -> bool:
-    """Whether a result is there and is what its name says."""
-    try:
-        read_result(path)
-    except (PaperError, OSError):
+    """Whether a result is there and is what its name says; a damaged one is told of."""
+    if not is_there(path):
         return False
-    return True
+    if reason := damage(path):
+        cli.say(reason)
+    return reason is None
+
+
+def is_there(path: Path) -> bool:
+    """Whether a result has both its files, whatever they hold."""
+    return path.exists() and path.with_suffix(".json").exists()
+
+
+def damage(path: Path) -> str | None:
+    """What is wrong with a result, or None."""
+    try:
+        _checked(path)
+    except PaperError as error:
+        return str(error)
+    return None
+
+
+def _checked(path: Path) -> dict[str, Any]:
+    record = read_record(path)
+    try:
+        with path.open("rb") as file:
+            got = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise _damaged(path, f"cannot be read ({error.strerror})") from error
+    if got != record["sha256"]:
+        raise _damaged(path, f"expected the sha256 {record['sha256']} of its record, got {got}")
+    return record
+
+
+def _csv(table: pd.DataFrame) -> str:
+    return table.to_csv(index=False, lineterminator="\n", na_rep=_MISSING)
+
+
+def _seal(record: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+
+
+def _unreadable(path: Path, what: str, error: Exception) -> PaperError:
+    if isinstance(error, FileNotFoundError):
+        return PaperError(f"{path}: expected {what}, got none (No such file). Run the step that makes it.")
+    return _damaged(path, f"expected {what}, got something that cannot be read ({error})")
 
 
 def _damaged(path: Path, reason: str) -> PaperError:
     return PaperError(f"{path}: {reason}. Delete it and run again.")
-
-
-def _unwritable(path: Path, error: OSError) -> PaperError:
-    return PaperError(f"cannot write {path}: {error.strerror or error}. Free some space or choose another folder.")
-
-
-def _sha256(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise _damaged(path, f"cannot be read ({error.strerror})") from error

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from pathcond.checks import largest_entries
+from pathcond.checks import check_shapes, largest_entries
 from pathcond.errors import ApplyError
 from pathcond.graph import ParamScales, ScaleGraph
 
@@ -53,13 +53,13 @@ def apply_known_(model: nn.Module, graph: ScaleGraph, u: Tensor, force: bool, to
         raise ApplyError(
             f"expected finite log-scales, got {int((~torch.isfinite(u)).sum())} NaN or infinite ones in u."
         )
+    check_shapes(model, graph.shapes)
     parameters = dict(model.named_parameters())
-    for name, shape in graph.shapes.items():
-        if name not in parameters or tuple(parameters[name].shape) != shape:
-            got = f"shape {tuple(parameters[name].shape)}" if name in parameters else "no such parameter"
-            raise ApplyError(
-                f"expected the graph's parameter '{name}' of shape {shape}, got {got}. Extract a new graph."
-            )
+    if made := [name for name in graph.params if parameters[name].is_inference()]:
+        raise ApplyError(
+            f"expected parameters that can be written, got '{made[0]}' made in torch.inference_mode. Build or load the "
+            "model outside of it."
+        )
     half = torch.cat((torch.zeros(1, dtype=torch.float64), u.detach().double().cpu() / 2))
     if not bool(half.any()):
         return

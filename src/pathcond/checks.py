@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from pathcond.errors import PathCondError
+from pathcond.errors import ApplyError, PathCondError
+
+FORMATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
@@ -22,7 +24,7 @@ def check_model(model: nn.Module) -> None:
     """Refuse models whose parameters cannot be rescaled at all.
 
     Raises:
-        PathCondError: no parameters; or one that is complex, sparse, or has no data.
+        PathCondError: no parameters; or one that is complex, sparse, in eight bits, or has no data.
     """
     if not isinstance(model, nn.Module):
         raise PathCondError(f"expected a torch.nn.Module, got {type(model).__name__}. Wrap the function in a module.")
@@ -36,10 +38,42 @@ def check_model(model: nn.Module) -> None:
             raise PathCondError(f"expected real parameters, got '{name}' of dtype {p.dtype}.")
         if p.layout != torch.strided:
             raise PathCondError(f"expected dense parameters, got '{name}' with layout {p.layout}. Use p.to_dense().")
+        if p.is_floating_point() and p.dtype not in FORMATS:
+            raise PathCondError(
+                f"expected parameters in {', '.join(map(str, FORMATS))}, got '{name}' in {p.dtype}. Use model.float()."
+            )
         if p.device.type == "meta":
             raise PathCondError(
                 f"parameter '{name}' is on the meta device. Load its values first (model.to_empty, ...)."
             )
+
+
+def check_shapes(model: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Refuse a model whose parameters are not those of a graph.
+
+    Raises:
+        ApplyError: names the first parameter that differs.
+    """
+    parameters = dict(model.named_parameters())
+    for name, shape in shapes.items():
+        if name not in parameters or tuple(parameters[name].shape) != shape:
+            got = f"shape {tuple(parameters[name].shape)}" if name in parameters else "no such parameter"
+            raise ApplyError(
+                f"expected the graph's parameter '{name}' of shape {shape}, got {got}. Extract a new graph."
+            )
+
+
+def check_dense(inputs: Sequence[Tensor]) -> None:
+    """Refuse sparse inputs, of which no record can be made."""
+    for t in inputs:
+        if t.layout != torch.strided:
+            raise PathCondError(f"expected a dense example input, got layout {t.layout}. Use to_dense().")
+
+
+def mismatch(model: nn.Module, inputs: Sequence[Tensor]) -> str:
+    """A sentence on devices and dtypes, for an error, if an input's are not the model's; else nothing."""
+    own, given = ({f"{t.dtype} on {t.device.type}" for t in part} for part in (model.parameters(), inputs))
+    return "" if given <= own else f"The model has {', '.join(sorted(own))}; its input is {', '.join(sorted(given))}. "
 
 
 def largest_entries(named: Mapping[str, Tensor]) -> dict[str, float]:

@@ -145,6 +145,8 @@ def extract_graph(
             first_numbers, trace = labels.count, found
     for name in overlapping:
         labels.hold(name, Reason("param", "", f"parameter '{name}' shares memory with another parameter"))
+    for name in [name for name, p in model.named_parameters() if not p.is_floating_point()]:
+        labels.hold(name, Reason("param", "", f"parameter '{name}' holds whole numbers"))
     assert trace is not None  # noqa: S101 - the first mode raises or is recorded
     if shortcuts == "freeze":
         _freeze_shortcuts(labels)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pathcond import ops
 from pathcond.constants import Constants
-from pathcond.errors import UnsupportedOpError
+from pathcond.errors import PathCondError, UnsupportedOpError
 from pathcond.trace import WRITE, Call, Ref, Trace, refs
 
 FROZEN, ZERO = 0, -1
@@ -246,6 +246,8 @@ class Labels:
 
     def use(self, view: ParamView, row: Tensor, col: Tensor) -> None:
         """Note that a parameter, seen as ``view``, maps channels ``col`` to ``row`` (broadcast to the view's shape)."""
+        if not (row.numel() and col.numel()):
+            raise PathCondError(f"expected layers with units, got '{view.name}' without entries. Drop its layer.")
         row, col = (self._project(view, numbers) for numbers in (row, col))
         self.uses.setdefault(view.name, []).append(Use(_unview(view, row), _unview(view, col)))
 

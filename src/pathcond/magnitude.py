@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from pathcond import squared_layers, squared_moves  # noqa: F401 - they enter the rules
-from pathcond.checks import check_choice, check_model, largest_entries, shared_memory
+from pathcond.checks import check_choice, check_model, check_shapes, largest_entries, shared_memory
 from pathcond.constants import Constants
 from pathcond.errors import PathCondError
 from pathcond.graph import ScaleGraph
@@ -99,6 +99,8 @@ def scaled_magnitudes(
     """
     check_choice("pooling", pooling, ("exact", "plain"))
     check_model(model)
+    if graph is not None:
+        check_shapes(model, graph.shapes)
     tops = finite_entries(model) if tops is None else tops
     trace = graph.trace if graph is not None else record(model, example_input, training=False)
     wide = any(p.dtype == torch.float64 for p in model.parameters())

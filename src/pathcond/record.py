@@ -23,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pathcond import ops
+from pathcond.checks import check_dense, mismatch
 from pathcond.errors import RecordError
 from pathcond.tape import Tape
 from pathcond.trace import Leaf, Ref, Trace, flatten, map_leaves
@@ -135,6 +136,7 @@ class Recorder:
         self.leaves |= {id(b): Leaf("buffer", n) for n, b in model.named_buffers()}
         self.tensors: dict[str, Tensor] = {}
         args = as_arguments(example_input)
+        check_dense(tensors_in(args))
         with torch.inference_mode(False), torch.no_grad():
             for kind, named in (("param", model.named_parameters()), ("buffer", model.named_buffers())):
                 for name, tensor in named:
@@ -168,7 +170,7 @@ class Recorder:
                 with torch.random.fork_rng(devices=[]), self.fake, _Kernels(functions), functions:
                     result = functional_call(self.model, self.tensors, *self.arguments)
             except Exception as error:
-                raise RecordError(_explain(error, tape.module_names)) from error
+                raise RecordError(_explain(error, tape.module_names, mismatch(self.model, self.inputs))) from error
             outputs = tuple(tape.read(t) for t in _outputs(result))
             kept = tuple(tape.read(t) for t in self._kept(tape))
         if not outputs:
@@ -271,7 +273,7 @@ def _outputs(result: Any) -> list[Tensor]:
 _VALUE_DEPENDENT = ("DataDependentOutputException", "DynamicOutputShapeException", "GuardOnDataDependentSymNode")
 
 
-def _explain(error: Exception, module_names: Mapping[int, str]) -> str:
+def _explain(error: Exception, module_names: Mapping[int, str], hint: str) -> str:
     """Name the line of the user's code that stopped the recording, and the way out."""
     place, module = "", ""
     for frame, line in traceback.walk_tb(error.__traceback__):
@@ -294,7 +296,7 @@ def _explain(error: Exception, module_names: Mapping[int, str]) -> str:
             "branch by tensor operations such as torch.where."
         )
     return (
-        f"the forward pass failed while it was recorded on fake tensors{at}: {type(error).__name__}: {error}. "
+        f"the forward pass failed while it was recorded on fake tensors{at}: {type(error).__name__}: {error}. {hint}"
         "Check that model(example_input) runs; if it does, the code above needs real values or an operation that "
         "knows no fake tensors: pass the part of the model without it, or register a fake version of the operation."
     )

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from pathcond.apply import apply_known_, apply_scales_
+from pathcond.checks import check_model, mismatch
+from pathcond.errors import PathCondError, RecordError
 from pathcond.graph import Frozen, ScaleGraph, extract_graph
 from pathcond.magnitude import finite_entries, scaled_magnitudes
 from pathcond.problem import build_problem
@@ -138,11 +140,18 @@ def rescale_(
         (8, True)
         >>> report.undo_(model)
     """
+    check_model(model)
+    if graph is not None and not isinstance(graph, ScaleGraph):
+        raise PathCondError(f"expected graph to be a ScaleGraph or None, got {type(graph).__name__}.")
     clock = _Clock(model)
     if graph is None:
         with clock("graph"):
             options = {"batchnorm": batchnorm, "shortcuts": shortcuts, "smooth": smooth, "strict": strict}
             graph = extract_graph(model, example_input, **options)
+    before, mode = None, None
+    with clock("check"):
+        if check:
+            before, mode = _first_outputs(model, example_input)
     with clock("diag_g"):
         tops = finite_entries(model)
         g = scaled_magnitudes(model, example_input, pooling, graph, None, tops)
@@ -150,10 +159,6 @@ def rescale_(
         problem = build_problem(graph, g, consume=True)
         solution = solve_problem(problem, method, sweeps, tol, clamp)
         del problem
-    before, mode = None, None
-    with clock("check"):
-        if check:
-            before, mode = _first_outputs(model, example_input)
     with clock("apply"):
         apply_known_(model, graph, solution.u, force, tops)
     with clock("check"):
@@ -198,11 +203,18 @@ def _first_outputs(model: nn.Module, example_input: Any) -> tuple[list[Tensor], 
     BatchNorm refuses to train on a single example, which is enough for everything else here.
     """
     try:
-        return _outputs(model, example_input, None), None
-    except ValueError:
-        if not any(module.training for module in model.modules()):
-            raise
-        return _outputs(model, example_input, False), False
+        try:
+            return _outputs(model, example_input, None), None
+        except ValueError:
+            if not any(module.training for module in model.modules()):
+                raise
+            return _outputs(model, example_input, False), False
+    except Exception as error:
+        hint = mismatch(model, tensors_in(as_arguments(example_input)))
+        raise RecordError(
+            f"expected a model that runs on the example input, got {type(error).__name__}: {error}. {hint}Nothing was "
+            "changed. Pass an input that the model takes, or check=False if only its shapes are right."
+        ) from error
 
 
 def _outputs(model: nn.Module, example_input: Any, training: bool | None) -> list[Tensor]:

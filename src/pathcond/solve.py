@@ -107,9 +107,9 @@ def solve_problem(problem: Problem, method: str, sweeps: int, tol: float, clamp:
     check_choice("method", method, ("sweeps", "optimum"))
     if isinstance(sweeps, bool) or not isinstance(sweeps, int) or sweeps < 0:
         raise PathCondError(f"expected sweeps to be a whole number >= 0, got {sweeps!r}.")
-    if not tol >= 0:
+    if not _is_number(tol) or not tol >= 0:
         raise PathCondError(f"expected tol >= 0, got {tol!r}.")
-    if clamp is not None and not clamp > 0:
+    if clamp is not None and not (_is_number(clamp) and clamp > 0):
         raise PathCondError(f"expected clamp to be positive or None, got {clamp!r}.")
     done = cuda.solve(problem, sweeps) if method == "sweeps" and tol == 0.0 and clamp is None else None
     if done is not None:
@@ -129,6 +129,11 @@ def _solve_here(problem: Problem, method: str, sweeps: int, tol: float, clamp: f
         if method == "optimum":
             full, met = minimise(problem, full, tol or 1e-10, clamp, trail.add)
             result = Result.OPTIMUM if met else Result.STALLED
+    if trail.objective[0] == -math.inf:
+        raise SolveError(
+            "expected a path from an input or a bias to an output, got none: diag(G) is zero. Give a floating-point "
+            "example input that is not empty, and weights that are not all zero."
+        )
     if not bool(torch.isfinite(full).all()) or not math.isfinite(trail.objective[-1]):
         raise SolveError("expected finite log-scales, got NaN or infinity: the magnitudes span more than float64 does.")
     grad = problem.gradient(full)
@@ -137,6 +142,10 @@ def _solve_here(problem: Problem, method: str, sweeps: int, tol: float, clamp: f
     dead = tuple(problem.dead[1:].nonzero()[:, 0].tolist())
     residual = float(grad.abs().amax())
     return Solution(full[1:].cpu(), tuple(trail.objective), tuple(trail.updates), residual, result, dead, problem.size)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 @dataclass

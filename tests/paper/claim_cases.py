@@ -32,21 +32,22 @@ def criteria(minimisers, example="uv", balanced=0.5):
     return pd.DataFrame(rows)
 
 
-def regimes(medians):
+def regimes(medians, fails=0.0):
     """Medians by variance, a list over falling irregularity (rising alpha)."""
     rows = [
-        {"variance": variance, "alpha": 10.0**power, "median": value, "low": value, "high": value, "n": 3}
-        for variance, values in medians.items()
-        for power, value in enumerate(values)
-    ]
+        {"variance": variance, "alpha": 10.0**power, "median": value, "low": value, "high": value, "n": 3,
+         "printed_root_fails": fails if power else 0.0}
+        for variance, values in medians.items() for power, value in enumerate(values)
+    ]  # fmt: skip
     return pd.DataFrame(rows)
 
 
-def smooth(curves, clamped=0.0, max_u=1.0):
+def smooth(curves, train=0.0, free=1.0, kept=1.0, kept_error=0.1):
     """Errors by (activation, initialisation), a list over depths."""
     rows = [
         {"activation": activation, "initialisation": initialisation, "hidden_layers": depth, "error_mean": error,
-         "error_sd": 0.0, "max_u_mean": max_u, "clamped_mean": clamped, "n": 3}
+         "train_error_mean": train if depth > 1 else 0.0, "error_sd": 0.0, "max_u_mean": 1.0, "clamped_mean": 0.0,
+         "free_u_mean": free, "kept_u_mean": kept, "kept_error_mean": kept_error, "n": 3}
         for (activation, initialisation), errors in curves.items() for depth, error in enumerate(errors, start=1)
     ]  # fmt: skip
     return pd.DataFrame(rows)
@@ -68,12 +69,12 @@ def architectures(**wrong):
 
 def bcd(column, sweep, **values):
     """One value by network at a sweep; pools left as they are, and the exact ones, which no claim reads."""
-    names = ("normalised", "to_optimum", "update")
+    names = ("normalised", "to_optimum", "update", "printed")
     rows = [
         {"network": network, "pooling": pooling, "sweep": at, "n": 3}
         | {f"{name}_mean": value if (name, at, pooling) == (column, sweep, "plain") else 9.0 for name in names}
         | {f"{name}_sd": 0.01 for name in names}
-        for (network, value), pooling, at in product(values.items(), ("plain", "exact"), (0, sweep))
+        for (network, value), pooling, at in product(values.items(), ("plain", "exact"), sorted({0, sweep}))
     ]
     return pd.DataFrame(rows)
 
@@ -114,23 +115,6 @@ def depths(*seconds):
         for step, value in (("total", value), ("epoch", (-1.0) ** depth))
     ]
     return pd.DataFrame(rows)
-
-
-def theory(z=(), printed=(), name="", case="other"):
-    """z by layer, or which layers the printed formula is off in."""
-    off = [*printed] or [False] * len(z)
-    rows = [
-        {"case": case, "kind": "edge", "layer": layer, "printed_name": name, "printed_off": wrong, "z": value,
-         "printed_z": 77.0 * wrong}
-        for layer, (wrong, value) in enumerate(zip(off, [*z] or [0.5] * len(off), strict=True))
-    ]  # fmt: skip
-    return pd.DataFrame(rows)
-
-
-def printed(name):
-    """Layers where a printed formula is off, for each verdict."""
-    cases = ((YES, [False] * 4), (PARTLY, [False, False, True, True]), (NO, [False, True, True]))
-    return [(verdict, theory(printed=off, name=name)) for verdict, off in cases]
 
 
 UV = ("theta_norm", "gradient_norm", "hessian_trace", "hessian_norm", "condition")
@@ -196,10 +180,20 @@ CASES: dict[str, list[tuple[str, pd.DataFrame]]] = {
         (PARTLY, regimes({0.1: [1, 3], 0.001: [3, 4], 0.01: [2, 3]})),
         (NO, regimes({0.1: [3, 3], 0.001: [3, 4], 0.01: [2, 3]})),
     ],
+    "regimes_printed_root": [
+        (YES, regimes({0.1: [1, 2], 0.01: [2, 3]})),
+        (PARTLY, pd.concat([regimes({0.1: [1, 2]}), regimes({0.01: [2, 3]}, fails=0.1)])),
+        (NO, regimes({0.1: [1, 2], 0.01: [2, 3]}, fails=0.1)),
+    ],
     "relu_exact": [
-        (YES, smooth({RELU: [1e-15, 0.99e-4], ("relu", "he"): [0.0, 0.0], GELU: [0.1, 0.1]})),
-        (NO, smooth({RELU: [1e-15, 1.01e-4]})),
+        (YES, smooth({RELU: [1e-15, 0.99e-10], ("relu", "he"): [0.0, 0.0], GELU: [0.1, 0.1]})),
+        (NO, smooth({RELU: [1e-15, 1.01e-10]})),
         (NO, smooth({RELU: [1e-15, 1e-15], ("relu", "he"): [1e-15, math.nan]})),
+    ],
+    "batchnorm_training": [
+        (YES, smooth({RELU: [0.0, 0.0]}, train=0.99e-10)),
+        (PARTLY, smooth({RELU: [0.0, 0.0]}, train=1.01e-10)),
+        (NO, smooth({RELU: [0.0, 0.0]}, train=1.6).query("hidden_layers > 1")),
     ],
     "gelu_error": [
         (YES, smooth({GELU: [0.49, 0.1, 0.0049], HE: [0.1, 0.2, 0.3]})),
@@ -218,10 +212,11 @@ CASES: dict[str, list[tuple[str, pd.DataFrame]]] = {
         (NO, smooth({GELU: [0.1, 0.2], SILU: [0.1, 0.1]})),
     ],
     "gelu_clamp": [
-        (YES, smooth({GELU: [0.1, math.nan], HE: [0.1, 0.1]}, clamped=1.0)),
-        (YES, smooth({GELU: [0.1, 0.1]}, max_u=math.inf)),
-        (PARTLY, smooth({GELU: [0.1, 0.1]}, clamped=0.1, max_u=5.0)),
-        (NO, smooth({GELU: [0.1, 0.1], SILU: [math.nan, 0.1]}, max_u=4.9)),
+        (YES, smooth({GELU: [0.1, 0.1], HE: [0.1, 0.1]}, kept_error=math.nan)),
+        (YES, smooth({GELU: [0.1, 0.1]}, free=math.nan)),
+        (PARTLY, smooth({GELU: [0.1, 0.1]}, free=4.9, kept=5.1)),
+        (PARTLY, smooth({GELU: [0.1, 0.1]}, free=5.1)),
+        (NO, smooth({GELU: [0.1, 0.1]}, free=4.9, kept=4.8)),
     ],
     **{
         claim: [
@@ -259,6 +254,11 @@ CASES: dict[str, list[tuple[str, pd.DataFrame]]] = {
         (PARTLY, bcd("to_optimum", 10, mlp=0.1, **ends(0.0, 0.11))),
         (NO, bcd("to_optimum", 10, mlp=0.11, **ends(0.4, 0.2))),
     ],
+    "bcd_printed_scale": [
+        (YES, bcd("printed", 0, mlp=0.99, **ends(0.0, 0.5))),
+        (PARTLY, bcd("printed", 0, mlp=1.0, **ends(0.0, 0.5))),
+        (NO, bcd("printed", 0, mlp=1.01, **ends(3.0, 5.0))),
+    ],
     "timing_one_epoch": [
         (YES, pd.concat([timing({"mlp": 1.09, "conv": 0.01}), timing({"mlp": 9.0}, pooling="exact")])),
         (PARTLY, timing({"mlp": 1.11, "conv": 0.01})),
@@ -286,14 +286,4 @@ CASES: dict[str, list[tuple[str, pd.DataFrame]]] = {
         (NO, depths(1.0, 3.0, 2.0, 4.0)),  # 0.64
         (NO, depths(1.0, 1.0, 1.0)),
     ],
-    "theory_with_biases": [
-        (YES, pd.concat([theory([3.9, -3.9], case="varying"), theory([9.0], case="by_layer")])),
-        (PARTLY, theory([3.9, -4.1], case="constant")),
-        (NO, theory([3.9, -4.1, 4.1], case="constant")),
-    ],
-    "theory_no_biases": printed("without_biases"),
-    "theory_general": printed("expected_ak"),
-    "theory_small_variance": printed("small_variance"),
-    "theory_small_variance_widths": printed("small_variance_widths"),
-    "theory_large_variance_widths": printed("large_variance_widths"),
 }

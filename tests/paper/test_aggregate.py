@@ -1,5 +1,6 @@
 """From runs to tables: the statistics by hand, and strictness about which runs there are."""
 
+import json
 import math
 import sys
 from itertools import product
@@ -29,13 +30,18 @@ def aggregate(item, paths):
 
 def regimes(values):
     return [
-        {"variance": 0.1, "alpha": 1.0, "seed": seed, "max_log_scale": value, "widths": "2-2"} for seed, value in values
-    ]
+        {"variance": 0.1, "alpha": 1.0, "seed": seed, "max_log_scale": value, "printed_root_fails": value > 4,
+         "widths": "2-2"} for seed, value in values
+    ]  # fmt: skip
 
 
 def smooth(values, depth=1):
     names = {"activation": "gelu", "initialisation": "he", "hidden_layers": depth}
-    return [{**names, "seed": seed, "error": value, "max_u": 2 * value, "clamped": seed} for seed, value in values]
+    more = ("train_error", "free_u", "kept_u", "kept_error")
+    return [
+        {**names, "seed": seed, "error": value, "max_u": 2 * value, "clamped": seed, **dict.fromkeys(more, 3 * value)}
+        for seed, value in values
+    ]
 
 
 def timing(network, seconds, **more):
@@ -60,8 +66,8 @@ def test_regimes_have_median_and_quartiles(tmp_path):
         {**row, "alpha": 10.0} for row in regimes(enumerate([1.0, 1.0, 1.0, 1.0, 6.0]))
     ]
     table = aggregate("regimes", [write(tmp_path, "regimes", rows, seeds=[0, 1, 2, 3, 4])])
-    assert list(table.columns) == ["variance", "alpha", "median", "low", "high", "n"]
-    assert table.to_numpy().tolist() == [[0.1, 1.0, 3.0, 2.0, 4.0, 5], [0.1, 10.0, 1.0, 1.0, 1.0, 5]]
+    assert list(table.columns) == ["variance", "alpha", "median", "low", "high", "printed_root_fails", "n"]
+    assert table.to_numpy().tolist() == [[0.1, 1.0, 3.0, 2.0, 4.0, 0.2, 5], [0.1, 10.0, 1.0, 1.0, 1.0, 0.2, 5]]
 
 
 def test_smooth_has_mean_and_deviation_over_seeds(tmp_path):
@@ -70,6 +76,7 @@ def test_smooth_has_mean_and_deviation_over_seeds(tmp_path):
     first, second = table.to_dict("records")
     assert (first["activation"], first["initialisation"], first["hidden_layers"]) == ("gelu", "he", 1)
     assert (first["error_mean"], first["max_u_mean"], first["clamped_mean"], first["n"]) == (3.0, 6.0, 1.0, 3)
+    assert (first["train_error_mean"], first["kept_error_mean"]) == (9.0, 9.0)
     assert first["error_sd"] == pytest.approx(math.sqrt(7.0))  # (4 + 1 + 9) / (3 - 1)
     assert (second["hidden_layers"], second["error_mean"], second["error_sd"]) == (2, 4.0, 0.0)
 
@@ -87,6 +94,7 @@ def test_bcd_joins_networks_and_keeps_the_start_without_update(tmp_path):
             yield {
                 "network": network, "pooling": "plain", "seed": seed, "sweep": sweep, "objective": 1.0,
                 "normalised": value, "to_optimum": 2 * value, "update": value if sweep else math.nan, "max_u": 1.0,
+                "printed": 3.0 + seed,
             }  # fmt: skip
 
     paths = [write(tmp_path, "bcd", list(rows(name, last)), name, seeds=[0, 1]) for name, last in (("a", 0), ("b", 4))]
@@ -96,6 +104,7 @@ def test_bcd_joins_networks_and_keeps_the_start_without_update(tmp_path):
     assert table["normalised_mean"].tolist() == [1.0, 0.5, 1.0, 4.5]
     assert table["to_optimum_mean"].tolist() == [2.0, 1.0, 2.0, 9.0]
     assert table["normalised_sd"].tolist() == pytest.approx([0.0, math.sqrt(0.5)] * 2)
+    assert table["printed_mean"].tolist() == [3.5] * 4
     assert table["update_mean"].isna().tolist() == [True, False] * 2
     assert table["n"].tolist() == [2] * 4
 
@@ -198,15 +207,20 @@ def test_a_damaged_run_is_an_error_that_names_it(tmp_path):
 
 
 def test_the_program_writes_the_table_or_says_why_not(tmp_path, monkeypatch, capsys):
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["paper.aggregate", *map(str, arguments)])
+    config = {"scale": "tiny", "scales": {"tiny": {"regimes": {"seeds": [0, 1]}}}}
+    (spec,) = plan.runs_of(config, "regimes")
+    path, output = tmp_path / "tiny" / f"{plan.key(spec)}.csv", tmp_path / "out" / "t.csv"
+    store.write_result(path, pd.DataFrame(regimes([(0, 1.0), (1, 3.0)])), spec, {"status": "done"})
+
+    def run(output):
+        words = ["regimes", "--config", json.dumps(config), "--results", tmp_path, "--output", output]
+        monkeypatch.setattr(sys, "argv", ["paper.aggregate", *map(str, words)])
         cli.run(main)
 
-    path, output = write(tmp_path, "regimes", regimes([(0, 1.0), (1, 3.0)]), seeds=[0, 1]), tmp_path / "out" / "t.csv"
-    run("regimes", path, "--output", output)
+    run(output)
     assert store.read_table(output)["median"].tolist() == [2.0]
     path.with_suffix(".json").unlink()
     with pytest.raises(SystemExit, match="2"):
-        run("regimes", path, "--output", tmp_path / "other.csv")
+        run(tmp_path / "other.csv")
     assert capsys.readouterr().err.startswith(f"error: {path}: its record")
     assert not (tmp_path / "other.csv").exists()

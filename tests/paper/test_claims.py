@@ -15,16 +15,16 @@ from paper.claims import __main__ as program
 from paper.claims import rules
 from paper.claims.rules import NOT_REPRODUCED, NOT_RUN, PARTLY, REPRODUCED, NotMeasured, judged
 from paper.plan import ITEMS
-from tests.paper import claim_cases, claim_cases_trained
+from tests.paper import claim_cases, claim_cases_theory, claim_cases_trained
 from tests.paper.claim_cases import bcd, needed, regimes, smooth, timing, toy
 
-CASES = {**claim_cases.CASES, **claim_cases_trained.CASES}
+CASES = {**claim_cases.CASES, **claim_cases_theory.CASES, **claim_cases_trained.CASES}
 ROOT = Path(__file__).parents[2]
 PAPER = ROOT.parent / "shared/paper.tex"
 MODULES = {item: importlib.import_module(f"paper.claims.{item}") for item in ITEMS if find_spec(f"paper.claims.{item}")}
 CLAIMS = {claim.id: (item, claim) for item, module in MODULES.items() for claim in module.CLAIMS}
 # Claims that hold or do not.
-WITHOUT_PARTLY = {"relu_exact", "gelu_error_any_init"}
+WITHOUT_PARTLY = {"relu_exact", "gelu_error_any_init", "constant_diagonal"}
 EACH = [
     pytest.param(claim, table, verdict, id=f"{claim}-{number}")
     for claim, cases in CASES.items()
@@ -108,8 +108,10 @@ def test_what_the_settings_leave_out_is_not_judged(claim, table):
         ("criteria_any_norm", 2, "sqrt(x^2 + 4 y^2): minimisers 0.7 apart in log lambda", 0.7, None),
         ("regimes_small_variance", 1, "at 1 of 2 values of alpha", 0.5, None),
         ("gelu_error", 0, "0.49 at 1 to 0.0049 at 3 hidden layers", 0.0049, [0.0049, 0.49]),
-        ("gelu_clamp", 0, "NaN; largest |u| 1, 1 units at the bound on average", 1.0, None),
-        ("gelu_clamp", 3, "no NaN; largest |u| 4.9, 0 units at the bound on average", 4.9, None),
+        ("batchnorm_training", 1, "changes by 0 of itself at 1 hidden layers, 1e-10 at 2", 1.01e-10, [0.0, 1.01e-10]),
+        ("gelu_clamp", 0, "NaN; largest |u| without the bound 1, or 1 with GELU kept in diag(G)", 1.0, [1.0, 1.0]),
+        ("gelu_clamp", 2, "no NaN; largest |u| without the bound 4.9, or 5.1 with GELU kept in diag(G)", 5.1,
+         [4.9, 5.1]),
         ("table1_parameters", 1, "4 of 6 rows equal; mlp 2,042,511, vgg16 138,357,545", 4.0, None),
         ("bcd_mlp_five", 0, "85.1% of the decrease", 0.851, [0.851 - 0.024826, 0.851 + 0.024826]),
         ("bcd_conv_ten", 0, "cifar_nv 34% (66% remaining), resnet18_c 16% (84% remaining)", 0.34, [0.16, 0.34]),
@@ -119,8 +121,16 @@ def test_what_the_settings_leave_out_is_not_judged(claim, table):
         ("timing_linear", 0, "1e+03 ms a million parameters on top of 1e+03 ms; R^2 1.00", 1.0, None),
         ("theory_with_biases", 1, "1 of 2 values within 4 standard errors (worst 4.1)", 4.1, None),
         ("theory_general", 0, "holds in every layer", 0.0, None),
+        ("theory_unit_gain", 0, "so is the formula; 3 of 3 values within 4 standard errors (worst 3.9)", 3.9, None),
+        ("theory_full_rank", 2, "rank 11 of 12 with 3 units; rank 52 of 64 with 12 units", None, None),
+        ("constant_diagonal", 0, "largest |u| 9e-10 in networks of equal widths and weights of one size; 0.3 or more "
+         "where widths differ", 0.9e-9, None),
+        ("regimes_printed_root", 1, "not positive in float64 at variance 0.01: 5%, 0.1: 0% of the networks", 0.05,
+         [0.0, 0.05]),
+        ("bcd_printed_scale", 2, "mlp 1.01, cifar_nv 3, resnet18_c 5, where 1 is no rescaling and 0 the solution", 1.01,
+         None),
     ],
-)
+)  # fmt: skip
 def test_what_we_found_is_said_in_words_and_numbers(claim, case, ours, value, interval):
     found = judge(claim, CASES[claim][case][1])
     assert (found["item"], found["artifact"], found["scale"]) == (CLAIMS[claim][0], "table.csv", "paper")
@@ -182,10 +192,12 @@ def test_markdown_escapes_pipes():
     head, line, *rows = program.markdown(found).splitlines()
     assert len(rows) == len(found)
     for row in (head, line, *rows):
-        assert len(re.findall(r"(?<!\\)\|", row)) == 6, row
+        assert len(re.findall(r"(?<!\\)\|", row)) == 7, row
     for row, claim in zip(rows, found, strict=True):
         cells = [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", row)[1:-1]]
-        assert cells == [claim["claim"], claim["paper"], claim["ours"], claim["verdict"], f"`{claim['item']}`"]
+        assert cells[:3] == [claim["claim"], claim["paper"], claim["ours"]]
+        assert cells[4:] == [claim["verdict"], f"`{claim['item']}`"]
+        assert ("to" in cells[3]) == (claim["interval"] is not None and None not in claim["interval"])
 
 
 def runs_of_eight(text):

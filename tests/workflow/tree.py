@@ -32,16 +32,18 @@ class Tree:
         shutil.copytree(self.folder, folder, symlinks=True)
         return Tree(folder)
 
-    def command(self, *arguments: str, scale: str = "tiny") -> list[str]:
+    def command(self, *arguments: str, scale: str = "tiny", **settings: object) -> list[str]:
         program = [sys.executable, "-m", "snakemake", "--cores", "2"]
-        return [*program, *arguments, "--config", f"scale={scale}"]
+        return [*program, *arguments, "--config", f"scale={scale}", *(f"{k}={v}" for k, v in settings.items())]
 
     def environment(self) -> dict[str, str]:
         return {**os.environ, "PYTHONPATH": str(self.folder / "src"), "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
 
-    def snakemake(self, *arguments: str, scale: str = "tiny", timeout: float = 600) -> subprocess.CompletedProcess[str]:
+    def snakemake(
+        self, *arguments: str, scale: str = "tiny", timeout: float = 600, **settings: object
+    ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            self.command(*arguments, scale=scale),
+            self.command(*arguments, scale=scale, **settings),
             cwd=self.folder, env=self.environment(), text=True, timeout=timeout,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
@@ -52,9 +54,9 @@ class Tree:
         assert done.returncode == 0, done.stdout[-8000:]
         return jobs(done.stdout)
 
-    def due(self, *arguments: str, scale: str = "tiny") -> Counter[str]:
+    def due(self, *arguments: str, scale: str = "tiny", **settings: object) -> Counter[str]:
         """Jobs that a run would start."""
-        done = self.snakemake("-n", *arguments, scale=scale)
+        done = self.snakemake("-n", *arguments, scale=scale, **settings)
         assert done.returncode == 0, done.stdout[-8000:]
         return jobs(done.stdout)
 

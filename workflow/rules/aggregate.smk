@@ -16,7 +16,6 @@ rule aggregate:
     conda:
         "../../environment.yml"
     params:
-        settings=lambda wildcards: json.dumps(settings(config, wildcards.item)),
+        config=lambda wildcards: json.dumps(slice_of(config, wildcards.item)),
     shell:
-        "python -m paper.aggregate {wildcards.item} {input.tables}"
-        " --settings {params.settings:q} --output {output} > {log} 2>&1"
+        "python -m paper.aggregate {wildcards.item} --config {params.config:q} --output {output} > {log} 2>&1"

@@ -1,6 +1,6 @@
 # The configuration, checked; what is to do; path templates. No science.
 import json
-import re
+import os
 import shlex
 import shutil
 import sys
@@ -10,9 +10,11 @@ from snakemake.exceptions import WorkflowError
 from snakemake_interface_executor_plugins.settings import DeploymentMethod
 
 from paper import config as paper_config
+from paper.accept import accepted, alone
 from paper.errors import PaperError
 from paper.imports import code
-from paper.plan import ITEMS, runs, settings, sources, stamp
+from paper.plan import pattern, runs, slice_of, sources, stamp
+from paper.recorded import items
 
 try:
     for given in workflow.configfiles:
@@ -40,26 +42,64 @@ if DeploymentMethod.CONDA not in workflow.deployment_settings.deployment_method:
     here = shlex.quote(str(Path(sys.executable).parent))
     shell.prefix(f"set -euo pipefail; export PATH={here}:$PATH; ")
 
-# A slot for the GPU is asked for where there is one, or where the configuration says so.
-found = config["device"] == "auto" and shutil.which("nvidia-smi") is not None
-GPU = int(found or config["device"] == "cuda")
+# A GPU is asked for where there is one, on a cluster, or where the configuration says so.
+REMOTE = workflow.nodes is not None or workflow.remote_exec
+found = REMOTE or shutil.which("nvidia-smi") is not None
+GPU = int(config["device"] == "cuda" or (config["device"] == "auto" and found))
+
+# What a job is given on a cluster, by scale: threads beside a GPU, MB, minutes.
+THREADS, MEMORY, MINUTES = {
+    "tiny": (1, 2000, 5),
+    "preview": (1, 4000, 15),
+    "paper": (4, 16000, 60),
+}[SCALE]
+CLUSTER = {
+    name: given or os.environ.get(f"PATHCOND_{name.upper()}")
+    for name, given in config["cluster"].items()
+}
+
+
+def needs(gpu):
+    """Resources of a rule. A convolutional network takes longer; the next attempt of a stopped job is given more."""
+
+    def minutes(wildcards, attempt):
+        model = SPECS[wildcards.key].get("model", {})
+        return MINUTES * attempt * (4 if model.get("kind") == "cifar_nv" else 1)
+
+    return {
+        "gpu": gpu,
+        "mem_mb": lambda wildcards, attempt: MEMORY * attempt,
+        "runtime": minutes,
+        "slurm_account": CLUSTER["account"],
+        "slurm_partition": (gpu and CLUSTER["gpu_partition"]) or CLUSTER["partition"],
+    }
+
 
 # A result is named by its settings, so one that is there is right: it is not shown to the rules that make results,
 # and no clock, edited script or missing data set can make them redo it. Jobs parse this file again: there all are due.
-SPECS = runs(config)
+ITEMS = items(config, Path(f"results/{SCALE}"))
+SPECS = runs(config, ITEMS)
 ACCEPT = workflow.is_main_process and config["accept_existing"]
-DUE = [
-    key
-    for key in SPECS
-    if not (
-        ACCEPT
-        and Path(RUN.format(key=key) + ".csv").exists()
-        and Path(RUN.format(key=key) + ".json").exists()
+try:
+    FOUND = (
+        accepted(SCALE, SPECS, mend=not workflow.output_settings.dryrun)
+        if ACCEPT
+        else set()
     )
-]
+except PaperError as error:
+    raise WorkflowError(str(error))
+DUE = [key for key in SPECS if key not in FOUND]
+
+
+# In the place of Snakemake's own lock, which a killed Snakemake leaves behind.
+onstart:
+    try:
+        alone(Path(".snakemake/running"))
+    except PaperError as error:
+        raise WorkflowError(str(error))
 
 
 wildcard_constraints:
     dataset="[a-z0-9]+",
-    item="|".join(ITEMS),
+    item="|".join(ITEMS) or "(?!)",
     suffix="pdf|png",

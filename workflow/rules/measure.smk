@@ -1,4 +1,4 @@
-# Items without training: one job a measurement.
+# Items without training: one job a measurement; on a cluster those go to nodes without a GPU, but for timings.
 measured = [key for key in DUE if SPECS[key]["stage"] == "measure"]
 timed = [key for key in measured if ITEMS[SPECS[key]["item"]].exclusive]
 
@@ -10,15 +10,14 @@ rule measure:
     log:
         f"{LOG}/{{key}}.log",
     wildcard_constraints:
-        key="|".join(re.escape(key) for key in measured if key not in timed) or "(?!)",
+        key=pattern(set(measured).difference(timed), SPECS),
     conda:
         "../../environment.yml"
     resources:
-        mem_mb=4000,
-        runtime=30,
+        **needs(0),
     params:
         spec=lambda wildcards: json.dumps(SPECS[wildcards.key], sort_keys=True),
-        device=config["device"],
+        device="cpu" if REMOTE else config["device"],
     shell:
         "python -m paper.measure {params.spec:q} --device {params.device} > {log} 2>&1"
 
@@ -35,14 +34,13 @@ rule measure_time:
     log:
         f"{LOG}/{{key}}.log",
     wildcard_constraints:
-        key="|".join(map(re.escape, timed)) or "(?!)",
+        key=pattern(timed, SPECS),
     conda:
         "../../environment.yml"
-    threads: workflow.cores or 1
+    threads: THREADS if REMOTE else workflow.cores or 1
     resources:
-        gpu=GPU,
-        mem_mb=8000,
-        runtime=30,
+        **needs(GPU),
+        slurm_extra="--exclusive",
     params:
         spec=lambda wildcards: json.dumps(SPECS[wildcards.key], sort_keys=True),
         device=config["device"],

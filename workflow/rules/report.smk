@@ -34,7 +34,13 @@ rule pages:
     conda:
         "../../environment.yml"
     params:
-        config=json.dumps({**config, "scales": {SCALE: config["scales"][SCALE]}}),
+        # Without the other scales, and without who pays for the jobs.
+        config=json.dumps(
+            {
+                **{name: value for name, value in config.items() if name != "cluster"},
+                "scales": {SCALE: config["scales"][SCALE]},
+            }
+        ),
         folder=lambda wildcards, output: str(Path(output[0]).parent),
     shell:
         "python -m paper.report {params.config:q} --output {params.folder} > {log} 2>&1"

@@ -13,14 +13,12 @@ rule train:
     log:
         f"{LOG}/{{key}}.log",
     wildcard_constraints:
-        key="|".join(map(re.escape, cells)) or "(?!)",
+        key=pattern(cells, SPECS),
     conda:
         "../../environment.yml"
-    threads: 1
+    threads: THREADS if GPU else 1
     resources:
-        gpu=GPU,
-        mem_mb=8000,
-        runtime=120,
+        **needs(GPU),
     params:
         spec=lambda wildcards: json.dumps(SPECS[wildcards.key], sort_keys=True),
         device=config["device"],

@@ -2,13 +2,12 @@
 
 import argparse
 import importlib
-import json
 from pathlib import Path
-from typing import Any
 
 from paper import cli, store
-from paper.claims.rules import judged
-from paper.plan import ITEMS
+from paper.claims.rules import judged, markdown
+from paper.errors import PaperError
+from paper.plan import ITEMS, SCALES
 
 
 def main() -> None:
@@ -18,7 +17,7 @@ def main() -> None:
     judge = commands.add_parser("judge", help="the claims of one item")
     judge.add_argument("item", choices=ITEMS)
     judge.add_argument("table", type=Path)
-    judge.add_argument("--scale", required=True)
+    judge.add_argument("--scale", choices=SCALES, required=True)
     judge.add_argument("--output", type=Path, required=True)
     judge.set_defaults(run=_judge)
     join = commands.add_parser("join", help="all items' claims in one file")
@@ -30,26 +29,25 @@ def main() -> None:
     arguments.run(arguments)
 
 
-def markdown(claims: list[dict[str, Any]]) -> str:
-    """The claims as a Markdown table."""
-    lines = ["| claim | paper | ours | verdict | item |", "| --- | --- | --- | --- | --- |"]
-    for claim in claims:
-        cells = (claim["claim"], claim["paper"], claim["ours"], claim["verdict"], f"`{claim['item']}`")
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    return "\n".join(lines) + "\n"
-
-
 def _judge(arguments: argparse.Namespace) -> None:
     module = importlib.import_module(f"paper.claims.{arguments.item}")
     table = store.read_table(arguments.table)
-    found = [
-        judged(claim, arguments.item, table, arguments.scale, arguments.table.as_posix()) for claim in module.CLAIMS
-    ]
+    with store.of_item(arguments.table, table):
+        found = [
+            judged(claim, arguments.item, table, arguments.scale, arguments.table.as_posix()) for claim in module.CLAIMS
+        ]
     store.write_json(arguments.output, found)
 
 
 def _join(arguments: argparse.Namespace) -> None:
-    claims = [claim for path in arguments.claims for claim in json.loads(path.read_text())]
+    claims = []
+    for path in arguments.claims:
+        found = store.read_json(path)
+        if not isinstance(found, list) or not all(isinstance(claim, dict) and "verdict" in claim for claim in found):
+            raise PaperError(
+                f"{path}: expected claims, as `python -m paper.claims judge` writes them, got {found!r:.60}."
+            )
+        claims += found
     store.write_json(arguments.output, claims)
     store.write_text(arguments.table, markdown(claims))
 

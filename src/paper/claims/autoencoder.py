@@ -34,16 +34,17 @@ def _loss(table: pd.DataFrame) -> Finding:
 def _compression(table: pd.DataFrame) -> Finding:
     found = loss_ratios(runs(table, lr=LR), "compression")
     values = {factor: ratio.value for factor, ratio in known(found).items()}
-    verdict, most = growth(values), values[max(values)]
+    verdict, most = growth(values), known(found)[max(values)]
     text = f"final train loss, baseline over PathCond at {listed(found, 'compression')}"
-    return Finding(text, verdict if most > SMALLER else NOT_REPRODUCED, most)
+    return Finding(text, verdict if most.value > SMALLER else NOT_REPRODUCED, most.value, most.interval)
 
 
 def _rescaling(table: pd.DataFrame) -> Finding:
     values = scales(runs(table, lr=LR))
     verdict = growth(values)
     text = ", ".join(f"{factor:g}: {value:.2f}" for factor, value in values.items())
-    return Finding(f"largest |log lambda| at compression {text}", verdict, max(values.values()))
+    ends = min(values.values()), max(values.values())
+    return Finding(f"largest |log lambda| at compression {text}", verdict, ends[1], ends)
 
 
 CLAIMS = (

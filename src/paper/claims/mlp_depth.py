@@ -14,8 +14,9 @@ SMALL, LARGE = 2.5e6, 3.25e6  # parameters of the networks the paper calls equal
 def _faster(table: pd.DataFrame) -> Finding:
     found = ratios(runs(table, lr=LR), "hidden_layers")
     depth, best = max(known(found).items(), key=lambda entry: entry[1].value)
-    verdict = within(best.value, (1.35, 1.7), (1.1, math.inf))
-    text = f"{best} times at {depth:g} hidden layers ({listed(found, 'by hidden layers')})"
+    verdict = within(best.value, (1.35, math.inf), (1.1, math.inf))
+    more = ", more than the paper's 1.5" if best.value > 1.65 else ""
+    text = f"{best} times at {depth:g} hidden layers{more} ({listed(found, 'by hidden layers')})"
     return Finding(text, verdict, best.value, best.interval)
 
 
@@ -64,9 +65,7 @@ def _parameters(table: pd.DataFrame) -> Finding:
 def _enorm(table: pd.DataFrame) -> Finding:
     found = ratios(runs(table, lr=LR), "hidden_layers", fast="enorm")
     values = known(found)
-    verdict = of_all([0.95 <= ratio.value <= 1.05 for ratio in values.values()])
-    if verdict == NOT_REPRODUCED and span(values)[1] <= 1.05:
-        verdict = PARTLY
+    verdict = of_all([ratio.value <= 1.05 for ratio in values.values()])
     return Finding(listed(found, "hidden layers"), verdict, span(values)[1], span(values))
 
 
@@ -75,8 +74,9 @@ CLAIMS = (
         "mlp_speedup",
         "PathCond brings MLPs on CIFAR-10 to 99% train accuracy in up to 1.5 times fewer epochs at lr 1e-3",
         "up to 1.5",
-        f"largest ratio of epochs, baseline over PathCond, over the depths, paired by seed; 1.35 to 1.7: reproduced, "
-        f"above 1.1: partly; {BOUNDS}; depths where a seed meets the target with neither are open and left out",
+        "largest ratio of epochs, baseline over PathCond, over the depths, paired by seed; at least 1.35, the paper's "
+        "less 10%: reproduced (a larger gain meets the claim too, and is said); at least 1.1: partly; "
+        f"{BOUNDS}; depths where a seed meets the target with neither are open and left out",
         _faster,
     ),
     Claim(
@@ -106,8 +106,8 @@ CLAIMS = (
         "mlp_enorm",
         "ENorm gains nothing here",
         "no gain",
-        "ratio of epochs, baseline over ENorm, 0.95 to 1.05; every depth: reproduced; some, or ENorm is slower: "
-        f"partly; {BOUNDS}",
+        "ratio of epochs, baseline over ENorm, at most 1.05 (a slower ENorm gains nothing either); every depth: "
+        f"reproduced, some: partly; {BOUNDS}",
         _enorm,
     ),
 )

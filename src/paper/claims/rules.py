@@ -1,7 +1,7 @@
 """What a claim is, and how findings become verdicts."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +9,7 @@ import pandas as pd
 
 REPRODUCED, PARTLY, NOT_REPRODUCED = "reproduced", "partly", "not reproduced"
 NOT_RUN = "not run at this scale"
+COLUMNS = ("claim", "paper", "ours", "interval", "verdict", "item")
 
 # 97.5% points of Student's t by degrees of freedom; beyond the list the normal one is near enough.
 _T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13, 2.12, 2.11, 2.10, 2.09)
@@ -73,6 +74,17 @@ def judged(claim: Claim, item: str, table: pd.DataFrame, scale: str, artifact: s
         "scale": scale,
         "artifact": artifact,
     }
+
+
+def markdown(claims: Sequence[Mapping[str, Any]], columns: Sequence[str] = COLUMNS) -> str:
+    """Claims as a Markdown table."""
+    lines = ["| " + " | ".join(columns) + " |", "| --- " * len(columns) + "|"]
+    for claim in claims:
+        ends = claim["interval"] or [None]
+        interval = "" if None in ends else f"{ends[0]:.3g} to {ends[1]:.3g}"
+        texts = {**claim, "interval": interval, "item": f"`{claim['item']}`"}
+        lines.append("| " + " | ".join(texts[column].replace("|", "\\|") for column in columns) + " |")
+    return "\n".join(lines) + "\n"
 
 
 def of_all(true: Sequence[bool]) -> str:

@@ -4,6 +4,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from paper.cli import shown
 from paper.data.artifact import read, save
 from paper.data.disk import CACHE_WAY_OUT, OUTPUT_WAY_OUT, cache_folder, guarded, locked, place, sweep
 from paper.data.generated import generate
@@ -40,7 +41,7 @@ def prepare(name: str, output: Path, directory: Path | None = None, say: Say | N
         place(path, output, OUTPUT_WAY_OUT)
     return {
         "dataset": name,
-        "source": source,
+        "source": shown(source),
         "digests": {key: array.sha256 for key, array in identity.arrays.items()},
         "shapes": {key: list(array.shape) for key, array in identity.arrays.items()},
     }

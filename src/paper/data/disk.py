@@ -4,13 +4,13 @@ import contextlib
 import errno
 import fcntl
 import os
-import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 from paper.data.progress import Say
 from paper.errors import PaperError
+from paper.files import beside
 
 CACHE_WAY_OUT = "Set PATHCOND_DATA to a folder that can be written and has room (about 500 MB for cifar10)."
 OUTPUT_WAY_OUT = "Make room or permit writing there, or choose another output folder."
@@ -47,23 +47,9 @@ def guarded(path: Path, way_out: str) -> Iterator[None]:
         raise PaperError(f"{path}: {reason} ({error.strerror or error}). {way_out}") from error
 
 
-@contextlib.contextmanager
-def _replacing(path: Path, way_out: str) -> Iterator[Path]:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
-    try:
-        with guarded(path, way_out):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            yield temporary
-            os.replace(temporary, path)
-    finally:
-        # Also after success: replacing a file by a link to itself leaves the link.
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-
-
 def write(path: Path, data: bytes | memoryview, way_out: str) -> None:
     """Writes a file, whole or not at all."""
-    with _replacing(path, way_out) as temporary, temporary.open("xb") as handle:
+    with guarded(path, way_out), beside(path) as temporary, temporary.open("wb") as handle:
         handle.write(data)
         handle.flush()
         os.fsync(handle.fileno())
@@ -71,7 +57,8 @@ def write(path: Path, data: bytes | memoryview, way_out: str) -> None:
 
 def place(source: Path, path: Path, way_out: str) -> None:
     """Puts a file at another path too: a hard link, or a copy where links do not reach."""
-    with _replacing(path, way_out) as temporary:
+    with guarded(path, way_out), beside(path) as temporary:
+        temporary.unlink()
         try:
             os.link(source, temporary)
         except OSError:
@@ -107,8 +94,6 @@ def _lock(descriptor: int, path: Path, say: Say) -> bool:
 
 
 def sweep(folder: Path, name: str) -> None:
-    """Removes what a killed process left of a data set; only for the holder of its lock."""
+    """Removes the downloads that a killed process left of a data set; only for the holder of its lock."""
     for left in folder.glob(f"{name}.*.tmp"):
         shutil.rmtree(left, ignore_errors=True)
-    for left in folder.glob(f".{name}.pt.*.tmp"):
-        left.unlink(missing_ok=True)

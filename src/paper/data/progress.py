@@ -4,6 +4,8 @@ import sys
 from collections.abc import Callable
 from typing import TextIO
 
+from paper.cli import shown
+
 Say = Callable[[str], None]
 
 
@@ -21,8 +23,8 @@ class Terminal:
 
     def __call__(self, text: str) -> None:
         """Says one line."""
-        line = text.removeprefix("\r")
-        stays = line == text
+        stays = not text.startswith("\r")
+        line = shown(text.removeprefix("\r"))
         start = "\r" if self._open else ""
         self._stream.write(start + line.ljust(self._open) + ("\n" if stays else ""))
         self._stream.flush()

@@ -10,6 +10,7 @@ import pandas as pd
 import torch
 
 from paper import cli, hardware, store
+from paper.errors import PaperError
 from paper.plan import Spec, key
 from paper.specs import read_specs
 
@@ -24,12 +25,18 @@ def main() -> None:
     parser.add_argument("--match", default="", help="only runs whose name holds this text")
     arguments = parser.parse_args()
     device = hardware.choose(arguments.device)
+    store.check_folder(arguments.results)
     for spec in read_specs(arguments.specs, "measure", arguments.match):
         path = arguments.results / spec["scale"] / f"{key(spec)}.csv"
         if store.is_whole(path):
             cli.say(f"{key(spec)}: already there")
         else:
             make(spec, path, device, arguments.data)
+
+
+class _Settings(dict[str, Any]):
+    def __missing__(self, name: str) -> Any:
+        raise PaperError(f"settings: expected {name}, got none. `make specs` writes whole specs.")
 
 
 def make(spec: Spec, path: Path, device: torch.device, data: Path) -> None:
@@ -39,7 +46,7 @@ def make(spec: Spec, path: Path, device: torch.device, data: Path) -> None:
     extra: dict[str, Any] = {}
     if "dataset" in spec["settings"]:
         extra["data"] = data / f"{spec['settings']['dataset']}.pt"
-    table: pd.DataFrame = module.measure(spec["settings"], device, **extra)
+    table: pd.DataFrame = module.measure(_Settings(spec["settings"]), device, **extra)
     seconds = time.perf_counter() - start
     record = {**hardware.record(device), "commit": cli.commit(), "seconds": round(seconds, 3), "status": "done"}
     store.write_result(path, table, spec, record)

@@ -1,5 +1,6 @@
 """Convergence of the alternating minimisation: objective and updates of every sweep, against the true optimum."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,7 +21,8 @@ def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
     Returns:
         Columns network, pooling, seed, sweep (0 is the start), objective, normalised (F above its last value, as a
         fraction of the whole decrease), to_optimum (the same above the minimum of F), update (mean absolute change of
-        u in the sweep, NaN at 0), max_u (largest absolute u after the last sweep, the same in all rows of a run).
+        u in the sweep, NaN at 0), and of the last sweep's u, the same in all rows of a run: max_u (largest absolute u)
+        and printed (as ``normalised``, had it been applied as exp(Bu) instead of exp(-Bu/2); 1 is no rescaling).
     """
     return pd.concat([_seed(settings, seed, device) for seed in settings["seeds"]], ignore_index=True)
 
@@ -45,6 +47,7 @@ def trajectory(graph: pathcond.ScaleGraph, g: Mapping[str, torch.Tensor], sweeps
     run = pathcond.solve(graph, g, sweeps=sweeps)
     best = pathcond.solve(graph, g, method="optimum").objective[-1]
     f = torch.tensor(run.objective, dtype=torch.float64)
+    printed = objective(graph, g, -2.0 * run.u)  # exp(Bu) is exp(-Bu'/2) of u' = -2u
     return pd.DataFrame(
         {
             "sweep": range(len(run.objective)),
@@ -53,5 +56,18 @@ def trajectory(graph: pathcond.ScaleGraph, g: Mapping[str, torch.Tensor], sweeps
             "to_optimum": (f - best) / (f[0] - best),
             "update": [float("nan"), *run.mean_update],
             "max_u": float(run.u.abs().amax()),
+            "printed": float((printed - f[-1]) / (f[0] - f[-1])),
         }
     )
+
+
+def objective(graph: pathcond.ScaleGraph, g: Mapping[str, torch.Tensor], u: torch.Tensor) -> float:
+    """F(u) = p log(sum_i exp((Bu)_i) g_i) - sum_i (Bu)_i, term by term."""
+    full = torch.cat((u.new_zeros(1), u))
+    size, total, linear = 0, 0.0, 0.0
+    for name, values in g.items():
+        units, values = graph.params.get(name), values.cpu()
+        moved = torch.zeros_like(values) if units is None else (full[units.col] - full[units.row]).expand_as(values)
+        size, total = size + values.numel(), total + float((moved.exp() * values).sum())
+        linear += float(moved.sum())
+    return size * math.log(total) - linear

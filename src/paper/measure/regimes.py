@@ -13,7 +13,7 @@ import pathcond
 from paper.errors import PaperError
 from paper.seeds import generator, seeded
 
-COLUMNS = ["variance", "alpha", "seed", "max_log_scale", "widths"]
+COLUMNS = ["variance", "alpha", "seed", "max_log_scale", "printed_root_fails", "widths"]
 
 
 def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
@@ -27,8 +27,8 @@ def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
         device: not used: on a CPU this is fastest, and the same everywhere.
 
     Returns:
-        One row a network: variance, alpha, seed, max_log_scale (largest |log lambda| = |u| / 2), widths of the hidden
-        layers joined by hyphens.
+        One row a network: variance, alpha, seed, max_log_scale (largest |log lambda| = |u| / 2), printed_root_fails
+        (see :func:`printed_root_fails`), widths of the hidden layers joined by hyphens.
     """
     span = settings["log10_alpha"]
     alphas = torch.logspace(span["first"], span["last"], span["count"], dtype=torch.float64).tolist()
@@ -44,7 +44,8 @@ def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
                 _fill(model, normal, variance)
                 g = pathcond.path_magnitudes(model, example, graph=graph)
                 u = pathcond.solve(graph, g, sweeps=settings["sweeps"]).u
-                rows.append((variance, alpha, seed, float(u.abs().max()) / 2.0, "-".join(map(str, hidden))))
+                fails, text = printed_root_fails(graph, g), "-".join(map(str, hidden))
+                rows.append((variance, alpha, seed, float(u.abs().max()) / 2.0, fails, text))
     table = pd.DataFrame(rows, columns=COLUMNS)
     return table.sort_values(["variance", "alpha", "seed"], ignore_index=True)
 
@@ -68,6 +69,28 @@ def largest_remainder(shares: Tensor, total: int) -> list[int]:
     order = (quotas - counts).argsort(descending=True, stable=True)
     counts[order[: total - int(counts.sum())]] += 1
     return counts.tolist()
+
+
+def printed_root_fails(graph: pathcond.ScaleGraph, g: Mapping[str, Tensor]) -> bool:
+    """Whether the root of some unit's first update, computed as printed in the paper, is not positive in float64.
+
+    The positive root of b (a + p) x^2 + a d x + c (a - p) is printed as (-a d + sqrt(..)) / (2 b (a + p)), which
+    cancels where a d > 0; p parameters, a of them more enter the unit than leave it, b, c and d: the sums of g of those
+    that leave it, enter it, and do neither.
+    """
+    entering, leaving, balance = torch.zeros(3, graph.units + 1, dtype=torch.float64)
+    size = sum(values.numel() for values in g.values())
+    for name, units in graph.params.items():
+        values = g[name].reshape(-1)
+        for sums, index, sign in ((entering, units.row, 1.0), (leaving, units.col, -1.0)):
+            index = index.expand(g[name].shape).reshape(-1)
+            sums.index_add_(0, index, values)
+            balance.index_add_(0, index, torch.full_like(values, sign))
+    total = sum(float(values.sum()) for values in g.values())
+    a, b, c = balance[1:], leaving[1:], entering[1:]
+    linear = a * (total - b - c)
+    root = (-linear + (linear**2 - 4.0 * b * (a + size) * c * (a - size)).sqrt()) / (2.0 * b * (a + size))
+    return bool((root <= 0).any())
 
 
 def _network(widths: Sequence[int]) -> nn.Sequential:

@@ -7,6 +7,7 @@ Symbols of the paper and their names here:
     E[g_i]           formula      expected entry of diag(G), the same for all parameters of one kind in one layer
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -15,15 +16,17 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.utils import skip_init
 
+import pathcond
 from paper.errors import PaperError
 from paper.seeds import generator
 from pathcond import theory
 
 COLUMNS = [
     "case", "kind", "layer", "a", "formula", "monte_carlo", "standard_error", "z", "printed", "printed_name",
-    "printed_z", "draws", "seed", "limit", "printed_off",
+    "printed_z", "draws", "seed", "limit", "printed_off", "even_spread", "even_u", "parameters", "units", "rank",
 ]  # fmt: skip
 Printed = Literal["expected_ak", "without_biases", "small_variance", "large_variance_widths", "small_variance_widths"]
 # The formula the paper prints for the weights of a case, where it is not the right one in every layer.
@@ -62,9 +65,10 @@ def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
         device: not used: on a CPU this is fastest, and the same everywhere.
 
     Returns:
-        One row a case, `a`, seed, kind and layer, in the columns of the item `theory`, and two more: `limit`, the
-        right leading term where the printed formula is one, and `printed_off`, whether what is printed differs from
-        it, or from the formula where equality is claimed. Both are exact comparisons of formulas, free of noise.
+        One row a case, `a`, seed, kind and layer, in the columns of the item `theory`, and more: `limit`, the right
+        leading term where the printed formula is one, and `printed_off`, whether what is printed differs from it, or
+        from the formula where equality is claimed: exact comparisons of formulas, free of noise. The others are those
+        of :func:`even_network`.
 
     Raises:
         PaperError: A case has neither `a` nor `variances`, or both.
@@ -73,10 +77,11 @@ def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
     for case, block in settings["cases"].items():
         for a, network in _networks(case, block):
             for seed in settings["seeds"]:
+                even = even_network(network.widths, generator(seed, "init", case, a, "even"))
                 stream = generator(seed, "init", case, a)
                 mean, error = monte_carlo(network, settings["draws"], stream)
                 rows = _expected(case, a, network).assign(monte_carlo=mean, standard_error=error, seed=seed)
-                tables.append(rows.assign(draws=settings["draws"]))
+                tables.append(rows.assign(draws=settings["draws"], **even))
     table = pd.concat(tables, ignore_index=True)
     for name, formula in (("z", "formula"), ("printed_z", "printed")):
         table[name] = (table["monte_carlo"] - table[formula]) / table["standard_error"]
@@ -91,6 +96,41 @@ def monte_carlo(network: Network, draws: int, stream: torch.Generator) -> tuple[
     sizes = [min(CHUNK, draws - first) for first in range(0, draws, CHUNK)]
     entries = torch.cat([average_entries(*draw_squares(network, size, stream), network.biases) for size in sizes])
     return entries.mean(0).numpy(), (entries.std(0) / draws**0.5).numpy()
+
+
+def even_network(widths: Sequence[int], stream: torch.Generator) -> dict[str, float | int]:
+    """A network without biases whose weights have one size and random signs: diag(G) is constant if all widths are.
+
+    Returns:
+        even_spread (largest over least entry of diag(G), less 1), even_u (largest absolute u that PathCond finds),
+        parameters, units, and rank (of the Jacobian of the path-lifting, hence of G).
+    """
+    layers = [skip_init(nn.Linear, n_in, n_out, bias=False, dtype=torch.float64) for n_in, n_out in pairwise(widths)]
+    module = nn.Sequential(*(part for layer in layers for part in (layer, nn.ReLU())))[:-1]
+    weights = tuple(module.parameters())
+    for weight in weights:
+        signs = torch.randint(0, 2, weight.shape, generator=stream, dtype=torch.float64)
+        weight.data.copy_(0.5 * (2.0 * signs - 1.0))
+    x = torch.ones(1, widths[0], dtype=torch.float64)
+    graph, g = pathcond.extract_graph(module, x), pathcond.path_magnitudes(module, x)
+    entries = torch.cat([values.reshape(-1) for values in g.values()])
+    jacobian = torch.autograd.functional.jacobian(_paths, weights)
+    columns = torch.cat([part.reshape(math.prod(widths), -1) for part in jacobian], 1)
+    return {
+        "even_spread": float(entries.max() / entries.min() - 1.0),
+        "even_u": float(pathcond.solve(graph, g).u.abs().amax()),
+        "parameters": columns.shape[1],
+        "units": graph.units,
+        "rank": int(torch.linalg.matrix_rank(columns)),
+    }
+
+
+def _paths(*weights: Tensor) -> Tensor:
+    """Products of the weights along every path, shape (paths,)."""
+    found = torch.ones(1, weights[0].shape[1], dtype=weights[0].dtype)
+    for weight in weights:
+        found = (found[:, :, None] * weight.T).reshape(-1, weight.shape[0])
+    return found.reshape(-1)
 
 
 def _networks(case: str, block: Mapping[str, Any]) -> list[tuple[float, Network]]:

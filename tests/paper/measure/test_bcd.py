@@ -6,6 +6,7 @@ import torch
 import pathcond
 from paper import models
 from paper.measure import bcd
+from tests.reference import dense_problem
 
 CPU = torch.device("cpu")
 TINY = {
@@ -21,6 +22,7 @@ def test_rows():
     table = bcd.measure(TINY, CPU)
     assert list(table.columns) == [
         "network", "pooling", "seed", "sweep", "objective", "normalised", "to_optimum", "update", "max_u",
+        "printed",
     ]  # fmt: skip
     assert len(table) == 2 * 2 * 7
     for _, run in table.groupby(["pooling", "seed"]):
@@ -30,7 +32,8 @@ def test_rows():
         assert run["to_optimum"].iloc[0] == 1.0
         assert (run["to_optimum"] >= run["normalised"]).all()
         assert run["update"].isna().tolist() == [True] + [False] * 6
-        assert run["max_u"].nunique() == 1
+        assert run["max_u"].nunique() == run["printed"].nunique() == 1
+        assert run["printed"].iloc[0] > 1.0
     assert table.equals(bcd.measure(TINY, CPU))
 
 
@@ -43,6 +46,18 @@ def test_a_run_is_the_library_s():
     assert table["objective"].tolist() == pytest.approx(solution.objective, rel=1e-12)
     assert table["update"].tolist()[1:] == pytest.approx(solution.mean_update, rel=1e-9)
     assert table["max_u"].iloc[0] == pytest.approx(float(solution.u.abs().max()), rel=1e-9)
+
+
+def test_objective_is_that_of_the_definition():
+    model = models.make(TINY["model"], 0, "cifar_nv").double().eval()
+    x = models.example_input(TINY["model"]).double()
+    graph = pathcond.extract_graph(model, x, batchnorm="exclude")
+    g = pathcond.path_magnitudes(model, x, graph=graph)
+    solution = pathcond.solve(graph, g, sweeps=6)
+    assert bcd.objective(graph, g, solution.u) == pytest.approx(solution.objective[-1], rel=1e-12)
+    assert bcd.objective(graph, g, -2 * solution.u) == pytest.approx(
+        dense_problem(graph, g).objective(-2 * solution.u), rel=1e-12
+    )
 
 
 @pytest.mark.slow

@@ -49,6 +49,17 @@ def test_rescaling_is_that_of_the_literal_algorithm(table):
     assert row.max_log_scale == pytest.approx(float(u.abs().max()) / 2.0, rel=1e-9)
 
 
+def test_printed_root_fails_where_it_cancels(table):
+    """One neuron between many inputs and one output: more enters than leaves; small weights after it, none before."""
+    assert not table["printed_root_fails"].any()
+    model = nn.Sequential(nn.Linear(50, 1, bias=False), nn.ReLU(), nn.Linear(1, 1, bias=False)).double()
+    example = torch.ones(1, 50, dtype=torch.float64)
+    graph = pathcond.extract_graph(model, example)
+    for size, fails in ((1e-2, False), (1e-12, True)):
+        g = {"0.weight": torch.full((1, 50), size**2), "2.weight": torch.ones(1, 1), "other": torch.ones(1)}
+        assert regimes.printed_root_fails(graph, {name: t.double() for name, t in g.items()}) is fails
+
+
 def test_an_alpha_does_not_depend_on_its_neighbours(table):
     alone = regimes.measure(SETTINGS | {"log10_alpha": {"first": 2.0, "last": 2.0, "count": 1}}, CPU)
     expected = table.query("alpha > 99").reset_index(drop=True)

@@ -15,12 +15,18 @@ TINY = {
 def test_rows():
     table = smooth.measure(TINY, CPU)
     names = ["activation", "initialisation", "hidden_layers", "seed"]
-    assert list(table.columns) == [*names, "error", "max_u", "clamped"]
+    more = ["error", "train_error", "max_u", "clamped", "free_u", "kept_u", "kept_error"]
+    assert list(table.columns) == [*names, *more]
     assert len(table) == len(table.drop_duplicates(names)) == 3 * 2 * 2 * 2
     relu = table["activation"] == "relu"
     assert table.loc[relu, "error"].max() < 1e-13
     assert table.loc[~relu, "error"].min() > 1e-4
     assert table["clamped"].max() == 0
+    assert table["train_error"].min() > 0.01  # BatchNorm takes the scales of its own layer away, not of the next
+    assert table["free_u"].tolist() == pytest.approx(table["max_u"].tolist(), rel=1e-12)
+    kept = table["kept_u"] / table["free_u"] - 1
+    assert kept[relu].abs().max() < 1e-3  # but for the epsilon of BatchNorm
+    assert kept[~relu].abs().min() > 1e-3
     assert table.equals(smooth.measure(TINY, CPU))
 
 
@@ -35,6 +41,7 @@ def test_units_at_the_bound_are_counted():
     table = smooth.measure({**TINY, "clamp": 0.05, "activations": ["gelu"]}, CPU)
     assert table["clamped"].min() > 0
     assert table["max_u"].tolist() == [0.05] * len(table)
+    assert table["free_u"].min() > 0.05
 
 
 @pytest.mark.slow

@@ -42,6 +42,15 @@ def test_columns_and_rows(table):
     assert (table["draws"] == SETTINGS["draws"]).all()
 
 
+def test_constant_diagonal_and_rank(table):
+    even = table["case"].isin(["constant", "small"])
+    assert table.loc[even, ["even_spread", "even_u"]].max().max() < 1e-12
+    assert table.loc[~even, ["even_spread", "even_u"]].min().min() > 0.1
+    assert set(table.loc[even, "parameters"]) == {64}
+    assert set(table.loc[even, "units"]) == {12}
+    assert (table["rank"] == table["parameters"] - table["units"]).all()
+
+
 def test_formula_is_the_recursion(table):
     for (case, a), rows in table.groupby(["case", "a"], dropna=False):
         block = SETTINGS["cases"][case]

@@ -1,0 +1,169 @@
+"""How far does it go? Time and memory of Snakemake, of a table and of the solver as their sizes grow, on a CPU.
+
+    python benchmarks/scaling.py [--runs 1000 3000 10000] [--parameters 1e6 1e7 1e8] [--json FILE]
+
+Each number is of a process of its own. docs/scaling.md is written from the record in ``benchmarks/records``.
+
+What was found
+- Ten thousand jobs took Snakemake 267 s: every rule listed the keys of its runs as a wildcard's constraint, which is
+  copied into each path of each job. A pattern that says only what tells due runs from others takes a tenth of that.
+- The command of an aggregate listed its tables; from about 1,900 of them it was longer than Linux lets an argument be.
+"""
+
+import argparse
+import json
+import random
+import re
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+import yaml
+
+sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "src")]
+
+import pathcond
+from benchmarks.rescale import scaled_mlp
+from paper import hardware, store
+from paper.config import check, load
+from paper.plan import runs, slice_of
+from tests.workflow.tree import Tree
+
+ITEM, METHODS = "mlp_depth_lrs", 3
+Row = dict[str, Any]
+
+
+# A process begins with the peak of the one that starts it, so a small one must stand between.
+_MEASURED = """
+import resource, subprocess, sys, time
+start = time.perf_counter()
+status = subprocess.run(sys.argv[1:]).returncode
+used = resource.getrusage(resource.RUSAGE_CHILDREN)
+print("\\nmeasured", time.perf_counter() - start, used.ru_utime + used.ru_stime, used.ru_maxrss)
+sys.exit(status)
+"""
+
+
+def child(command: list[str], tree: Tree) -> tuple[Row, str]:
+    """Wall time, time of a processor and peak memory of a process, and what it wrote."""
+    done = subprocess.run(  # noqa: S603 - our own words
+        [sys.executable, "-c", _MEASURED, *command],
+        cwd=tree.folder,
+        env=tree.environment(),
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)[:200]} failed:\n{(done.stdout + done.stderr)[-2000:]}")
+    seconds, worked, kilobytes = map(float, done.stdout.rsplit("measured", 1)[1].split())
+    row = {"seconds": round(seconds, 1), "cpu_seconds": round(worked, 1), "peak_mb": round(kilobytes / 1024)}
+    return row, done.stdout
+
+
+def dry_run(tree: Tree, cells: int, what: str, *targets: str) -> Row:
+    """Snakemake's plan of a tree, not carried out."""
+    accept = "accept_existing=" + str(not targets)  # as a job on a node sees it: all runs are to be made
+    command = [sys.executable, "-m", "snakemake", *targets, "--cores", "2", "-n", "--quiet", "all"]
+    row, text = child([*command, "--config", "scale=tiny", accept], tree)
+    total = re.search(r"^total +(\d+)", text, re.MULTILINE)
+    return told({"cells": cells, "what": what, "jobs": int(total[1]) if total else 0, **row})
+
+
+def told(row: Row) -> Row:
+    print(row, flush=True)
+    return row
+
+
+def grid(folder: Path, cells: int) -> tuple[Tree, dict[str, Any]]:
+    """A copy of the workflow whose tiny scale asks for so many cells of one item, and its configuration, checked."""
+    tree = Tree.fresh(folder)
+    file = folder / "config.yaml"
+    content = yaml.safe_load(file.read_text())
+    lrs = [round(1e-4 * (1 + number), 6) for number in range(-(-cells // METHODS))]
+    content["scale"], content["scales"]["tiny"][ITEM]["lrs"] = "tiny", lrs
+    file.write_text(yaml.safe_dump(content))
+    return tree, check(load(file), folder / "workflow/schemas/config.schema.yaml")
+
+
+def fill(tree: Tree, specs: dict[str, Any], keys: list[str]) -> None:
+    """Results for these cells, as training leaves them, with made-up numbers."""
+    for key in keys:
+        spec = specs[key]
+        points = [(seed, epoch) for seed in spec["seeds"] for epoch in range(spec["epochs"] + 1)]
+        table = pd.DataFrame(points, columns=["seed", "epoch"])
+        table = table.assign(train_loss=1.0, train_accuracy=0.5, test_loss=1.0, test_accuracy=0.5, max_log_scale=0.0)
+        record = {**hardware.record(torch.device("cpu")), "parameters": 1, "seconds": 1.0, "status": "done"}
+        store.write_result(tree.folder / "results/tiny" / f"{key}.csv", table.assign(diverged=False), spec, record)
+
+
+def jobs(folder: Path, count: int, whole: bool) -> list[Row]:
+    """Plans of a grid; `whole`: also of one job, with a part done and with all done, and the table of all."""
+    tree, config = grid(folder, count)
+    rows = [dry_run(tree, count, "nothing done")]
+    if not whole:
+        return rows
+    specs = runs(config)
+    cells = [key for key, spec in specs.items() if spec["stage"] == "train"]
+    rows.append(dry_run(tree, count, "one run asked for", f"results/tiny/{cells[-1]}.csv"))
+    first = random.Random(0).sample(cells, len(cells) // 2)  # noqa: S311 - no secret
+    fill(tree, specs, first)
+    rows.append(dry_run(tree, count, "half of the runs done"))
+    fill(tree, specs, list(set(cells).difference(first)))
+    rows.append(dry_run(tree, count, "all runs done"))
+    command = [sys.executable, "-m", "paper.aggregate", ITEM, "--config", json.dumps(slice_of(config, ITEM))]
+    row, _ = child([*command, "--output", "table.csv"], tree)
+    return [*rows, told({"cells": count, "what": "the table of all runs", "jobs": 1, **row})]
+
+
+def rescaling(parameters: float) -> Row:
+    """One rescaling of an MLP with eight hidden layers, in this process."""
+    torch.manual_seed(0)
+    small = scaled_mlp(1e5)
+    pathcond.rescale_(small, torch.ones(1, small[1].in_features))  # what torch sets up once
+    model = scaled_mlp(parameters)
+    x = torch.ones(1, model[1].in_features)
+    own = sum(p.numel() for p in model.parameters())
+    begun = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    start = time.process_time()
+    report = pathcond.rescale_(model, x)
+    worked = time.process_time() - start
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    seconds = {step: round(value, 2) for step, value in report.seconds.items()}
+    return {
+        "parameters": own, "units": report.units, "seconds": round(sum(report.seconds.values()), 2),
+        "cpu_seconds": round(worked, 2), **seconds,
+        "weights_mb": round(own * 4 / 2**20), "begun_mb": round(begun / 1024), "peak_mb": round(peak / 1024),
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Measure how far it goes.")
+    parser.add_argument("--runs", type=int, nargs="*", default=[1000, 3000, 10_000], help="cells of an item")
+    parser.add_argument("--parameters", type=float, nargs="*", default=[1e6, 1e7, 1e8, 3e8], help="of an MLP")
+    parser.add_argument("--json", type=Path, help="where the record goes")
+    parser.add_argument("--one", type=float, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        print(json.dumps(rescaling(options.one)))
+        return
+    record = {**hardware.record(torch.device("cpu")), "snakemake": version("snakemake"), "dag": [], "solver": []}
+    for count in options.runs:
+        with tempfile.TemporaryDirectory() as folder:
+            record["dag"] += jobs(Path(folder, "tree"), count, whole=count == max(options.runs))
+    for parameters in options.parameters:
+        command = [sys.executable, __file__, "--one", str(parameters)]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)  # noqa: S603 - our own words
+        record["solver"].append(told(json.loads(done.stdout)))
+    if options.json:
+        options.json.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""Which items have all their runs, and so are drawn without running anything: python -m paper.recorded --scale paper.
+
+Exit status: 0 whether or not runs are missing, 2 if a run that is there is damaged.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from paper import cli, config, store
+from paper.errors import PaperError
+from paper.plan import ITEMS, Item, runs, sources
+
+
+def items(chosen: Mapping[str, Any], results: Path) -> dict[str, Item]:
+    """The items to make: all, or, where the configuration says `only_recorded`, those that lack no run.
+
+    Args:
+        chosen: the configuration, checked.
+        results: folder of the scale's results.
+    """
+    if not chosen["only_recorded"]:
+        return ITEMS
+    return {item: entry for item, entry in ITEMS.items() if not lacking(chosen, item, results)}
+
+
+def lacking(chosen: Mapping[str, Any], item: str, results: Path) -> list[str]:
+    """Keys of the runs that an item asks for and that are not there."""
+    return [key for key in sources(chosen, item) if not store.is_there(results / f"{key}.csv")]
+
+
+def unused(chosen: Mapping[str, Any], results: Path) -> list[str]:
+    """Keys of runs that are there, but under settings that the configuration does not ask for."""
+    found = (path.relative_to(results).with_suffix("").as_posix() for path in sorted(results.glob("*/**/*-*.csv")))
+    asked = runs(chosen)
+    return [key for key in found if key.startswith(("measure/", "train/")) and key not in asked]
+
+
+def told(chosen: Mapping[str, Any], results: Path) -> str:
+    """What is there and what is not, for people: a line an item, the missing runs below it; and the time it took.
+
+    Raises:
+        PaperError: a run that is there is damaged.
+    """
+    there = {key for key in runs(chosen) if store.is_there(results / f"{key}.csv")}
+    if damaged := [reason for key in sorted(there) if (reason := store.damage(results / f"{key}.csv"))]:
+        raise PaperError("\n".join([*damaged, "`git restore` brings back what was recorded."]))
+    whole, lines = 0, []
+    for item in ITEMS:
+        asked = sources(chosen, item)
+        missing = [key for key in asked if key not in there]
+        whole += not missing
+        state = "complete" if not missing else "not drawn, lacks"
+        lines += [f"{item:16} {len(asked) - len(missing):3} of {len(asked):3} runs  {state}"]
+        lines += [f"    {key}" for key in missing]
+    lines += [f"{key}: of other settings than asked for, not used" for key in unused(chosen, results)]
+    lines += [f"{seconds / 60:.1f} minutes on {name}" for name, seconds in _times(there, results).items()]
+    return "\n".join([f"{chosen['scale']}: {whole} of {len(ITEMS)} items are complete", *lines])
+
+
+def _times(keys: Iterable[str], results: Path) -> dict[str, float]:
+    """Seconds that runs took, by hardware."""
+    found: dict[str, float] = {}
+    for key in keys:
+        record = store.read_record(results / f"{key}.csv")
+        found[record["hardware"]] = found.get(record["hardware"], 0.0) + record["seconds"]
+    return dict(sorted(found.items()))
+
+
+def main() -> None:
+    """Read the command line, tell."""
+    parser = argparse.ArgumentParser(
+        prog="python -m paper.recorded", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    config.add_options(parser)
+    parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the scales' folders")
+    arguments = parser.parse_args()
+    chosen = config.chosen(arguments)
+    sys.stdout.write(told(chosen, arguments.results / chosen["scale"]) + "\n")
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,291 @@
+"""Fill README.md and the pages under docs/ with what is recorded, and draw their figures: python -m paper.tell.
+
+Text between a marker <!-- NAME --> and the next <!-- end --> is made by the function of that name.
+"""
+
+import argparse
+import importlib
+import io
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
+
+from paper import cli, config, store
+from paper.claims.rules import NOT_REPRODUCED, NOT_RUN, PARTLY, REPRODUCED, markdown
+from paper.differences import DIFFERENCES
+from paper.errors import PaperError
+from paper.figures.__main__ import picture
+from paper.outcome import NOT_YET, Outcome, Record, cost, outcomes, plain_loop, recorded
+from paper.plan import ITEMS
+
+DPI = 200
+SHOWN = ("mlp_depth", "cifar_nv", "autoencoder", "controls")  # in README.md
+LONG = 120  # letters of a finding there
+IN_README = ("claim", "paper", "ours", "interval", "verdict")
+IN_DOCS = ("claim", "paper", "ours", "interval", "rule", "verdict")
+
+
+@dataclass(frozen=True)
+class Teller:
+    """Texts made from the recorded runs of the paper's scale, for the repository in the folder `root`."""
+
+    root: Path
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The configuration at the paper's scale."""
+        given = config.load(self.root / "config.yaml")
+        return config.check({**given, "scale": "paper"}, self.root / "workflow/schemas/config.schema.yaml")
+
+    @cached_property
+    def found(self) -> dict[str, Outcome]:
+        """What every item came to."""
+        return outcomes(self.config, self.root / "results/paper")
+
+    @cached_property
+    def records(self) -> dict[str, Record]:
+        """Records of all runs that are there."""
+        return recorded(self.config, self.root / "results/paper")
+
+    def items(self) -> str:
+        """Every item of the paper: where it stands there, its target, its file."""
+        lines = ["| in the paper | what | target | figure |", "| --- | --- | --- | --- |"]
+        for name, item in ITEMS.items():
+            lines.append(f"| {item.where} | {item.title} | `{name}` | `figures/SCALE/{name}.pdf` |")
+        return "\n".join(lines)
+
+    def figures(self) -> str:
+        """The most telling figures, those that are recorded; the preview of one if none is."""
+        parts = [_figure(self.found[item], "docs/figures") for item in SHOWN if not self.found[item].lacking]
+        if not parts:
+            text = "Figure 2 in miniature, as `make figures` draws it: the paper's scale is not recorded yet"
+            parts = [f"![{text}](docs/preview_mlp_depth.png)\n\n*{text}.*"]
+        return "\n\n".join(parts)
+
+    def claims(self) -> str:
+        """Every claim in short."""
+        rows = [{**claim, "ours": short(claim["ours"])} for o in self.found.values() for claim in o.claims]
+        return f"{self.verdicts()}\n\n{markdown(rows, IN_README).rstrip()}"
+
+    def verdicts(self) -> str:
+        """How many claims have which verdict."""
+        every = [claim["verdict"] for o in self.found.values() for claim in o.claims]
+        order = (REPRODUCED, PARTLY, NOT_REPRODUCED, NOT_RUN, NOT_YET)
+        counts = ", ".join(f"{every.count(verdict)} {verdict}" for verdict in order if verdict in every)
+        return f"{len(every)} claims: {counts}."
+
+    def cost(self) -> str:
+        """What everything took, added up from the records."""
+        lines = ["| hardware | stage | runs | minutes |", "| --- | --- | --- | --- |"]
+        table = cost(self.records)
+        for row in table.itertuples():
+            lines.append(f"| {row.hardware} | {row.stage} | {row.runs} | {row.seconds / 60:.1f} |")
+        total = table.groupby("hardware")["seconds"].sum() / 60
+        lines += ["", "Together: " + ", ".join(f"{m:.1f} minutes on {name}" for name, m in total.items()) + "."]
+        missing = {key for o in self.found.values() for key in o.lacking}
+        if missing:
+            lines.append(f"{len(missing)} runs are {NOT_YET}, and not in these sums.")
+        if compared := plain_loop(self.found, self.records):
+            plain, ours = compared
+            lines.append(
+                f"The MLPs and CIFAR-NV among them took {ours / 60:.1f} minutes, with evaluation every epoch; one "
+                "by one in a plain PyTorch loop, at the epoch times that `timing` and `timing_depth` measured on the "
+                f"same hardware, they would take {plain / 3600:.1f} hours for training alone, {plain / ours:.0f} times "
+                "as long."
+            )
+        return "\n".join(lines)
+
+    def summary(self) -> str:
+        """Verdicts, and which items are recorded."""
+        open_items = [f"`{item}`" for item, o in self.found.items() if o.lacking]
+        done = len(ITEMS) - len(open_items)
+        rest = f" Not yet, or not all of it: {', '.join(open_items)}." if open_items else ""
+        return f"{self.verdicts()} {done} of {len(ITEMS)} items are recorded.{rest}"
+
+    def reproduced(self) -> str:
+        """Item by item: what the paper shows, what we see, what differs and why, what it took."""
+        return "\n\n".join(_section(outcome) for outcome in self.found.values())
+
+    def zoo(self) -> str:
+        """The first table of docs/zoo.md: counts by family."""
+        lines = (self.root / "docs/zoo.md").read_text("utf-8").splitlines()
+        first = next(i for i, line in enumerate(lines) if line.startswith("|"))
+        return "\n".join(lines[first : lines.index("", first)])
+
+    def speed(self) -> str:
+        """Times of the rescaling, from the records of benchmarks/rescale.py."""
+        records = self.root / "benchmarks/records"
+        return _speed(*(store.read_json(records / f"rescale_{d}.json") for d in ("cpu", "cuda")))
+
+    def dag(self) -> str:
+        """Snakemake's time and memory by the number of jobs, from the record of benchmarks/scaling.py."""
+        return _dag(store.read_json(self.root / "benchmarks/records/scaling_cpu.json"))
+
+    def solver(self) -> str:
+        """The rescaling's time and memory by the number of parameters, from the same record."""
+        return _solver(store.read_json(self.root / "benchmarks/records/scaling_cpu.json"))
+
+
+# Markers by page.
+PAGES: dict[str, tuple[str, ...]] = {
+    "README.md": ("figures", "items", "claims"),
+    "docs/library.md": ("zoo", "speed"),
+    "docs/reproduction.md": ("summary", "cost", "reproduced"),
+    "docs/scaling.md": ("dag", "solver"),
+}
+
+
+def fill(teller: Teller, page: str) -> str:
+    """A page with what stands between its markers made anew.
+
+    Raises:
+        PaperError: a pair of markers is missing or there twice.
+    """
+    text = store.read_bytes(teller.root / page).decode("utf-8")
+    for name in PAGES[page]:
+        make: Callable[[], str] = getattr(teller, name)
+        pattern = re.compile(rf"<!-- {name} -->.*?<!-- end -->", re.DOTALL)
+        text, count = pattern.subn(lambda _, n=name, m=make: f"<!-- {n} -->\n\n{m()}\n\n<!-- end -->", text)
+        if count != 1:
+            raise PaperError(f"{page}: expected one pair of markers <!-- {name} --> and <!-- end -->, found {count}.")
+    return text
+
+
+def draw(teller: Teller) -> dict[str, bytes]:
+    """Figures of the recorded items by file name; each says what it was drawn from."""
+    size = teller.config["figures"]["font_size"]
+    return {
+        f"{item}.png": _small(picture(item, o.table, o.stamp, "png", DPI, size), o.digest)
+        for item, o in teller.found.items()
+        if o.table is not None
+    }
+
+
+def _small(png: bytes, source: str) -> bytes:
+    """A figure in 64 colours, which takes a third of the space, with a note of what it was drawn from."""
+    note, small = PngInfo(), io.BytesIO()
+    note.add_text("Source", source)
+    with Image.open(io.BytesIO(png)) as image:
+        image.convert("RGB").quantize(64, dither=Image.Dither.NONE).save(small, "png", optimize=True, pnginfo=note)
+    return small.getvalue()
+
+
+def source(png: Path) -> str:
+    """What a figure says it was drawn from."""
+    with Image.open(png) as image:
+        return image.info.get("Source", "")
+
+
+def short(text: str) -> str:
+    """A finding without remarks in brackets, cut at a semicolon where it grows long."""
+    first, *more = re.sub(r" \([^()]*\)", "", text).split("; ")
+    while more and len(f"{first}; {more[0]}") <= LONG:
+        first = f"{first}; {more.pop(0)}"
+    return first
+
+
+def _figure(outcome: Outcome, folder: str) -> str:
+    entry = ITEMS[outcome.item]
+    return f"![{entry.title}]({folder}/{outcome.item}.png)\n\n*{entry.where}: {entry.title}.*"
+
+
+def _section(outcome: Outcome) -> str:
+    item, entry = outcome.item, ITEMS[outcome.item]
+    shows = importlib.import_module(f"paper.figures.{item}").PAPER
+    parts = [f"### {entry.title} (`{item}`)", f"**The paper** ({entry.where}): {shows}"]
+    if outcome.lacking:
+        asked = len(outcome.lacking) + len(outcome.records)
+        parts.append(f"**What we see**: {NOT_YET}; {len(outcome.records)} of {asked} runs are recorded.")
+    else:
+        parts += [
+            f"![{entry.title}](figures/{item}.png)",
+            "**What we see**",
+            markdown(outcome.claims, IN_DOCS).rstrip(),
+        ]
+    parts.append(f"**What differs, and why**: {DIFFERENCES[item]}")
+    if outcome.records:
+        parts.append(f"**Time**: {_times(outcome.records)}")
+    return "\n\n".join(parts)
+
+
+def _times(records: Mapping[str, Record]) -> str:
+    rows = cost(records).groupby("hardware")[["runs", "seconds"]].sum()
+    parts = [f"{row.runs:.0f} runs in {_duration(row.seconds)} on {name}" for name, row in rows.iterrows()]
+    precisions = sorted({record["precision"] for record in records.values() if "precision" in record})
+    return "; ".join(parts) + (f" ({', '.join(precisions)})" if precisions else "") + "."
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.1f} min"
+
+
+def _speed(cpu: Mapping[str, Any], gpu: Mapping[str, Any]) -> str:
+    """Times of the paper's three networks, on the CPU against the literal algorithm and on a GPU by step."""
+    lines = [f"CPU ({cpu['hardware']}), everything included:", ""]
+    lines += ["| network | parameters | units | ours | literal | ratio |", "| --- | --- | --- | --- | --- | --- |"]
+    for r in cpu["nets"]:
+        lines.append(
+            f"| {r['net']} | {r['parameters']:,} | {r['units']:,} | {1000 * r['everything']:.0f} ms "
+            f"| {r['literal']:.1f} s | {r['speed_up']:.0f} |"
+        )
+    lines += ["", f"GPU ({gpu['hardware']}), after warm-up:", ""]
+    lines += ["| network | graph, once | diag(G) | solve | apply | sum |", "| --- | --- | --- | --- | --- | --- |"]
+    for r in gpu["nets"]:
+        steps = " | ".join(f"{1000 * r[k]:.1f} ms" for k in ("graph", "diag_g", "solve", "apply", "after_graph"))
+        lines.append(f"| {r['net']} | {steps} |")
+    return "\n".join(lines)
+
+
+def _dag(record: Mapping[str, Any]) -> str:
+    lines = ["| grid | jobs | seconds | of a processor | peak memory |", "| --- | --- | --- | --- | --- |"]
+    for r in record["dag"]:
+        times = f"{r['seconds']:.0f} s | {r['cpu_seconds']:.0f} s | {r['peak_mb']:,} MB"
+        lines.append(f"| {r['cells']:,} cells, {r['what']} | {r['jobs']:,} | {times} |")
+    first, last = record["dag"][0], max(record["dag"], key=lambda r: r["jobs"])
+    more = last["jobs"] - first["jobs"]
+    seconds, megabytes = ((last[name] - first[name]) / more for name in ("cpu_seconds", "peak_mb"))
+    each = f"Each job more takes {1000 * seconds:.1f} ms and {1000 * megabytes:.0f} kB"
+    lines += ["", f"{each}, so 100,000 should take {1e5 * seconds / 60:.0f} minutes and {100 * megabytes:.1f} GB."]
+    return "\n".join([*lines, f"Snakemake {record['snakemake']}, {record['hardware']}."])
+
+
+def _solver(record: Mapping[str, Any]) -> str:
+    heads = ("parameters", "units", "time", "of a processor", "weights", "peak memory", "above the start, in weights")
+    lines = [f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
+    for r in record["solver"]:
+        more = (r["peak_mb"] - r["begun_mb"]) / max(1, r["weights_mb"])
+        size = f"{r['weights_mb']:,} MB | {r['peak_mb']:,} MB | {more:.1f}"
+        lines.append(
+            f"| {r['parameters']:.2g} | {r['units']:,} | {r['seconds']:.1f} s | {r['cpu_seconds']:.1f} s | {size} |"
+        )
+    return "\n".join([*lines, "", f"torch {record['torch']}, {record['hardware']}, float32."])
+
+
+def main() -> None:
+    """Read the command line, write pages and figures."""
+    parser = argparse.ArgumentParser(
+        prog="python -m paper.tell", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--root", type=Path, default=Path(), help="folder of the repository")
+    teller = Teller(parser.parse_args().root)
+    texts, pictures = {page: fill(teller, page) for page in PAGES}, draw(teller)
+    for page, text in texts.items():
+        store.write_text(teller.root / page, text)
+    folder = teller.root / "docs/figures"
+    for name, content in pictures.items():
+        store.write_bytes(folder / name, content)
+    for path in folder.glob("*.png"):
+        if path.name not in pictures:
+            path.unlink()
+    cli.say(teller.summary())
+    cli.say(teller.cost())
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,247 @@
+"""Recorded runs made again on the machine at hand, and compared: python -m paper.verify --scale paper --count 3.
+
+Runs are picked at random, one seed of each. Measurements that do not time anything are made again whole. Of training,
+the first epochs are: start weights and batch orders follow from the seed and the epoch alone, so a shorter run begins
+as the recorded one did. On a CPU the convolutional network is left out, for one evaluation of it takes many minutes.
+
+What may differ goes by the coarser of the two precisions: rounding to nearest is off by 2^-24 in float32, 2^-11 in TF32
+and 2^-9 in bfloat16 at each factor of a product. The mean loss of a start averages that over all images; training adds
+it up over hundreds of steps. TF32 on a GPU against float32 on a CPU, seen at lr 1e-3: 5e-7 of the loss at the start,
+2e-3 after an epoch, 0.005 of an accuracy. Some networks magnify it until a run is no nearer to its copy than to another
+seed (5e-2 of the loss: 8 hidden layers with PathCond); what these may differ by is measured on the spot. Log-rescalings
+follow from diag(G) in float32. Measurements, in float64, come out within 3e-13 of the largest number of a column
+whatever the number of threads; but start weights are float32, and other instructions of a processor round those
+otherwise (6e-8 seen).
+
+Exit status: 0 all agree, 1 some do not, 2 a mistake in what was given, or nothing recorded that can be compared here.
+"""
+
+import argparse
+import importlib
+import math
+import random
+import secrets
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+import torch
+
+from paper import cli, config, data, hardware, store
+from paper.errors import PaperError
+from paper.plan import ITEMS, Spec, key, runs
+from paper.train.loop import Options, result_path, stackable, train
+
+# Allowed differences of a loss (of itself) and of an accuracy, at the start and after training.
+ALLOWED = {
+    "float32": {"loss": (1e-5, 1e-3), "accuracy": (0.001, 0.005)},
+    "float32 with TF32 products": {"loss": (1e-4, 1e-2), "accuracy": (0.002, 0.015)},
+    "bfloat16 autocast": {"loss": (1e-3, 5e-2), "accuracy": (0.01, 0.05)},
+}
+LOG_SCALE, MEASURED = 1e-5, 1e-6
+ROUNDING, SPREAD = 2.0**-11, 4.0
+DISAGREE = 1
+EPOCHS = {"cpu": 1, "cuda": 5}
+
+
+class Difference(NamedTuple):
+    """How far a column is off at most, NaN where one side has no number, and what is allowed."""
+
+    column: str
+    off: float
+    allowed: float
+
+    @property
+    def share(self) -> float:
+        """Of what is allowed; 1 is the limit."""
+        return math.inf if math.isnan(self.off) else self.off / self.allowed
+
+    def __str__(self) -> str:
+        return f"{self.column} off by {self.off:.1e}, allowed {self.allowed:.1e}"
+
+
+@dataclass(frozen=True)
+class Check:
+    """What became of one run: its name, what of it was compared, and how far that is off."""
+
+    name: str
+    compared: str
+    differences: list[Difference]
+
+    @property
+    def worst(self) -> Difference:
+        """The one that takes most of what is allowed."""
+        return max(self.differences, key=lambda difference: difference.share)
+
+    @property
+    def agrees(self) -> bool:
+        """Whether nothing is further off than allowed."""
+        return self.worst.share <= 1
+
+
+def comparable(spec: Spec, device: torch.device) -> bool:
+    """Whether a run can be made again here and must then give the same."""
+    if spec["stage"] == "measure":
+        return not ITEMS[spec["item"]].exclusive
+    return device.type == "cuda" or stackable(spec)
+
+
+def pick(specs: Sequence[Spec], count: int, seed: int) -> list[tuple[Spec, int | None]]:
+    """Runs and one of the seeds of each, at random; None where a run knows no seeds."""
+    chance = random.Random(seed)  # noqa: S311 - no secret
+    chosen = chance.sample(sorted(specs, key=key), min(count, len(specs)))
+    return [(spec, chance.choice(_seeds(spec) or [None])) for spec in chosen]
+
+
+def _seeds(spec: Spec) -> list[int]:
+    return list(spec.get("settings", spec).get("seeds", []))
+
+
+def check_measurement(spec: Spec, seed: int | None, recorded: pd.DataFrame, device: torch.device) -> Check:
+    """Measure again, one seed alone, and compare every number of it."""
+    settings = spec["settings"] if seed is None else {**spec["settings"], "seeds": [seed]}
+    made = importlib.import_module(f"paper.measure.{spec['item']}").measure(settings, device)
+    rows = recorded if seed is None else recorded[recorded["seed"] == seed].reset_index(drop=True)
+    found = []
+    for name in map(str, recorded):
+        first, second = rows[name], made.get(name, pd.Series(dtype=float))
+        if pd.api.types.is_float_dtype(first):
+            size = float(recorded[name].abs().max()) or 1.0
+            found.append(Difference(name, _furthest(first / size, second.astype(float) / size), MEASURED))
+        else:
+            same = first.astype(str).tolist() == second.astype(str).tolist()
+            found.append(Difference(name, 0.0 if same else math.nan, MEASURED))
+    return Check(_name(spec, seed), f"{len(rows)} rows", found)
+
+
+def check_training(
+    spec: Spec, seed: int | None, recorded: pd.DataFrame, record: Mapping[str, Any], options: Options, epochs: int
+) -> Check:
+    """Train one seed again for its first epochs, and compare every metric after each; both NaN is agreement.
+
+    Where that is further off than rounding alone explains, the run is made twice more with its learning rate moved by
+    rounding, up and down, and SPREAD times what this changes is allowed.
+    """
+    cell = {**spec, "seeds": [seed], "epochs": min(epochs, spec["epochs"])}
+    made, ours = _trained(cell, options)
+    rows = recorded[(recorded["seed"] == seed) & (recorded["epoch"] <= cell["epochs"])].reset_index(drop=True)
+    precisions = record["precision"], ours["precision"]
+    check = Check(_name(spec, seed), f"epochs 0 to {cell['epochs']}", _differences(rows, made, precisions))
+    if check.agrees or not all(d.share <= 1 for d in _differences(rows[:1], made[:1], precisions)):
+        return check
+    moved = [_trained({**cell, "lr": cell["lr"] * (1 + sign * ROUNDING)}, options)[0] for sign in (-1, 1)]
+    spread = {"loss": 0.0, "accuracy": 0.0}
+    for first, second in combinations((made, *moved), 2):
+        for found in _differences(first, second, precisions):
+            if (kind := _kind(found.column)) in spread:
+                spread[kind] = max(spread[kind], found.off)
+    wider = [d._replace(allowed=max(d.allowed, SPREAD * spread.get(_kind(d.column), 0.0))) for d in check.differences]
+    return Check(check.name, f"{check.compared}, chaotic", wider)
+
+
+def _trained(cell: Spec, options: Options) -> tuple[pd.DataFrame, dict[str, Any]]:
+    train([cell], options)
+    return store.read_result(result_path(options.results, cell))
+
+
+def _differences(first: pd.DataFrame, second: pd.DataFrame, precisions: tuple[str, str]) -> list[Difference]:
+    """Of the metrics at the start, and after it."""
+    found = []
+    for name in second.columns.drop(["seed", "epoch", "diverged"]):
+        size = second[name].abs().clip(lower=1e-12) if _kind(name) == "loss" else 1.0
+        for trained in (False, True):
+            part = (second["epoch"] > 0) == trained
+            one, other = first[name] / size, second[name] / size
+            off = _furthest(one[part], other[part]) if len(first) == len(second) else math.nan
+            found.append(Difference(name, off, _allowed(name, trained, *precisions)))
+    return found
+
+
+def _kind(column: str) -> str:
+    return column.rpartition("_")[2]
+
+
+def _allowed(column: str, trained: bool, *precisions: str) -> float:
+    if column == "max_log_scale":
+        return LOG_SCALE
+    return max(ALLOWED[precision][_kind(column)][trained] for precision in precisions)
+
+
+def _furthest(first: pd.Series, second: pd.Series) -> float:
+    """Largest difference, where NaN on both sides is none; NaN if there is one on one side, or a row too few."""
+    if len(first) != len(second):
+        return math.nan
+    apart = (first - second).abs()[~(first.isna() & second.isna())]
+    return float(apart.max(skipna=False)) if len(apart) else 0.0
+
+
+def _name(spec: Spec, seed: int | None) -> str:
+    return key(spec) if seed is None else f"{key(spec)} seed {seed}"
+
+
+def verify(picked: Sequence[tuple[Spec, int | None]], results: Path, options: Options, epochs: int) -> list[Check]:
+    """Make runs again and compare them with their records under `results`; what is made goes to `options`."""
+    checks = []
+    for spec, seed in picked:
+        recorded, record = store.read_result(result_path(results, spec))
+        spec = record["spec"]  # the same, in the order in which it was carried out
+        if spec["stage"] == "measure":
+            checks.append(check_measurement(spec, seed, recorded, options.device))
+            continue
+        path = options.data / f"{spec['dataset']}.pt"
+        if not path.exists():
+            data.prepare(spec["dataset"], path)
+        checks.append(check_training(spec, seed, recorded, record, options, epochs))
+    return checks
+
+
+def told(checks: Sequence[Check]) -> str:
+    """The checks as a table, for people."""
+    rows = [(c.name, c.compared, "agrees" if c.agrees else "DIFFERS", str(c.worst)) for c in checks]
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    return "\n".join("  ".join([*(f"{row[i]:{widths[i]}}" for i in range(3)), row[3]]) for row in rows)
+
+
+def main() -> None:
+    """Read the command line, verify, tell."""
+    parser = argparse.ArgumentParser(
+        prog="python -m paper.verify", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    config.add_options(parser)
+    parser.add_argument("--count", type=int, default=3, help="runs to make again")
+    parser.add_argument("--seed", type=int, help="of the choice; by default another each time, which is told")
+    parser.add_argument("--epochs", type=int, help="of training to make again; 1 on a CPU, 5 on a GPU")
+    parser.add_argument("--match", default="", help="only runs whose name holds this text")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the scales' folders")
+    parser.add_argument("--data", type=Path, default=Path("results/data"), help="folder of the data sets")
+    given = parser.parse_args()
+    if given.count < 1 or (given.epochs or 0) < 0:
+        raise PaperError(f"expected --count of 1 or more and --epochs of 0 or more, got {given.count}, {given.epochs}.")
+    chosen, device = config.chosen(given), hardware.choose(given.device)
+    specs = [spec for name, spec in runs(chosen).items() if given.match in name]
+    there = [spec for spec in specs if store.is_there(result_path(given.results, spec))]
+    pool = [spec for spec in there if comparable(spec, device)]
+    if not pool:
+        raise PaperError(f"expected recorded runs of the scale {chosen['scale']} that can be made again, found none.")
+    seed = secrets.randbelow(1_000_000) if given.seed is None else given.seed
+    cli.say(f"{given.count} of {len(pool)} recorded runs, picked with --seed {seed}, on {hardware.describe(device)}")
+    if left := len(there) - len(pool):
+        cli.say(f"{left} recorded runs are left out: they time something, or take too long without a GPU")
+    with tempfile.TemporaryDirectory() as folder:
+        options = Options(Path(folder), given.data, Path(folder) / "checkpoints", device)
+        picked = pick(pool, given.count, seed)
+        epochs = EPOCHS[device.type] if given.epochs is None else given.epochs
+        checks = verify(picked, given.results, options, epochs)
+    sys.stdout.write(told(checks) + "\n")
+    if not all(check.agrees for check in checks):
+        sys.exit(DISAGREE)
+
+
+if __name__ == "__main__":
+    cli.run(main)

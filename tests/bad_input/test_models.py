@@ -1,0 +1,217 @@
+"""Models, inputs and options the library cannot take: its own error, which says why, and the model as it was."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import pathcond
+from paper import models
+from pathcond import ApplyError, PathCondError, RecordError, SolveError, UnsupportedOpError
+from tests.cases import Lambda
+
+X = torch.ones(1, 6)
+
+
+def mlp():
+    return models.mlp(6, (5, 4), 3, batchnorm=False)
+
+
+def with_entry(value, module=1, name="weight"):
+    model = mlp()
+    getattr(model[module], name).data.view(-1)[0] = value
+    return model
+
+
+def with_weight(convert):
+    model = mlp()
+    model[1].weight = nn.Parameter(convert(model[1].weight.data), requires_grad=False)
+    return model
+
+
+def bad_statistics():
+    model = models.mlp(6, (5,), 3)
+    model[2].running_var[0] = float("nan")
+    return model
+
+
+def under_inference():
+    with torch.inference_mode():
+        return mlp()
+
+
+class Holds(nn.Module):
+    """A parameter, whatever its values."""
+
+    def __init__(self, values: torch.Tensor) -> None:
+        super().__init__()
+        self.values = nn.Parameter(values, requires_grad=False)
+
+    def forward(self) -> torch.Tensor:
+        return self.values.float()
+
+
+def made_of(values):
+    """A network whose first weights are these."""
+    return Lambda(lambda s, x: s.b(F.relu(x @ s.w().T)), w=Holds(values), b=nn.Linear(5, 3))
+
+
+def by(forward):
+    """A module whose forward pass is a function of itself and the input."""
+    return lambda: Lambda(forward, m=mlp())
+
+
+def boom(s, x):
+    raise RuntimeError("boom")
+
+
+# A model, an input, the class of the error and what it says.
+MODELS = {
+    "a function": (lambda: torch.relu, X, PathCondError, "expected a torch.nn.Module, got builtin_function"),
+    "nothing": (lambda: None, X, PathCondError, "expected a torch.nn.Module, got NoneType"),
+    "a class": (lambda: nn.Linear, X, PathCondError, "expected a torch.nn.Module, got type"),
+    "an empty model": (nn.Sequential, X, PathCondError, "expected a model with parameters, got Sequential without"),
+    "no parameters": (nn.ReLU, X, PathCondError, "expected a model with parameters, got ReLU without any"),
+    "NaN weights": (lambda: with_entry(float("nan")), X, PathCondError, r"1 NaN or infinite entries of 30 in '1\.w"),
+    "infinite weights": (lambda: with_entry(float("inf")), X, PathCondError, r"1 NaN or infinite entries of 30"),
+    "an infinite bias": (lambda: with_entry(-float("inf"), 3, "bias"), X, PathCondError, r"of 4 in '3\.bias'"),
+    "NaN statistics": (bad_statistics, X, PathCondError, r"entries of 5 in '2\.running_var'"),
+    "complex weights": (lambda: nn.Linear(6, 3, dtype=torch.complex64), X, PathCondError, "real parameters, got 'wei"),
+    "weights in eight bits": (lambda: mlp().to(torch.float8_e4m3fn), X, PathCondError, r"Use model\.float\(\)"),
+    "sparse weights": (lambda: with_weight(lambda w: w.to_sparse()), X, PathCondError, r"dense parameters, got '1\.w"),
+    "weights on meta": (lambda: mlp().to("meta"), X, PathCondError, r"'1\.weight' is on the meta device\. Load its"),
+    "weights without a shape": (lambda: nn.Sequential(nn.LazyLinear(3)), X, PathCondError, "no shape yet.*Run the mod"),
+    "a layer without units": (lambda: Lambda(lambda s, x: x @ s.w().T, w=Holds(X[:0])), X, PathCondError, "entries"),
+    "integer weights": (lambda: with_weight(lambda w: w.long()), X, RecordError, "expected a model that runs on the"),
+    "weights made for inference": (under_inference, X, ApplyError, r"made in torch\.inference_mode"),
+    "a model that fails": (by(boom), X, RecordError, "in module 'Lambda', at test_models.py.*boom"),
+    "a choice by value": (by(lambda s, x: s.m(x) if x.sum() > 0 else x), X, RecordError, "depends on the values"),
+    "no tensor comes out": (by(lambda s, x: 3), X, RecordError, "at least one tensor, got int"),
+    "input of another width": (mlp, torch.ones(1, 7), RecordError, r"\[1, 7\].*Check that model\(example_input\) runs"),
+    "input of another rank": (
+        lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3)), X, RecordError, "in module '0'",
+    ),
+    "no input": (mlp, None, RecordError, "Check that model"),
+    "input of no words": (mlp, (), RecordError, "missing 1 required positional argument"),
+    "input under another name": (mlp, {"pixels": X}, RecordError, "unexpected keyword argument 'pixels'"),
+    "text": (mlp, "image", RecordError, "'str' object has no attribute"),
+    "an empty batch": (mlp, torch.ones(0, 6), SolveError, "expected a path from an input or a bias to an output"),
+    "complex input": (mlp, X + 0j, RecordError, "The model has torch.float32 on cpu; its input is torch.complex64"),
+    "double input": (mlp, X.double(), RecordError, "its input is torch.float64 on cpu.*Nothing was changed"),
+    "integer input": (mlp, X.long(), RecordError, "its input is torch.int64 on cpu"),
+    "sparse input": (mlp, X.to_sparse(), PathCondError, r"expected a dense example input.*to_dense\(\)"),
+    "input on another device": (mlp, X.to("meta"), RecordError, "on cpu; its input is torch.float32 on meta"),
+}  # fmt: skip
+
+
+def state_of(model):
+    """Bytes of all weights and buffers, modes, and what is trained; None for what is no module."""
+    if not isinstance(model, nn.Module):
+        return None
+    kept = {n: t for n, t in model.state_dict().items() if not isinstance(t, nn.UninitializedParameter)}
+    dense = {n: t.detach().to_dense().contiguous().flatten() for n, t in kept.items() if not t.is_meta and t.numel()}
+    modes = [module.training for module in model.modules()]
+    return (
+        {n: t.view(torch.uint8).tolist() for n, t in dense.items()},
+        modes,
+        [p.requires_grad for p in model.parameters()],
+    )
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_or_input_that_cannot_be_taken(name):
+    make, x, kind, says = MODELS[name]
+    model = make()
+    before = state_of(model)
+    with pytest.raises(PathCondError, match=f"(?s){says}") as caught:
+        pathcond.rescale_(model, x)
+    assert caught.type is kind
+    assert state_of(model) == before
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_a_model_on_a_gpu_with_input_on_the_cpu():
+    model = mlp().cuda()
+    before = state_of(model)
+    with pytest.raises(RecordError, match="torch.float32 on cuda; its input is torch.float32 on cpu"):
+        pathcond.rescale_(model, X)
+    assert state_of(model) == before
+
+
+# Options of `rescale_`, and what the error says.
+OPTIONS = {
+    "unknown method": ({"method": "newton"}, "expected method to be one of 'sweeps', 'optimum', got 'newton'"),
+    "unknown batchnorm": ({"batchnorm": "fold"}, "expected batchnorm to be one of 'affine', 'exclude', got 'fold'"),
+    "unknown shortcuts": ({"shortcuts": "cut"}, "expected shortcuts to be one of 'tie', 'freeze', got 'cut'"),
+    "unknown pooling": ({"pooling": "max"}, "expected pooling to be one of 'exact', 'plain', got 'max'"),
+    "negative sweeps": ({"sweeps": -1}, "expected sweeps to be a whole number >= 0, got -1"),
+    "half a sweep": ({"sweeps": 0.5}, "expected sweeps to be a whole number >= 0, got 0.5"),
+    "a negative tolerance": ({"tol": -1.0}, "expected tol >= 0, got -1.0"),
+    "a tolerance of NaN": ({"tol": float("nan")}, "expected tol >= 0, got nan"),
+    "a tolerance in words": ({"tol": "small"}, "expected tol >= 0, got 'small'"),
+    "a clamp of zero": ({"clamp": 0}, "expected clamp to be positive or None, got 0"),
+    "a clamp in words": ({"clamp": "tight"}, "expected clamp to be positive or None, got 'tight'"),
+    "a graph of another kind": ({"graph": 3}, "expected graph to be a ScaleGraph or None, got int"),
+    "a graph of another model": (
+        {"graph": pathcond.extract_graph(models.mlp(6, (7,), 3, batchnorm=False), X)}, r"Extract a new graph",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_an_option_that_cannot_be_taken(name):
+    options, says = OPTIONS[name]
+    model = mlp()
+    before = state_of(model)
+    with pytest.raises(PathCondError, match=says):
+        pathcond.rescale_(model, X, **options)
+    assert state_of(model) == before
+
+
+# Log-scales for nine units in float16.
+SCALES = {
+    "too few": (torch.zeros(3), r"expected u of shape \(9,\), one log-scale a unit, got shape \(3,\)"),
+    "NaN": (torch.full((9,), float("nan")), "expected finite log-scales, got 9 NaN or infinite ones"),
+    "out of range": (
+        torch.full((9,), 40.0),
+        r"would (overflow|vanish)\. Nothing was written\. Bound the scales with cl",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCALES)
+def test_scales_that_cannot_be_applied(name):
+    u, says = SCALES[name]
+    model = mlp().half()
+    before = state_of(model)
+    with pytest.raises(ApplyError, match=says):
+        pathcond.apply_scales_(model, pathcond.extract_graph(model, X.half()), u)
+    assert state_of(model) == before
+
+
+def test_an_operation_without_a_rule_is_refused_if_asked():
+    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+    with pytest.raises(UnsupportedOpError, match=r"got `tanh` at '1'.*register_op"):
+        pathcond.rescale_(model, X, strict=True)
+
+
+# Not errors: there is nothing to rescale, which the report says.
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: nn.Linear(6, 3), "there is no unit to rescale"),
+        (lambda: made_of(torch.arange(30).view(5, 6) % 5 - 2), "holds whole numbers"),
+    ],
+    ids=["no hidden unit", "integer parameters"],
+)  # fmt: skip
+def test_a_model_without_units_to_rescale_stays_as_it_is(make, reason):
+    model = make()
+    before = copy.deepcopy(model.state_dict())
+    report = pathcond.rescale_(model, X)
+    assert report.units == 0
+    assert report.output_change == 0
+    assert reason in str(report)
+    assert all(torch.equal(before[name], t) for name, t in model.state_dict().items())

@@ -1,0 +1,114 @@
+"""Random kills over a small part of the tiny scale: python -m tests.faults.chaos --rounds N --seed S.
+
+A round starts Snakemake from nothing, kills it, one of its jobs or the whole process group at random moments, starts
+the same command again each time, and lets the last one finish. It survives if what it made has the bytes of an
+undisturbed run and nothing else is left. A round is repeated by its own seed.
+"""
+
+import argparse
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.faults.small import Small, jobs_of, kill, wait_until_gone
+
+VICTIMS = ("snakemake", "job", "group")
+MOST_KILLS = 3
+
+
+def disturb(tree: Small, chance: random.Random, seconds: float) -> tuple[str, int]:
+    """Start Snakemake and kill something at a random moment; gives what was killed when, and Snakemake's group."""
+    victim, delay = chance.choice(VICTIMS), chance.uniform(0.1, seconds)
+    pick, started = chance.random(), time.monotonic()
+    snakemake = tree.begin()
+    while snakemake.poll() is None and time.monotonic() - started < delay:
+        time.sleep(0.01)
+    what = victim
+    if victim == "job":
+        jobs: list[tuple[int, str]] = []
+        while snakemake.poll() is None and not jobs:
+            jobs = sorted(jobs_of(snakemake.pid).items())
+        if jobs:
+            process, what = jobs[int(pick * len(jobs))]
+            kill(process)
+    else:
+        kill(snakemake.pid, group=victim == "group")
+    when = time.monotonic() - started
+    try:
+        ended = snakemake.wait(120) == 0
+    except subprocess.TimeoutExpired:
+        kill(snakemake.pid, group=True)
+        return f"Snakemake hung after {what} was killed at {when:.1f} s", snakemake.pid
+    return f"{'nothing to kill' if ended else what} at {when:.1f} s", snakemake.pid
+
+
+def survive(tree: Small, expected: dict[str, bytes], chance: random.Random, seconds: float) -> tuple[str, str]:
+    """One round; gives what was done, and what is wrong at the end, if anything."""
+    told, groups = [], []
+    for number in range(chance.randint(1, MOST_KILLS)):
+        what, group = disturb(tree, chance, seconds / (1 + number))  # less and less is left to do
+        told.append(what)
+        groups.append(group)
+    done = tree.snakemake(timeout=300)
+    for group in groups:
+        wait_until_gone(group)
+    return ", ".join(told), wrong(tree, expected, done)
+
+
+def wrong(tree: Small, expected: dict[str, bytes], done: subprocess.CompletedProcess[str]) -> str:
+    """What is not as it should be after a round."""
+    if done.returncode:
+        return f"the same command failed:\n{done.stdout[-4000:]}"
+    if found := tree.leftovers():
+        return f"left behind: {', '.join(found)}"
+    made = tree.content()
+    odd = [name for name in sorted({*made, *expected}) if made.get(name) != expected.get(name)]
+    return f"not the bytes of an undisturbed run: {', '.join(odd)}" if odd else ""
+
+
+def run(rounds: int, seed: int, folder: Path) -> int:
+    """All rounds, told line by line; gives how many survived."""
+    undisturbed = Small.fresh(folder / "undisturbed")
+    started = time.monotonic()
+    undisturbed.finish()
+    seconds, expected, survived = time.monotonic() - started, undisturbed.content(), 0
+    say(f"undisturbed: {len(expected)} files in {seconds:.1f} s")
+    for number in range(seed, seed + rounds):
+        tree = undisturbed.sources(folder / str(number))
+        started = time.monotonic()
+        told, fault = survive(tree, expected, random.Random(number), seconds)
+        taken = time.monotonic() - started
+        say(f"seed {number}: {told}: {fault or 'survived'} ({taken:.1f} s)")
+        if fault:
+            say(f"  the tree is in {tree.folder}; again: python -m tests.faults.chaos --rounds 1 --seed {number}")
+        else:
+            survived += 1
+            shutil.rmtree(tree.folder)
+    return survived
+
+
+def say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.faults.chaos", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--seed", type=int, help="of the first round, the next has the next; by default a new one")
+    given = parser.parse_args()
+    seed = random.SystemRandom().randrange(10**6) if given.seed is None else given.seed
+    folder = Path(tempfile.mkdtemp(prefix="chaos-"))
+    survived = run(given.rounds, seed, folder)
+    say(f"{survived} of {given.rounds} survived")
+    if survived < given.rounds:
+        sys.exit(1)
+    shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    main()

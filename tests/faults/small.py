@@ -1,0 +1,120 @@
+"""A small part of the tiny scale to disturb: two trained cells, a measurement, and what is made of them."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from tests.workflow.tree import PARTS, Tree
+
+TARGETS = ("mlp_depth", "toy")
+MADE = ("results", "figures", "checkpoints")
+# Long enough to be killed in the middle; with two seeds there is a checkpoint half way.
+SETTINGS = {"hidden_layers": "[2]", "methods": "[baseline, pathcond]", "epochs": "40"}
+
+
+class Small(Tree):
+    """A copy of the workflow in which the tiny scale trains two cells only."""
+
+    @classmethod
+    def fresh(cls, folder: Path) -> "Small":
+        """The sources alone."""
+        tree = cls(Tree.fresh(folder).folder)
+        for key, value in SETTINGS.items():
+            tree.set("tiny", "mlp_depth", key, value)
+        return tree
+
+    def sources(self, folder: Path) -> "Small":
+        """The sources of this tree, compiled ones too, without what they made."""
+        folder.mkdir(parents=True)
+        subprocess.run(["/bin/cp", "-a", *PARTS, str(folder)], cwd=self.folder, check=True)
+        return Small(folder)
+
+    def copy(self, folder: Path) -> "Small":
+        return Small(super().copy(folder).folder)
+
+    def command(self, *arguments: str, scale: str = "tiny", **settings: object) -> list[str]:
+        return super().command(*(arguments or TARGETS), scale=scale, **settings)
+
+    def begin(self) -> subprocess.Popen[str]:
+        """Start Snakemake, as the leader of a process group that its jobs belong to."""
+        with (self.folder / "said").open("a") as said:
+            return subprocess.Popen(
+                self.command(), cwd=self.folder, env=self.environment(), text=True,
+                stdout=said, stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+
+    def said(self) -> str:
+        """What Snakemake said since the first `begin`."""
+        return (self.folder / "said").read_text()
+
+    def finish(self) -> str:
+        """Run the same command to its end; gives what it said."""
+        done = self.snakemake(timeout=300)
+        assert done.returncode == 0, done.stdout[-8000:]
+        return done.stdout
+
+    def content(self) -> dict[str, bytes]:
+        """Every file that the workflow made, but for records, which hold times."""
+        found = {}
+        for path in self.made():
+            if path.suffix != ".json" or "claims" in path.parts:
+                found[path.relative_to(self.folder).as_posix()] = path.read_bytes()
+        return found
+
+    def made(self) -> list[Path]:
+        return [path for part in MADE for path in self.files(f"{part}/**/*") if path.is_file()]
+
+    def leftovers(self) -> list[str]:
+        """Temporary files, lock files and checkpoints, of which none may be left at the end."""
+        return [str(path) for path in self.made() if path.name.startswith(".") or "checkpoints" in path.parts]
+
+
+def jobs_of(group: int) -> dict[int, str]:
+    """Our programs that run in a process group, by process number: the module's name."""
+    found = {}
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdigit():
+            continue
+        try:
+            words = Path(entry.path, "cmdline").read_bytes().split(b"\0")
+            if os.getpgid(int(entry.name)) == group and b"-m" in words and b"python" in words[0]:
+                module = words[words.index(b"-m") + 1].decode()
+                if module.startswith("paper."):
+                    found[int(entry.name)] = module
+        except (OSError, IndexError):
+            continue
+    return found
+
+
+def wait_for(group: subprocess.Popen[str], module: str, timeout: float = 60) -> int:
+    """Wait until a program of ours runs in Snakemake's process group; gives its process number."""
+    end = time.monotonic() + timeout
+    while time.monotonic() < end:
+        for process, name in jobs_of(group.pid).items():
+            if name == module:
+                return process
+        assert group.poll() is None, f"Snakemake ended before {module} ran"
+        time.sleep(0.02)
+    raise AssertionError(f"{module} did not run in {timeout} s")
+
+
+def wait_until_gone(group: int, timeout: float = 120) -> None:
+    """Wait until no program of ours is left in a process group."""
+    end = time.monotonic() + timeout
+    while jobs_of(group):
+        assert time.monotonic() < end, jobs_of(group)
+        time.sleep(0.05)
+
+
+def kill(process: int, group: bool = False) -> None:
+    """End a process, or a whole group, at once; one that has ended already is fine."""
+    with suppress(ProcessLookupError):
+        (os.killpg if group else os.kill)(process, signal.SIGKILL)
+
+
+if sys.platform != "linux":
+    raise RuntimeError("these tests find jobs in /proc")

@@ -1,0 +1,102 @@
+"""A copy of the workflow whose Snakemake submits to the pretend cluster, and the same runs by the plain programs."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from paper import config
+from paper.cells import Spec
+from paper.plan import key, runs
+from tests.slurm.cluster import Cluster, wait_for
+from tests.workflow.tree import Tree
+
+
+class Sent(Tree):
+    """A tree that runs on a cluster."""
+
+    cluster: Cluster
+
+    @classmethod
+    def fresh_on(cls, cluster: Cluster, folder: Path) -> "Sent":
+        tree = cls(Tree.fresh(folder).folder)
+        tree.cluster = cluster
+        return tree
+
+    def command(self, *arguments: str, scale: str = "tiny", **settings: object) -> list[str]:
+        python, module, name, _, _, *rest = super().command(*arguments, scale=scale, **settings)
+        soon = ["--slurm-init-seconds-before-status-checks", "2"]
+        return [python, module, name, "--workflow-profile", "slurm", *soon, *rest]
+
+    def environment(self) -> dict[str, str]:
+        given = {**super().environment(), **self.cluster.environment()}
+        given["PYTHONPATH"] += f":{os.environ.get('PYTHONPATH', '')}"  # where the executor may be
+        return {**given, "PATHCOND_PARTITION": "cpu", "PATHCOND_GPU_PARTITION": "gpu"}
+
+
+class Running:
+    """A Snakemake at work on a cluster, to be disturbed."""
+
+    def __init__(self, tree: Sent, *arguments: str) -> None:
+        self.tree, self.log = tree, tree.folder / "snakemake.out"
+        with self.log.open("wb") as output:
+            self.process = subprocess.Popen(
+                tree.command(*arguments), cwd=tree.folder, env=tree.environment(), stdout=output, stderr=output
+            )
+
+    def __enter__(self) -> "Running":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def said(self) -> str:
+        return self.log.read_text()
+
+    def wait_for_checkpoint(self, name: str) -> None:
+        """Wait until a cell has one, which on a CPU is after its first seed at the latest."""
+        path = self.tree.folder / f"checkpoints/tiny/{name}.pt"
+        wait_for(f"checkpoint of {name}", lambda: path.exists() or self.process.poll() is not None, 120)
+        assert self.process.poll() is None, self.said()
+
+    def job(self, name: str) -> tuple[str, str]:
+        """Number and node of the Slurm job of a cell."""
+        lines = self.tree.cluster.slurm("squeue", "--noheader", "--states=running", "--format=%i %N %k").splitlines()
+        ((number, node),) = (line.split()[:2] for line in lines if line.endswith(name.replace("/", "_")))
+        return number, node
+
+    def finish(self) -> str:
+        """Wait for its good end; gives what it said."""
+        assert self.process.wait(300) == 0, self.said()
+        return self.said()
+
+
+def specs(tree: Tree) -> dict[str, Spec]:
+    """Every run of a tree's tiny scale, by name."""
+    given = config.load(tree.folder / "config.yaml")
+    checked = config.check({**given, "scale": "tiny"}, tree.folder / "workflow/schemas/config.schema.yaml")
+    return runs(checked)
+
+
+def plain(tree: Tree, wanted: Iterable[Spec]) -> dict[str, bytes]:
+    """Tables that the plain programs make here, without Snakemake, by name."""
+
+    def call(*words: str) -> None:
+        command = [sys.executable, "-m", *words]
+        done = subprocess.run(command, cwd=tree.folder, env=tree.environment(), capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+    listed = list(wanted)
+    (tree.folder / "specs.json").write_text(json.dumps(listed, sort_keys=True))  # as `make specs` and the rules do
+    call("paper.data", "generated", "--output", "results/data")
+    for stage in sorted({spec["stage"] for spec in listed}):
+        call(f"paper.{stage}", "specs.json")
+    return tables(tree, map(key, listed))
+
+
+def tables(tree: Tree, names: Iterable[str]) -> dict[str, bytes]:
+    """The bytes of tables, by name."""
+    return {name: (tree.folder / f"results/tiny/{name}.csv").read_bytes() for name in names}

@@ -1,0 +1,117 @@
+"""Jobs, a node and the controller fail for real in the middle of training: nothing is lost, and the reason is told."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+
+from paper.plan import Spec
+from tests.slurm.cluster import wait_for
+from tests.slurm.runs import Running, Sent, plain, specs, tables
+from tests.workflow.tree import Tree
+
+pytestmark = pytest.mark.slurm
+TARGET = "results/tiny/aggregate/cifar_nv.csv"
+
+
+def lengthened(tree: Tree) -> dict[str, Spec]:
+    """Change the settings so that two cells, which it gives by name, take some seconds a seed."""
+    tree.set("tiny", "cifar_nv", "epochs", "60")
+    tree.set("tiny", "cifar_nv", "seeds", "[0, 1, 2]")
+    tree.set("tiny", "cifar_nv", "methods", "[baseline, pathcond]")
+    found = {name: spec for name, spec in specs(tree).items() if spec.get("epochs") == 60}
+    assert len(found) == 2
+    return found
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Future[dict[str, bytes]]]:
+    """The same cells trained here, while the first test runs."""
+    tree = Tree.fresh(tmp_path_factory.mktemp("undisturbed") / "tree")
+    with ThreadPoolExecutor() as pool:
+        yield pool.submit(plain, tree, lengthened(tree).values())
+
+
+@pytest.fixture
+def cells(tree: Sent, undisturbed: Future[dict[str, bytes]]) -> Iterator[list[str]]:
+    """Names of the two cells; in the end their tables are those of the undisturbed run, and nothing is left to do."""
+    names = sorted(lengthened(tree))
+    yield names
+    assert tables(tree, names) == undisturbed.result()
+    assert tree.due(TARGET) == {}
+    assert tree.files("checkpoints/**/*.pt") == []
+    assert tree.cluster.processes() == []
+
+
+def went_on(tree: Sent, name: str) -> bool:
+    """Whether the last attempt at a cell did not begin at the beginning."""
+    return "seed 0: epoch 1/" not in (tree.folder / f"logs/tiny/{name}.log").read_text()
+
+
+def training(tree: Sent, node: str) -> int:
+    """The process that trains on a node."""
+    (pid,) = tree.cluster.processes(node, "python -m paper.train")
+    return pid
+
+
+def test_a_killed_and_a_cancelled_job_go_on(tree: Sent, cells: list[str]):
+    with Running(tree, TARGET) as running:
+        for name in cells:
+            running.wait_for_checkpoint(name)
+        (killed, node), (cancelled, _) = map(running.job, cells)
+        os.kill(training(tree, node), signal.SIGKILL)
+        tree.cluster.slurm("scancel", cancelled)
+        said = running.finish()
+    assert f"SLURM-job '{killed}' failed, SLURM status is: 'FAILED'" in said
+    assert f"SLURM-job '{cancelled}' failed, SLURM status is: 'CANCELLED'" in said
+    assert all(went_on(tree, name) for name in cells)
+
+
+def test_jobs_out_of_time_go_on(tree: Sent, cells: list[str]):
+    """One has a minute and sees in time that it is not enough; one hangs until Slurm ends it."""
+    with Running(tree, TARGET, "--set-resources", "train:runtime=attempt") as running:
+        for name in cells:
+            running.wait_for_checkpoint(name)
+        (slow, node), (hung, other) = map(running.job, cells)
+        pids = [training(tree, node), training(tree, other)]
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        wait_for("half a minute", lambda: tree.cluster.seconds(slow) > 31)
+        os.kill(pids[0], signal.SIGCONT)
+        said = running.finish()
+    assert f"SLURM-job '{slow}' failed, SLURM status is: 'FAILED'" in said
+    assert "time is up: everything is in checkpoints; the same command goes on from there" in said
+    assert f"SLURM-job '{hung}' failed, SLURM status is: 'TIMEOUT'" in said
+    assert all(went_on(tree, name) for name in cells)
+
+
+def test_a_lost_node_comes_back(tree: Sent, cells: list[str]):
+    """Of the other node only slurmd is killed, and started again: its job does not notice."""
+    with Running(tree, TARGET) as running:
+        for name in cells:
+            running.wait_for_checkpoint(name)
+        (lost, node), (kept, other) = map(running.job, cells)
+        tree.cluster.lose_node(node)
+        tree.cluster.kill_daemon(other)
+        tree.cluster.start_node(other)
+        wait_for("Slurm to miss the node", lambda: lost in tree.cluster.jobs("node_fail"), 90)
+        tree.cluster.start_node(node)
+        tree.cluster.wait_for_nodes()
+        said = running.finish()
+    assert f"SLURM-job '{lost}' failed due to a node failure, SLURM status is: 'NODE_FAIL'" in said
+    assert f"SLURM-job '{kept}' failed" not in said
+    assert went_on(tree, cells[0])
+
+
+def test_a_killed_controller_comes_back(tree: Sent, cells: list[str]):
+    with Running(tree, TARGET) as running:
+        for name in cells:
+            running.wait_for_checkpoint(name)
+        tree.cluster.kill_daemon("slurmctld")
+        time.sleep(5)
+        tree.cluster.start_controller()
+        tree.cluster.wait_for_nodes()
+        running.finish()

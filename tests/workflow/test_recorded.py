@@ -1,0 +1,61 @@
+"""Recorded runs: a fresh clone draws from them alone, and what they lack or do not fit is named, not run or used."""
+
+import shutil
+import subprocess
+import sys
+
+from tests.workflow.tree import Tree
+
+RECORDS = ("measure", "train")
+
+
+def fresh_clone(tree: Tree) -> None:
+    """Leave nothing but sources and recorded runs."""
+    for path in (*tree.files("results/*"), *tree.files("results/tiny/*")):
+        if path.name not in ("tiny", *RECORDS):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    for name in (".snakemake", "figures", "logs"):
+        shutil.rmtree(tree.folder / name)
+
+
+def told(tree: Tree) -> str:
+    command = [sys.executable, "-m", "paper.recorded", "--scale", "tiny"]
+    done = subprocess.run(command, cwd=tree.folder, env=tree.environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_fresh_clone_draws_from_the_records_alone(tree: Tree):
+    drawn = {path: path.read_bytes() for path in tree.files("figures/tiny/mlp_depth.png")}
+    claims = (tree.folder / "results/tiny/claims/timing.json").read_bytes()
+    fresh_clone(tree)
+    assert "17 of 17 items are complete" in told(tree)
+    parts = ("aggregate", "figure", "claim")
+    made = {f"{part} {item}" for part in parts for item in ("mlp_depth", "timing")}
+    assert set(tree.run("mlp_depth", "timing")) == made | {"mlp_depth", "timing"}
+    assert {path: path.read_bytes() for path in drawn} == drawn
+    assert (tree.folder / "results/tiny/claims/timing.json").read_bytes() == claims
+
+
+def test_items_that_lack_a_run_are_named_and_left_out(tree: Tree):
+    fresh_clone(tree)
+    (lost,) = tree.files("results/tiny/train/classify/cifar_nv/enorm-lr0.01-*.csv")
+    lost.unlink()
+    assert f"cifar_nv_lrs       5 of   6 runs  not drawn, lacks\n    train/classify/cifar_nv/{lost.stem}\n" in told(
+        tree
+    )
+    due = set(tree.due(only_recorded=True))
+    assert not [job for job in due if job.startswith(("measure", "train", "data")) or "cifar_nv_lrs" in job]
+    assert {"figure cifar_nv", "figure toy", "claims", "pages", "all"} <= due
+    assert {"train classify/cifar_nv/enorm-lr0.01", "figure cifar_nv_lrs"} <= set(tree.due())
+
+
+def test_runs_of_other_settings_are_not_used(tree: Tree):
+    fresh_clone(tree)
+    (kept,) = tree.files("results/tiny/measure/toy/*.csv")
+    tree.set("tiny", "toy", "lr", "1e-2")
+    said = told(tree)
+    assert "toy                0 of   1 runs  not drawn, lacks" in said
+    assert f"measure/toy/{kept.stem}: of other settings than asked for, not used" in said
+    assert not [job for job in tree.due(only_recorded=True) if "toy" in job]
+    assert {"measure toy/all", "figure toy"} <= set(tree.due())
