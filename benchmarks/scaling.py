@@ -1,8 +1,9 @@
 """How far does it go? Time and memory of Snakemake, of a table and of the solver as their sizes grow, on a CPU.
 
-    python benchmarks/scaling.py [--runs 1000 3000 10000] [--parameters 1e6 1e7 1e8] [--json FILE]
+    python benchmarks/scaling.py [--runs 1000 3000 10000] [--parameters 9e5 9e6 9e7] [--json FILE]
 
-Each number is of a process of its own. docs/scaling.md is written from the record in ``benchmarks/records``.
+Each number is of a process of its own; a part that is not asked for (`--runs` or `--parameters` without numbers) stays
+in the record as it was. docs/scaling.md is filled from it.
 
 What was found
 - Ten thousand jobs took Snakemake 267 s: every rule listed the keys of its runs as a wildcard's constraint, which is
@@ -146,23 +147,26 @@ def rescaling(parameters: float) -> Row:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure how far it goes.")
     parser.add_argument("--runs", type=int, nargs="*", default=[1000, 3000, 10_000], help="cells of an item")
-    parser.add_argument("--parameters", type=float, nargs="*", default=[1e6, 1e7, 1e8, 3e8], help="of an MLP")
+    parser.add_argument("--parameters", type=float, nargs="*", default=[9e5, 9e6, 9e7, 2.7e8], help="of an MLP")
     parser.add_argument("--json", type=Path, help="where the record goes")
     parser.add_argument("--one", type=float, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
         print(json.dumps(rescaling(options.one)))
         return
-    record = {**hardware.record(torch.device("cpu")), "snakemake": version("snakemake"), "dag": [], "solver": []}
+    dag, solver = [], []
     for count in options.runs:
         with tempfile.TemporaryDirectory() as folder:
-            record["dag"] += jobs(Path(folder, "tree"), count, whole=count == max(options.runs))
+            dag += jobs(Path(folder, "tree"), count, whole=count == max(options.runs))
     for parameters in options.parameters:
         command = [sys.executable, __file__, "--one", str(parameters)]
         done = subprocess.run(command, check=True, capture_output=True, text=True)  # noqa: S603 - our own words
-        record["solver"].append(told(json.loads(done.stdout)))
+        solver.append(told(json.loads(done.stdout)))
     if options.json:
-        options.json.write_text(json.dumps(record, indent=1) + "\n")
+        old = json.loads(options.json.read_text()) if options.json.exists() else {}
+        record = {**hardware.record(torch.device("cpu")), "snakemake": version("snakemake")}
+        kept = {"dag": dag or old.get("dag", []), "solver": solver or old.get("solver", [])}
+        options.json.write_text(json.dumps({**record, **kept}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

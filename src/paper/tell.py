@@ -61,12 +61,8 @@ class Teller:
         return "\n".join(lines)
 
     def figures(self) -> str:
-        """The most telling figures, those that are recorded; the preview of one if none is."""
-        parts = [_figure(self.found[item], "docs/figures") for item in SHOWN if not self.found[item].lacking]
-        if not parts:
-            text = "Figure 2 in miniature, as `make figures` draws it: the paper's scale is not recorded yet"
-            parts = [f"![{text}](docs/preview_mlp_depth.png)\n\n*{text}.*"]
-        return "\n\n".join(parts)
+        """The most telling figures, those that are recorded."""
+        return "\n\n".join(_figure(self.found[item], "docs/figures") for item in SHOWN if not self.found[item].lacking)
 
     def claims(self) -> str:
         """Every claim in short."""

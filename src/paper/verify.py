@@ -141,7 +141,8 @@ def check_training(
             if (kind := _kind(found.column)) in spread:
                 spread[kind] = max(spread[kind], found.off)
     wider = [d._replace(allowed=max(d.allowed, SPREAD * spread.get(_kind(d.column), 0.0))) for d in check.differences]
-    return Check(check.name, f"{check.compared}, chaotic", wider)
+    remark = ", chaotic" if wider != check.differences else ""
+    return Check(check.name, check.compared + remark, wider)
 
 
 def _trained(cell: Spec, options: Options) -> tuple[pd.DataFrame, dict[str, Any]]:

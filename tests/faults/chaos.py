@@ -17,7 +17,7 @@ from pathlib import Path
 from tests.faults.small import Small, jobs_of, kill, wait_until_gone
 
 VICTIMS = ("snakemake", "job", "group")
-MOST_KILLS = 3
+MOST_KILLS = 2
 
 
 def disturb(tree: Small, chance: random.Random, seconds: float) -> tuple[str, int]:

@@ -110,6 +110,8 @@ def test_the_program_fills_pages_and_draws(made, tmp_path, monkeypatch, capsys):
     (root / "docs/figures").mkdir(exist_ok=True)
     (root / "docs/figures/toy.png").write_bytes(b"old")
     monkeypatch.setattr(sys, "argv", ["tell", "--root", str(root)])
+    pages = ("README.md", "docs/library.md", "docs/reproduction.md")
+    monkeypatch.setattr(tell, "PAGES", {page: tell.PAGES[page] for page in pages})
     cli.run(tell.main)
     assert "Together: 8.5 minutes on A GPU." in capsys.readouterr().err
     drawn = {path.stem: tell.source(path) for path in (root / "docs/figures").glob("*.png")}

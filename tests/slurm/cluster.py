@@ -101,24 +101,30 @@ class Cluster:
         socket_ = f"--socket={self.folder}/munge.socket"
         self._launch("munged", "--foreground", "--force", socket_, *files, name="munged")
         wait_for("munge", (self.folder / "munge.socket").exists)
-        self.start_controller()
+        self.mend()
+
+    def mend(self) -> None:
+        """Start what does not run, end the jobs that do, wait for the nodes."""
+        if "slurmctld" not in self.running:
+            self.start_controller()
         for node in NODES:
-            self.start_node(node)
+            if node not in self.running:
+                self.start_node(node)
         self.wait_for_nodes()
+        self.slurm("scancel", "--user", str(os.getuid()))
+        wait_for("jobs to end", lambda: not self.slurm("squeue", "--noheader"))
 
     def stop(self) -> None:
         """End all jobs and daemons."""
-        with contextlib.suppress(AssertionError, subprocess.SubprocessError):
-            if "slurmctld" in self.running:
-                self.slurm("scancel", "--user", str(os.getuid()))
-                wait_for("jobs to end", lambda: not self.slurm("squeue", "--noheader"), 20)
+        if "slurmctld" in self.running:
+            self.slurm("scancel", "--user", str(os.getuid()))
         for process in self.running.values():
             process.terminate()
         for process in self.running.values():
             try:
                 process.wait(15)
             except subprocess.TimeoutExpired:
-                process.kill()
+                os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
         self.running.clear()
         for pid in self.processes():
