@@ -83,9 +83,17 @@ def slice_of(config: Mapping[str, Any], item: str) -> dict[str, Any]:
     return {"scale": config["scale"], "scales": {config["scale"]: blocks}}
 
 
+class Runs(dict[str, Spec]):
+    """Specs by key; asking for another is an error to act on."""
+
+    def __missing__(self, name: str) -> Spec:
+        """Say what is wrong with the name."""
+        raise PaperError(f"{name}: expected one of the {len(self)} runs that the configuration asks for, got another.")
+
+
 def runs(config: Mapping[str, Any], items: Iterable[str] | None = None) -> dict[str, Spec]:
     """Every run of the configuration's scale, or of some of its items, by key: measurements and cells."""
-    return {key(spec): spec for item in (ITEMS if items is None else items) for spec in runs_of(config, item)}
+    return Runs({key(spec): spec for item in (ITEMS if items is None else items) for spec in runs_of(config, item)})
 
 
 def runs_of(config: Mapping[str, Any], item: str) -> Iterator[Spec]:

@@ -141,8 +141,8 @@ def read_record(path: Path) -> dict[str, Any]:
         raise _damaged(path, f"its record {name} is missing or not readable") from error
     if not path.stem.endswith(f"-{expected}"):
         raise _damaged(path, f"the settings in its record have the digest {expected}, which is not the one of its name")
-    if seal not in (None, _seal(record)):  # the first records had none
-        raise _damaged(path, f"its record {name} is not as it was written (its seal is wrong)")
+    if seal != _seal(record):
+        raise _damaged(path, f"its record {name} is not as it was written (its seal is wrong or missing)")
     return record
 
 

@@ -239,7 +239,7 @@ def _speed(cpu: Mapping[str, Any], gpu: Mapping[str, Any]) -> str:
 
 
 def _dag(record: Mapping[str, Any]) -> str:
-    lines = ["| grid | jobs | seconds | of a processor | peak memory |", "| --- | --- | --- | --- | --- |"]
+    lines = ["| grid | jobs | time | of a processor | peak memory |", "| --- | --- | --- | --- | --- |"]
     for r in record["dag"]:
         times = f"{r['seconds']:.0f} s | {r['cpu_seconds']:.0f} s | {r['peak_mb']:,} MB"
         lines.append(f"| {r['cells']:,} cells, {r['what']} | {r['jobs']:,} | {times} |")

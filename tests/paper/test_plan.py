@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from paper import config, plan
+from paper.errors import PaperError
 
 ROOT = Path(__file__).parents[2]
 ITEMS = plan.ITEMS
@@ -261,3 +262,8 @@ def test_the_slice_of_an_item_has_all_that_its_table_is_made_of_and_no_other_ite
     part = plan.slice_of(SHIPPED, item)
     assert plan.sources(part, item) == plan.sources(SHIPPED, item)
     assert set(part["scales"]["preview"]) - {"networks"} == {item, *ITEMS[item].also}
+
+
+def test_a_run_that_nobody_asks_for_is_named():
+    with pytest.raises(PaperError, match=r"train/x: expected one of the \d+ runs that the configuration asks for"):
+        plan.runs(configuration())["train/x"]

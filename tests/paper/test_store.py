@@ -270,13 +270,13 @@ def test_any_flipped_bit_is_noticed(result):
     assert store.is_whole(result)
 
 
-def test_records_from_before_they_had_seals_are_taken(result):
+def test_a_record_without_its_seal_is_refused(result):
     path = result.with_suffix(".json")
     record = json.loads(path.read_text())
     assert len(record.pop("seal")) == 64
     path.write_text(json.dumps(record))
-    assert store.is_whole(result)
-    assert store.read_record(result) == record
+    with pytest.raises(PaperError, match="its seal is wrong or missing"):
+        store.read_record(result)
 
 
 def test_a_damaged_result_is_told_of_and_a_missing_one_is_not(result, capsys):

@@ -47,6 +47,10 @@ REMOTE = workflow.nodes is not None or workflow.remote_exec
 found = REMOTE or shutil.which("nvidia-smi") is not None
 GPU = int(config["device"] == "cuda" or (config["device"] == "auto" and found))
 
+# The executor for Slurm finds a sacct there that answers without an accounting database too.
+if workflow.nodes is not None:
+    os.environ["PATH"] = f"{workflow.basedir}/profiles/slurm/bin:{os.environ['PATH']}"
+
 # What a job is given on a cluster, by scale: threads beside a GPU, MB, minutes.
 THREADS, MEMORY, MINUTES = {
     "tiny": (1, 2000, 5),
