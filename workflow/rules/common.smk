@@ -49,7 +49,8 @@ GPU = int(config["device"] == "cuda" or (config["device"] == "auto" and found))
 
 # The executor for Slurm finds a sacct there that answers without an accounting database too.
 if workflow.nodes is not None:
-    os.environ["PATH"] = f"{workflow.basedir}/profiles/slurm/bin:{os.environ['PATH']}"
+    path = os.environ.get("PATH", os.defpath)
+    os.environ.update(PATH=f"{workflow.basedir}/profiles/slurm/bin:{path}")
 
 # What a job is given on a cluster, by scale: threads beside a GPU, MB, minutes.
 THREADS, MEMORY, MINUTES = {
