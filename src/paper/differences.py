@@ -16,7 +16,10 @@ DIFFERENCES = {
     "cifar_nv": (
         "BatchNorm stands after the third and the sixth convolution, which fits the parameters in Table 1; the text "
         "puts it after a fully connected layer that the network does not have. Pools are left as they are in diag(G), "
-        "as in the paper's code; counted exactly, u is another (`bcd` draws both). Training is in bfloat16 on a GPU."
+        "as in the paper's code; counted exactly, u is another (`bcd` draws both). Training is in bfloat16 on a GPU. "
+        "Curves in eval mode jump from epoch to epoch: what enters the second BatchNorm moves with every step by "
+        "several times its noise between batches, and the running statistics come late; in train mode the same "
+        "weights have a far smaller loss. Steps in float32 with torch's own layers do the same."
     ),
     "regimes": (
         "Biases are drawn like the weights, with one variance for all layers: without biases a common factor of all "

@@ -12,7 +12,9 @@ from torch.optim import Optimizer
 import pathcond
 from paper import models
 from paper.errors import PaperError
+from paper.train import layers
 from paper.train.backend import Backend, Run
+from paper.train.layers import fused
 from paper.train.sets import Sets
 from paper.train.start import sound, start
 
@@ -32,6 +34,14 @@ def optimisers(module: nn.Module, settings: Mapping[str, Any], lr: float) -> lis
         found: list[Optimizer] = [torch.optim.Muon(matrices, lr=lr, **options)] if matrices else []
         return [*found, torch.optim.Adam(others, lr=lr)] if others else found
     raise PaperError(f"optimiser: expected sgd, adam or muon, got {name!r}.")
+
+
+def convolutions(module: nn.Module) -> list[nn.Conv2d] | None:
+    """The convolutions of a network that is a chain of them, in order; None if it has other weights between them."""
+    between = (nn.BatchNorm2d, nn.ReLU, nn.MaxPool2d, nn.AdaptiveAvgPool2d, nn.Flatten)
+    parts = list(module) if isinstance(module, nn.Sequential) else [module]
+    chain = [part for part in parts if isinstance(part, nn.Conv2d) and part.groups == 1]
+    return chain if all(isinstance(part, between) or part in chain for part in parts) else None
 
 
 # Reductions over images and places are slow as compiled by default; trying out a few ways costs seconds, once.
@@ -57,7 +67,7 @@ class Alone(Backend):
             self.precision = "bfloat16 autocast"
         self.forward: Callable[[Tensor], Tensor] = self._compiled() if self.fast else self.module
         self.optimisers = optimisers(self.module, self.cell["optimiser"], self.cell["lr"])
-        self.enorm = self._enorm() if self.cell["rescaling"].get("enorm") else None
+        self.balance = self._balance() if self.cell["rescaling"].get("enorm") else None
 
     def save(self, run: int) -> dict[str, Any]:
         """State of the run, on the CPU."""
@@ -88,13 +98,23 @@ class Alone(Backend):
     def _compiled(self) -> Callable[[Tensor], Tensor]:
         from paper.train.quick import quicken  # needs Triton
 
-        plain = self.cell["optimiser"] == {"name": "sgd"}  # to which no gradient and a gradient of zero are the same
-        return torch.compile(quicken(self.module) if plain else self.module, options=_TUNED)
+        # Plain gradient descent takes no gradient and a gradient of zero for the same.
+        return torch.compile(quicken(self.module) if self._plain() else self.module, options=_TUNED)
 
-    def _enorm(self) -> pathcond.ENorm:
+    def _plain(self) -> bool:
+        """Whether it is gradient descent without memory."""
+        return bool(self.cell["optimiser"] == {"name": "sgd"})
+
+    def _balance(self) -> Callable[[], None]:
+        """One cycle of ENorm."""
+        chain = convolutions(self.module) if self.fast and self._plain() else None
+        if chain is not None:  # the same in few kernels
+            weights = [layer.weight.detach().permute(0, 2, 3, 1)[None] for layer in chain]
+            biases = [None if layer.bias is None else layer.bias.detach()[None, None] for layer in chain]
+            return lambda: fused(layers.balance, self.device)(weights, biases)
         x = models.example_input(self.cell["model"]).to(self.device)
         graph = pathcond.extract_graph(self.module, x, batchnorm="exclude", smooth=True)
-        return pathcond.ENorm(self.module, x, self._single(), last_layer=False, graph=graph)
+        return pathcond.ENorm(self.module, x, self._single(), last_layer=False, graph=graph).step
 
     def _rescale(self) -> None:
         """As `start.rescale`, and the optimiser's averages follow."""
@@ -126,8 +146,8 @@ class Alone(Backend):
         for optimiser in self.optimisers:
             optimiser.step()
             optimiser.zero_grad()
-        if self.enorm is not None:
-            self.enorm.step()
+        if self.balance is not None:
+            self.balance()
 
     def _outputs(self, images: Tensor) -> tuple[Tensor, Tensor]:
         x = self._inputs(images)

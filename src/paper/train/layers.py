@@ -127,31 +127,42 @@ def balance(weights: list[Tensor], biases: list[Tensor | None], row: Tensor | No
     out are the sums of their squares, layer after layer. Units with nothing on one side stay.
 
     Args:
-        weights: (R, n, m) of each layer.
+        weights: (R, n, m) of each layer, or (R, n, height, width, m) of convolutions.
         biases: (R, 1, n) of each layer, or None.
         row: factors (R, 1, n) of the first layer's rows; if given they are changed in place of that layer, by far the
             largest, which is then read but not written.
     """
     before: Tensor | None = None  # squares of the scales of the layer below
-    for layer in range(len(weights) - 2):
+    for layer, weight in enumerate(weights[:-2]):
         apart = row if layer == 0 else None
-        square = weights[layer].square()
-        entering = (square if before is None else square / before[:, None, :]).sum(2)
+        square = weight.square()
+        entering = (square if before is None else square / _of_inputs(before, weight)).flatten(2).sum(2)
         entering = entering if apart is None else entering * apart[:, 0].square()
-        ratio = weights[layer + 1].square().sum(1) / entering
+        above = weights[layer + 1]
+        ratio = above.square().sum(tuple(range(1, above.ndim - 1))) / entering
         scale = torch.where(torch.isfinite(ratio) & (ratio > 0), ratio, 1.0).sqrt()
         if apart is not None:
             apart.mul_(scale.sqrt()[:, None, :])
         elif before is None:
-            weights[layer].mul_(scale.sqrt()[:, :, None])
+            weight.mul_(_of_outputs(scale.sqrt(), weight))
         else:
-            weights[layer].mul_(scale.sqrt()[:, :, None] / before.sqrt()[:, None, :])
+            weight.mul_(_of_outputs(scale.sqrt(), weight) / _of_inputs(before.sqrt(), weight))
         bias = biases[layer]
         if bias is not None:
             bias.mul_(scale.sqrt()[:, None, :])
         before = scale
     if before is not None:
-        weights[len(weights) - 2].div_(before.sqrt()[:, None, :])
+        weights[-2].div_(_of_inputs(before.sqrt(), weights[-2]))
+
+
+def _of_inputs(scale: Tensor, weight: Tensor) -> Tensor:
+    """Numbers (R, m) of the units below, so that they multiply a weight."""
+    return scale.view(len(scale), *[1] * (weight.ndim - 2), -1)
+
+
+def _of_outputs(scale: Tensor, weight: Tensor) -> Tensor:
+    """Numbers (R, n) of a layer's own units, so that they multiply its weight."""
+    return scale.view(*scale.shape, *[1] * (weight.ndim - 2))
 
 
 def fetch(images: Tensor, index: Tensor, scale: Tensor, shift: Tensor) -> Tensor:

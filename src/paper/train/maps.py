@@ -40,35 +40,33 @@ def _pool(
     C: tl.constexpr, BLOCK: tl.constexpr, TRAIN: tl.constexpr,
 ):  # fmt: skip
     # Output pixels: the largest of a 3x3 window around (2i, 2j), normalised, then ReLU; which of its nine cells it was,
-    # and what stood there.
+    # and what stood there. Cells are compared before they are normalised, with the scale's sign.
     pixel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     there = pixel < pixels
     j = pixel % columns
     i = (pixel // columns) % rows
     n = pixel // (columns * rows)
     channel = tl.arange(0, C)[None, :]
-    m = tl.load(mean + channel)
     s = tl.load(scale + channel)
-    b = tl.load(beta + channel)
+    sign = tl.where(s < 0.0, -1.0, 1.0)
     best = tl.full((BLOCK, C), float("-inf"), tl.float32)
     where = tl.zeros((BLOCK, C), tl.int32)
-    found = tl.zeros((BLOCK, C), tl.float32)
     for cell in tl.static_range(9):
         h = 2 * i - 1 + cell // 3
         w = 2 * j - 1 + cell % 3
         inside = (there & (h >= 0) & (h < height) & (w >= 0) & (w < width))[:, None]
         at = ((n * height + h) * width + w)[:, None] * C + channel
-        raw = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
-        value = ((raw - m) * s + b).to(out.dtype.element_ty).to(tl.float32)
-        larger = inside & ((value > best) | (value != value))
-        best = tl.where(larger, value, best)
-        where = tl.where(larger, cell, where)
-        found = tl.where(larger, raw, found)
+        value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32) * sign
+        value = tl.where(inside, value, float("-inf"))
+        where = tl.where(value > best, cell, where)
+        best = tl.maximum(best, value, propagate_nan=tl.PropagateNan.ALL)
+    best *= sign
     at = pixel[:, None] * C + channel
-    tl.store(out + at, tl.where(best < 0.0, 0.0, best).to(out.dtype.element_ty), mask=there[:, None])
+    value = (best - tl.load(mean + channel)) * s + tl.load(beta + channel)
+    tl.store(out + at, tl.where(value < 0.0, 0.0, value).to(out.dtype.element_ty), mask=there[:, None])
     if TRAIN:
         tl.store(place + at, where.to(tl.int8), mask=there[:, None])
-        tl.store(chosen + at, found.to(chosen.dtype.element_ty), mask=there[:, None])
+        tl.store(chosen + at, best.to(chosen.dtype.element_ty), mask=there[:, None])
 
 
 @triton.jit
@@ -99,38 +97,51 @@ def _pool_sums(
 
 
 @triton.jit
+def _windows(grad, place, first, known, channel, C: tl.constexpr):
+    at = first[:, None] * C + channel
+    cell = tl.load(place + at, mask=known[:, None], other=-1).to(tl.int32)
+    return cell, tl.load(grad + at, mask=known[:, None], other=0.0).to(tl.float32)
+
+
+@triton.jit
 def _pool_back(
-    grad, place, x, mean, rstd, gamma, beta, total, product, result, pixels, height, width, rows, columns,
+    grad, place, x, mean, rstd, gamma, beta, total, product, result, pixels, inputs, height, width, rows, columns,
     C: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    # Input pixels: the gradients of the windows, at most four, whose largest cell each is, back through BatchNorm.
+    # Four input pixels for each output pixel (i, j), from (2i, 2j) on: the gradients of the windows whose largest cell
+    # each is, of (i, j) and those to the right and below, back through BatchNorm.
     pixel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     there = pixel < pixels
-    w = pixel % width
-    h = (pixel // width) % height
-    n = pixel // (width * height)
+    j = pixel % columns
+    i = (pixel // columns) % rows
+    n = pixel // (columns * rows)
     channel = tl.arange(0, C)[None, :]
     m = tl.load(mean + channel)
     r = tl.load(rstd + channel)
     s = r * tl.load(gamma + channel)
     b = tl.load(beta + channel)
-    value = tl.zeros((BLOCK, C), tl.float32)
+    level = s * tl.load(total + channel) / inputs
+    slope = s * r * tl.load(product + channel) / inputs
+    right = there & (j + 1 < columns)
+    down = there & (i + 1 < rows)
+    cell, own = _windows(grad, place, pixel, there, channel, C)
+    cell_right, of_right = _windows(grad, place, pixel + 1, right, channel, C)
+    cell_down, of_down = _windows(grad, place, pixel + columns, down, channel, C)
+    cell_both, of_both = _windows(grad, place, pixel + columns + 1, right & down, channel, C)
     for a in tl.static_range(2):
         for c in tl.static_range(2):
-            i = h // 2 + a
-            j = w // 2 + c
-            down = h - (2 * i - 1)
-            right = w - (2 * j - 1)
-            inside = (there & (i < rows) & (j < columns) & (down >= 0) & (right >= 0))[:, None]
-            at = ((n * rows + i) * columns + j)[:, None] * C + channel
-            cell = tl.load(place + at, mask=inside, other=-1).to(tl.int32)
-            one = tl.load(grad + at, mask=inside, other=0.0).to(tl.float32)
-            value += tl.where(cell == (down * 3 + right)[:, None], one, 0.0)
-    at = pixel[:, None] * C + channel
-    raw = tl.load(x + at, mask=there[:, None], other=0.0).to(tl.float32) - m
-    value = tl.where(raw * s + b > 0.0, value, 0.0)
-    back = s * (value - (tl.load(total + channel) + raw * r * tl.load(product + channel)) / pixels)
-    tl.store(result + at, back.to(result.dtype.element_ty), mask=there[:, None])
+            value = tl.where(cell == 4 + 3 * a + c, own, 0.0)
+            if c == 1:
+                value += tl.where(cell_right == 3 + 3 * a, of_right, 0.0)
+            if a == 1:
+                value += tl.where(cell_down == 1 + c, of_down, 0.0)
+            if a + c == 2:
+                value += tl.where(cell_both == 0, of_both, 0.0)
+            known = (there & (2 * i + a < height) & (2 * j + c < width))[:, None]
+            at = ((n * height + 2 * i + a) * width + 2 * j + c)[:, None] * C + channel
+            raw = tl.load(x + at, mask=known, other=0.0).to(tl.float32) - m
+            back = s * tl.where(raw * s + b > 0.0, value, 0.0) - (level + raw * slope)
+            tl.store(result + at, back.to(result.dtype.element_ty), mask=known)
 
 
 @triton.jit
@@ -212,7 +223,7 @@ def pool(x: Tensor, mean: Tensor, scale: Tensor, beta: Tensor) -> tuple[Tensor, 
     out, chosen, place = (_map(x, *sizes[3:], dtype) for dtype in (None, None, torch.int8))
     block = max(1, ENTRIES // 2 // c)
     launch = _on(_pool, triton.cdiv(sizes[0], block))
-    launch(x, mean, scale, beta, out, place, chosen, *sizes, C=c, BLOCK=block, TRAIN=True)
+    launch(x, mean, scale, beta, out, place, chosen, *sizes, C=c, BLOCK=block, TRAIN=True, num_warps=8)
     return out, place, chosen
 
 
@@ -222,7 +233,7 @@ def pool_eval(x: Tensor, mean: Tensor, scale: Tensor, beta: Tensor) -> Tensor:
     x, c, sizes = _last(x), x.shape[1], _halved(x)
     out, block = _map(x, *sizes[3:]), max(1, ENTRIES // 2 // c)
     launch = _on(_pool, triton.cdiv(sizes[0], block))
-    launch(x, mean, scale, beta, out, out, out, *sizes, C=c, BLOCK=block, TRAIN=False)
+    launch(x, mean, scale, beta, out, out, out, *sizes, C=c, BLOCK=block, TRAIN=False, num_warps=8)
     return out
 
 
@@ -244,11 +255,11 @@ def pool_back(
     product: Tensor,
 ) -> Tensor:  # fmt: skip
     """From the gradient of the pooled map to that of x, given both sums."""
-    n, c, height, width = x.shape
-    result, pixels, block = _map(x, height, width), n * height * width, max(1, ENTRIES // 2 // c)
+    (n, c, height, width), (pixels, *sizes) = x.shape, _halved(x)
+    result, block = _map(x, height, width), max(1, ENTRIES // 4 // c)
     launch = _on(_pool_back, triton.cdiv(pixels, block))
     held = (mean, rstd, gamma, beta, total, product)
-    launch(_last(grad), _last(place), _last(x), *held, result, pixels, *_halved(x)[1:], C=c, BLOCK=block)
+    launch(_last(grad), _last(place), _last(x), *held, result, pixels, n * height * width, *sizes, C=c, BLOCK=block)
     return result
 
 

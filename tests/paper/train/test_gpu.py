@@ -1,13 +1,9 @@
-"""On a GPU: curves near those of a CPU, graphs that change nothing, and the kernels' values."""
-
-import copy
+"""On a GPU: curves near those of a CPU, and graphs that change nothing."""
 
 import pytest
 import torch
-from torch import nn
 
 from paper import data, store
-from paper.train import layers
 from paper.train.alone import Alone
 from paper.train.backend import Run
 from paper.train.loop import Options, TimeUp, result_path, train
@@ -15,8 +11,6 @@ from paper.train.together import Together
 from tests.paper.train.plain import CPU, cell, curves, random_sets
 
 pytest.importorskip("triton", reason="the kernels are written in Triton")
-from paper.train import stacked  # noqa: E402
-from paper.train.quick import quicken  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,
@@ -196,92 +190,3 @@ def test_cells_stopped_and_moved_from_cpu_to_gpu_are_whole(tmp_path):
     record = store.read_record(result_path(tmp_path / "gpu", cells[-1]))
     assert record["precision"] == "float32 with TF32 products"
     assert record["cuda"]
-
-
-# ---- kernels
-
-
-@pytest.fixture
-def float32_products():
-    """No TF32."""
-    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
-    yield
-    torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
-
-
-BLOCKS = {
-    "bias": lambda: [nn.Conv2d(3, 320, 3, padding=1), nn.ReLU()],
-    "norm": lambda: [nn.Conv2d(8, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)],
-    "norm without bias": lambda: [
-        nn.Conv2d(8, 128, 3, padding=1, bias=False), nn.BatchNorm2d(128), nn.ReLU(), nn.MaxPool2d(3, 2, 1),
-    ],
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", BLOCKS)
-@pytest.mark.parametrize(
-    ("size", "compiled"), [((4, 8, 8), False), ((3, 7, 5), False), ((1, 3, 3), False), ((64, 32, 32), True)]
-)
-@pytest.mark.usefixtures("float32_products")
-def test_quick_layers_are_the_layers(name, size, compiled):
-    """Outputs, gradients, running statistics, in training and after it."""
-    torch.manual_seed(0)
-    plain = nn.Sequential(*BLOCKS[name]()).to(CUDA)
-    for layer in plain:
-        if isinstance(layer, nn.BatchNorm2d):
-            nn.init.uniform_(layer.weight, -1, 1)
-            nn.init.normal_(layer.bias)
-            layer.running_mean.normal_()
-    own = copy.deepcopy(plain)
-    fast = quicken(own)
-    assert len(fast) == 1
-    fast = torch.compile(fast, dynamic=False) if compiled else fast
-    n, height, width = size
-    x = torch.randn(n, plain[0].in_channels, height, width, device=CUDA).contiguous(memory_format=torch.channels_last)
-    found, expected = fast(x), plain(x)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-    grad = torch.randn_like(expected)
-    found.backward(grad)
-    expected.backward(grad)
-    names = [k for k, _ in plain.named_parameters() if not (k == "0.bias" and len(plain) == 4)]
-    for key in names:
-        mine, other = own.get_parameter(key).grad, plain.get_parameter(key).grad
-        torch.testing.assert_close(mine, other, rtol=1e-3, atol=1e-3 * float(other.abs().max()), msg=key)
-    for key, buffer in plain.named_buffers():
-        if not key.endswith("num_batches_tracked"):
-            torch.testing.assert_close(own.get_buffer(key), buffer, rtol=1e-4, atol=1e-5, msg=key)
-    for net in (own, plain, fast):
-        net.eval()
-    with torch.no_grad():
-        torch.testing.assert_close(fast(x), plain(x), rtol=1e-4, atol=1e-4)
-
-
-def test_quick_layers_let_nan_through():
-    torch.manual_seed(0)
-    net = quicken(nn.Sequential(*BLOCKS["norm"]()).to(CUDA))
-    x = torch.randn(2, 8, 6, 6, device=CUDA)
-    x[0, 0, 3, 3] = float("nan")
-    assert net(x).isnan().all()
-    assert net.eval()(x).isnan().any()
-
-
-@pytest.mark.parametrize("kind", ["relu", "gelu", "silu"])
-@pytest.mark.parametrize("apart", [False, True])
-@pytest.mark.parametrize("examples", [128, 80, 2])
-def test_ways_back_through_a_layer(kind, apart, examples):
-    torch.manual_seed(0)
-    shape, held = (3, examples, 70), (3, 1, 70)
-    grad, z, *norm = (torch.randn(s, device=CUDA) for s in (shape, shape, held, held, held, held))
-    row = torch.rand(held, device=CUDA) + 0.5 if apart else None
-    _, saved = layers.norm_forward(z, [t.clone() for t in norm], kind, row)
-    mine, other = ([t.clone() for t in norm] for _ in range(2))
-    found = stacked.norm_backward(grad, saved, mine, kind, row)
-    expected = layers.norm_backward(grad, saved, other, kind, row)
-    torch.testing.assert_close([found, *mine], [expected, *other], rtol=1e-4, atol=1e-4)
-    for bias in (norm[0], None):
-        mine, other = (None if bias is None else bias.clone() for _ in range(2))
-        found = stacked.plain_backward(grad, z, mine, kind, row)
-        torch.testing.assert_close(found, layers.plain_backward(grad, z, other, kind, row), rtol=1e-4, atol=1e-4)
-        if bias is not None:
-            torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-4)

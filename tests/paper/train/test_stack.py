@@ -9,6 +9,7 @@ from torch import nn
 import pathcond
 from paper import models
 from paper.train import layers
+from paper.train.alone import convolutions
 from paper.train.stack import Shape, Stack
 from paper.train.start import start
 from tests.paper.train.plain import AUTOENCODER, BARE, CPU, METHODS, MLP, assert_same, balance_units, cell, take_step
@@ -138,6 +139,29 @@ def test_one_hidden_layer_has_nothing_to_balance():
     found = copy.deepcopy(module)
     stack.write_to(0, found)
     assert_same(found, module, 0, 0)
+
+
+@pytest.mark.parametrize("norm", ["blocks", "last"])
+def test_convolutions_are_balanced_too(norm):
+    model = {"kind": "cifar_nv", "width": 0.1, "image": 8, "bn": norm}
+    module = models.make(model, 0).double().to(memory_format=torch.channels_last)
+    chain, twin = convolutions(module), copy.deepcopy(module)
+    began = chain[0].weight.clone()
+    weights = [layer.weight.detach().permute(0, 2, 3, 1)[None] for layer in chain]
+    layers.balance(weights, [layer.bias.detach()[None, None] for layer in chain])
+    x = models.example_input(model).double()
+    graph = pathcond.extract_graph(twin, x, batchnorm="exclude", smooth=True)
+    pathcond.ENorm(twin, x, last_layer=False, graph=graph).step()
+    assert_same(module, twin)
+    assert not torch.allclose(chain[0].weight, began)
+
+
+def test_only_chains_of_convolutions_are_taken_for_such():
+    conv = nn.Conv2d(4, 4, 1)
+    assert convolutions(nn.Sequential(conv, nn.ReLU())) == [conv]
+    for other in (nn.Linear(4, 4), nn.Conv2d(4, 4, 1, groups=2), nn.PReLU(), models.BlockC(4, 4, 1)):
+        assert convolutions(nn.Sequential(conv, other)) is None
+    assert convolutions(models.BlockC(4, 4, 1)) is None
 
 
 @pytest.mark.parametrize("name", ["batchnorm relu", "bare gelu", "autoencoder silu"])

@@ -1,0 +1,53 @@
+"""The kernels where there is no GPU: their values in Triton's interpreter, and that they compile for a GPU."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+triton = pytest.importorskip("triton", reason="the kernels are written in Triton")
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.compiler import ASTSource  # noqa: E402
+
+from paper.train import maps, stacked  # noqa: E402
+from pathcond.cuda_kernel import update_units  # noqa: E402
+from tests.paper.train import test_kernels  # noqa: E402
+
+
+def test_values_in_the_interpreter():
+    """In a process of its own: a kernel is made for the interpreter or for a GPU when it is defined."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", test_kernels.__file__]
+    done = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    assert " passed" in done.stdout
+    assert " skipped" not in done.stdout
+
+
+MAPS = {"x": "*bf16", "out": "*bf16", "grad": "*bf16", "chosen": "*bf16", "result": "*bf16", "place": "*i8"}
+NUMBERS = ("pixels", "inputs", "height", "width", "rows", "columns", "channels", "examples", "units", "n")
+SOLVER = dict.fromkeys(("into_ptr", "out_ptr", "up_ptr", "down_ptr", "state_ptr", "setting_ptr"), "*fp64")
+LAYER = {"EXAMPLES": 128, "UNITS": 32, "KIND": 1}
+COMPILED = {
+    "sums": (maps._sums, MAPS, {"C": 128, "BLOCK": 32, "STEPS": 4}),
+    "pool": (maps._pool, MAPS, {"C": 128, "BLOCK": 16, "TRAIN": True}),
+    "pool of one": (maps._pool, MAPS, {"C": 256, "BLOCK": 1, "TRAIN": False}),
+    "pool_sums": (maps._pool_sums, MAPS, {"C": 128, "BLOCK": 32, "STEPS": 2}),
+    "pool_back": (maps._pool_back, MAPS, {"C": 128, "BLOCK": 8}),
+    "relu": (maps._relu, MAPS, {"TILE": 64, "BLOCK": 64}),
+    "relu_back": (maps._relu_back, MAPS, {"TILE": 64, "BLOCK": 64, "STEPS": 2}),
+    "norm": (stacked._norm, {}, {**LAYER, "APART": True}),
+    "plain": (stacked._plain, {}, {**LAYER, "APART": False, "BIAS": True}),
+    "solver": (update_units, SOLVER, {"BLOCK": 512}),
+}
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_kernels_compile_for_a_gpu(name):
+    """For a chip of the Hopper kind, without one: what the interpreter lets pass may not compile."""
+    kernel, types, constants = COMPILED[name]
+    kinds = {**dict.fromkeys(kernel.arg_names, "*fp32"), **dict.fromkeys(NUMBERS, "i32"), **types}
+    signature = {a: "constexpr" if a in constants else kinds[a] for a in kernel.arg_names}
+    values = {(kernel.arg_names.index(key),): value for key, value in constants.items()}
+    made = triton.compile(ASTSource(kernel, signature, values), target=GPUTarget("cuda", 90, 32))
+    assert made.asm["cubin"]
