@@ -13,7 +13,7 @@ SNAKEMAKE = $(VENV)/bin/snakemake --cores $(CORES)
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help env figures paper-figures report specs verify docs test test-slurm test-faults chaos lint format zoo bench clean
+.PHONY: help env figures paper-figures report specs verify docs test test-gpu test-slurm test-faults chaos lint format zoo bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -50,8 +50,11 @@ specs: env ## settings of all runs as JSON, for a machine without Snakemake: res
 
 # One thread for each test process: the processes share the cores.
 test: export OMP_NUM_THREADS := 1
-test: lint ## lint, check types, run the tests (without the zoo and GPU tests)
+test: lint ## lint, check types, run the tests (but those that have a target of their own)
 	$(PY) -m pytest $(PYTEST_FLAGS) -m "not zoo and not gpu and not slurm and not faults"
+
+test-gpu: env ## run the tests that need a GPU (skipped where there is none)
+	$(PY) -m pytest $(PYTEST_FLAGS) -m gpu
 
 # The executor is looked for here too: in the environment it would slow every start of Snakemake.
 test-slurm: export PYTHONPATH := $(CURDIR)/build/slurm
@@ -63,7 +66,7 @@ test-faults: export OMP_NUM_THREADS := 1
 test-faults: env ## kill Snakemake and jobs, fill disks, damage files: the same command must finish with the same bytes
 	$(PY) -m pytest $(PYTEST_FLAGS) -m faults tests/faults
 
-chaos: env ## kill at random, N rounds, and compare bytes with an undisturbed run (N=20, SEED=)
+chaos: env ## kill at random over the tiny scale, N rounds, and compare bytes with an undisturbed run (N=20, SEED=)
 	$(PY) -m tests.faults.chaos --rounds $(or $(N),20) $(if $(SEED),--seed $(SEED))
 
 lint: env ## check style and types
@@ -80,8 +83,9 @@ format: env ## apply the style
 zoo: env ## rescale the whole model zoo and print its table
 	$(PY) -m tests.zoo $(if $(TABLE),--table $(TABLE))
 
-bench: env ## time the rescaling against the literal algorithm
+bench: env ## time the rescaling against the literal algorithm, and the training engine
 	$(PY) benchmarks/rescale.py $(BENCH_FLAGS)
+	$(PY) benchmarks/train.py
 
 clean: ## remove the environment, caches and build outputs
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis

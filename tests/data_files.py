@@ -36,7 +36,13 @@ def small_arrays(name: str) -> Arrays:
 def identity_of(name: str, arrays: Arrays, archive: bytes = b"") -> Identity:
     known = {key: Array(array.shape, digest(array)) for key, array in arrays.items()}
     package = Package(f"small-{name}", "1.0.0", hashlib.sha256(archive).hexdigest(), len(archive))
-    return replace(DATASETS[name], arrays=known, package=package)
+    return replace(DATASETS[name], arrays=known, package=package, published={})
+
+
+def publish(monkeypatch, name: str, folder: Path) -> None:
+    """Makes the digests of the files in a folder the published ones."""
+    known = {path.name: hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest() for path in folder.iterdir()}
+    monkeypatch.setitem(DATASETS, name, replace(DATASETS[name], published=known))
 
 
 def with_archive(identity: Identity, archive: bytes) -> Identity:

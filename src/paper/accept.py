@@ -1,4 +1,4 @@
-"""What the workflow finds when it starts: another one at work in its folder, results that are there, damaged ones."""
+"""What the workflow finds when it starts: another one at work in its folder, results that are there, damaged files."""
 
 import fcntl
 import os
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TextIO
 
-from paper import cli, store
+from paper import cli, sidecar, store
 from paper.errors import PaperError
 
 _KEPT: list[TextIO] = []  # a lock ends when its file is closed
@@ -79,3 +79,24 @@ def accepted(
         for key in whole:  # its job was killed when it had only that left to do
             (checkpoints / scale / f"{key}.pt").unlink(missing_ok=True)
     return whole
+
+
+def check_data(path: Path, mend: bool) -> None:
+    """Tell of a damaged data file and, to be made again, delete it; one that is not there is fine.
+
+    Args:
+        path: the file.
+        mend: whether to delete; a dry run only tells.
+
+    Raises:
+        PaperError: a damaged file cannot be deleted.
+    """
+    if not path.exists() or (reason := sidecar.damage(path)) is None:
+        return
+    cli.say(reason.replace(sidecar.WAY_OUT, "It is deleted and made again.") if mend else reason)
+    if mend:
+        try:
+            path.unlink(missing_ok=True)
+            sidecar.record_of(path).unlink(missing_ok=True)
+        except OSError as error:
+            raise PaperError(f"{path}: damaged, and cannot be deleted ({error.strerror}). Delete it.") from error

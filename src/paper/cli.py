@@ -1,5 +1,6 @@
 """What the command-line programs share: errors without a traceback, and the record of a run."""
 
+import argparse
 import json
 import os
 import re
@@ -22,9 +23,27 @@ def run(main: Callable[[], None]) -> None:
     except PaperError as error:
         say(f"error: {error}")
         sys.exit(USER_ERROR)
+    except ValueError as error:
+        library = sys.modules.get("pathcond")  # not imported here: it takes seconds
+        if library is None or not isinstance(error, library.PathCondError):
+            raise
+        say(f"error: {error}")
+        sys.exit(USER_ERROR)
     except KeyboardInterrupt:
         say("\nstopped; the same command goes on")
         sys.exit(INTERRUPTED)
+
+
+def add_threads(parser: argparse.ArgumentParser) -> None:
+    """Add the option for the number of threads on a CPU."""
+
+    def positive(text: str) -> int:
+        if int(text) < 1:
+            raise argparse.ArgumentTypeError(f"expected 1 or more, got {text}")
+        return int(text)
+
+    words = "on a CPU (default: OMP_NUM_THREADS, else 1); the same number gives the same bytes"
+    parser.add_argument("--threads", type=positive, metavar="N", help=words)
 
 
 def say(text: str) -> None:

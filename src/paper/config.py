@@ -11,6 +11,9 @@ from typing import Any
 import yaml
 from jsonschema import Draft202012Validator, ValidationError, validators
 
+from paper import fit
+from paper.blocks import NETWORKS
+from paper.cells import cells_of
 from paper.errors import PaperError
 
 Json = Any
@@ -167,12 +170,6 @@ _REASONS = {
     "pattern": "expected a name that matches LIMIT",
 }
 
-_NETWORK_KEYS = {
-    "mlp": {"inputs", "hidden", "outputs"},
-    "cifar_nv": {"width", "image"},
-    "resnet18_c": {"width", "image"},
-}
-
 
 def _sound(config: Json, wrong: set[tuple]) -> Iterator[tuple[str, dict[str, Json]]]:
     """The blocks of each scale that the schema finds right; `wrong` has the paths of those it does not."""
@@ -185,46 +182,45 @@ def _sound(config: Json, wrong: set[tuple]) -> Iterator[tuple[str, dict[str, Jso
 def _cross_check(where: str, blocks: dict[str, Json]) -> Iterator[str]:
     """What ties keys of a scale together."""
     networks = blocks.get("networks", {})
-    for name, network in networks.items():
-        got, need = set(network) - {"kind"}, _NETWORK_KEYS[network["kind"]]
-        if got != need:
-            has, came = ", ".join(sorted(need)), ", ".join(sorted(got)) or "nothing"
-            yield f"{where}.networks.{name}: a {network['kind']} has {has}; got {came}."
+    yield from _cross_check_networks(f"{where}.networks", networks)
     for item in [item for item in ("bcd", "timing") if {item, "networks"} <= set(blocks)]:
         for name in blocks[item]["networks"]:
             if name not in networks:
                 yield f"{where}.{item}.networks: no network {name!r}; {where}.networks has {', '.join(networks)}."
-    for name, case in blocks.get("theory", {}).get("cases", {}).items():
-        if ("a" in case) == ("variances" in case):
-            yield f"{where}.theory.cases.{name}: expected either a or variances."
-        elif "variances" in case and len(case["variances"]) != len(case["widths"]) - 1:
-            got, need = len(case["variances"]), len(case["widths"]) - 1
-            yield f"{where}.theory.cases.{name}.variances: expected {need}, one a layer, got {got}."
-    regimes = blocks.get("regimes")
-    if regimes and regimes["neurons"] < regimes["hidden_layers"]:
-        yield f"{where}.regimes.neurons: expected at least one a layer ({regimes['hidden_layers']})."
+            elif item == "timing" and _keys(networks[name]) == _needed(networks[name]):
+                for key, text in fit.of_timed(networks[name], blocks["timing"]):
+                    yield f"{where}.{'timing' if key == 'batch' else f'networks.{name}'}.{key}: {text}"
+    for item, block in blocks.items():
+        yield from (f"{where}.{item}.{key}: {text}" for key, text in fit.of_item(item, block))
     for item, grid in [*blocks.items(), *((f"controls.{name}", g) for name, g in blocks.get("controls", {}).items())]:
         if isinstance(grid, dict) and "optimiser" in grid:
             yield from _cross_check_grid(f"{where}.{item}", grid)
 
 
-# Train and test images a data set has.
-_IMAGES = {"cifar10": (50_000, 10_000), "mnist": (60_000, 10_000), "generated": (640, 160)}
+def _cross_check_networks(where: str, networks: dict[str, Json]) -> Iterator[str]:
+    for name, network in networks.items():
+        got, need = _keys(network), _needed(network)
+        if got != need:
+            has, came = ", ".join(sorted(need)), ", ".join(sorted(got)) or "nothing"
+            yield f"{where}.{name}: a {network['kind']} has {has}; got {came}."
+
+
+def _keys(network: dict[str, Json]) -> set[str]:
+    return set(network) - {"kind"}
+
+
+def _needed(network: dict[str, Json]) -> set[str]:
+    return set(NETWORKS[network["kind"]].needed) - {"kind"}
 
 
 def _cross_check_grid(where: str, grid: dict[str, Json]) -> Iterator[str]:
-    """What ties keys of a trained item together."""
-    train, test = _IMAGES[grid["dataset"]]
-    for name, asked, there in (
-        ("images + validation", grid["images"] + grid["validation"], train),
-        ("test_images", grid["test_images"], test),
-    ):
-        if asked > there:
-            yield f"{where}.{name}: {grid['dataset']} has {there}, got {asked}."
+    """What ties keys of a trained item together; its cells are held against the rules for specs."""
+    cells = cells_of("", {**grid, "lrs": grid["lrs"][:1]}, "tiny")
+    found = [mistake for cell in cells for mistake in fit.of_spec(cell)]
+    for key, text in dict.fromkeys(found):
+        yield f"{where}.{'compressions' if key == 'model.compression' else key}: {text}"
     if "shown" in grid and grid["shown"] not in grid["hidden_layers"]:
         yield f"{where}.shown: expected one of hidden_layers {grid['hidden_layers']}, got {grid['shown']}."
     for longer in grid.get("longer", ()):
         if longer["lr"] not in grid["lrs"]:
             yield f"{where}.longer: expected learning rates of lrs {grid['lrs']}, got {longer['lr']}."
-    if grid["images"] % grid["batch"] == 1:
-        yield f"{where}.batch: {grid['images']} images leave a last batch of one, which BatchNorm cannot take."

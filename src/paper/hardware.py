@@ -1,5 +1,6 @@
-"""What a measurement ran on, in words and as a record; nothing that names a host, a path or a user."""
+"""What a measurement runs on, in words and as a record; nothing that names a host, a path or a user."""
 
+import os
 import platform
 from importlib import metadata
 from typing import Any
@@ -9,11 +10,19 @@ import torch
 from paper.errors import PaperError
 
 
-def choose(name: str) -> torch.device:
-    """The device a name stands for; `auto` is a GPU if there is one."""
+def choose(name: str, threads: int | None = None) -> torch.device:
+    """The device a name stands for; `auto` is a GPU if there is one.
+
+    A CPU computes with the threads given, or as many as OMP_NUM_THREADS says (Snakemake sets it), or one: another
+    number rounds sums differently, so results would depend on the machine.
+    """
     if name == "cuda" and not torch.cuda.is_available():
         raise PaperError("device: expected a CUDA device, torch sees none. Use --device cpu (config: device: cpu).")
-    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+    if name != "cpu" and torch.cuda.is_available():
+        return torch.device("cuda")
+    said = os.environ.get("OMP_NUM_THREADS", "")
+    torch.set_num_threads(threads or (int(said) if said.isdecimal() and int(said) else 1))
+    return torch.device("cpu")
 
 
 def describe(device: torch.device) -> str:

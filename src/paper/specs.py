@@ -2,13 +2,11 @@
 
 import argparse
 import json
-import math
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from paper import cells, cli, store
+from paper import cells, cli, fit, store
+from paper.blocks import SETTINGS
 from paper.errors import PaperError
 from paper.plan import ITEMS, Spec, key, runs
 
@@ -48,7 +46,7 @@ def _of_stage(texts: list[str], stage: str) -> Iterator[Spec]:
         for spec in content if isinstance(content, list) else [content]:
             try:
                 wanted = spec["stage"] == stage and key(spec) != ""
-            except (KeyError, TypeError, ValueError, AttributeError) as error:
+            except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
                 raise PaperError(
                     f"{text[:60]}: expected specs as `make specs` writes them, got {spec!r:.200}."
                 ) from error
@@ -57,47 +55,17 @@ def _of_stage(texts: list[str], stage: str) -> Iterator[Spec]:
                 yield spec
 
 
-def _is_count(value: Any, least: int = 1) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
-
-
-def _are_seeds(value: Any) -> bool:
-    return isinstance(value, list) and all(_is_count(seed, 0) for seed in value) and 0 < len(value) == len(set(value))
-
-
-# A run's name is a path, so what it is made of may not lead elsewhere.
-_NAMES = {"measure": ("scale", "item", "part"), "train": ("scale", "task", "network", "method")}
-_NEEDED = {"measure": {"scale", "settings"}, "train": {"scale"}}  # to begin with
-_WANTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "task": ("classify or rebuild", lambda v: v in ("classify", "rebuild")),
-    "lr": ("a positive number", lambda v: type(v) in (int, float) and 0 < v < math.inf),
-    "seeds": ("whole numbers, each once", _are_seeds),
-    **dict.fromkeys(("epochs", "images", "test_images", "batch"), ("a whole number above 0", _is_count)),
-    "validation": ("a whole number", lambda v: _is_count(v, 0)),
-    **dict.fromkeys(("model", "rescaling", "optimiser", "settings"), ("an object", lambda v: isinstance(v, dict))),
-}
-
-
 def _check(spec: Spec) -> None:
-    """Refuse a spec that was not written by the plan: one that leads out of its folder, or of other code."""
-    wanted = dict.fromkeys(_NAMES[spec["stage"]], ("a name such as mlp_2x16", _is_name)) | _WANTED
-    for name, (what, right) in wanted.items():
-        if name in spec.keys() | _NEEDED[spec["stage"]] and not right(spec.get(name)):
-            raise PaperError(
-                f"{name} of a run: expected {what}, got {spec.get(name)!r:.60}. `make specs` writes whole specs."
-            )
-    if spec["stage"] == "measure" and (spec["item"] not in ITEMS or ITEMS[spec["item"]].trained):
-        known = ", ".join(name for name, item in ITEMS.items() if not item.trained)
-        raise PaperError(f"item: expected one of {known}, got {spec['item']!r}.")
+    """Refuse what the plan does not write: specs of other code, that lead out of their folder, or that cannot work."""
+    if spec["stage"] == "measure" and spec["item"] not in list(SETTINGS):
+        raise PaperError(f"item: expected one of {', '.join(SETTINGS)}, got {spec['item']!r:.60}.")
     version = cells.VERSION if spec["stage"] == "train" else ITEMS[spec["item"]].version
     if spec.get("version") != version:
         raise PaperError(
             f"{key(spec)}: expected version {version} of this code, got {spec.get('version')}. Write the specs again."
         )
-
-
-def _is_name(value: Any) -> bool:
-    return isinstance(value, str) and re.fullmatch(r"[a-z0-9][a-z0-9_]*", value) is not None
+    for where, text in fit.of_spec(spec):
+        raise PaperError(f"{key(spec):.120}: {where}{': ' * bool(where)}{text} `make specs` writes whole specs.")
 
 
 def main() -> None:

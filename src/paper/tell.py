@@ -16,7 +16,7 @@ from typing import Any
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from paper import cli, config, store
+from paper import cli, config, speeds, store
 from paper.claims.rules import NOT_REPRODUCED, NOT_RUN, PARTLY, REPRODUCED, markdown
 from paper.differences import DIFFERENCES
 from paper.errors import PaperError
@@ -117,15 +117,20 @@ class Teller:
     def speed(self) -> str:
         """Times of the rescaling, from the records of benchmarks/rescale.py."""
         records = self.root / "benchmarks/records"
-        return _speed(*(store.read_json(records / f"rescale_{d}.json") for d in ("cpu", "cuda")))
+        return speeds.rescaling(*(store.read_json(records / f"rescale_{d}.json") for d in ("cpu", "cuda")))
 
     def dag(self) -> str:
         """Snakemake's time and memory by the number of jobs, from the record of benchmarks/scaling.py."""
-        return _dag(store.read_json(self.root / "benchmarks/records/scaling_cpu.json"))
+        return speeds.jobs(store.read_json(self.root / "benchmarks/records/scaling_cpu.json"))
 
     def solver(self) -> str:
         """The rescaling's time and memory by the number of parameters, from the same record."""
-        return _solver(store.read_json(self.root / "benchmarks/records/scaling_cpu.json"))
+        return speeds.models(store.read_json(self.root / "benchmarks/records/scaling_cpu.json"))
+
+    def training(self) -> str:
+        """Times of the training engine, from the records of benchmarks/train.py."""
+        records = self.root / "benchmarks/records"
+        return speeds.training(*(store.read_json(records / f"train_{d}.json") for d in ("cuda", "cpu")))
 
 
 # Markers by page.
@@ -133,7 +138,7 @@ PAGES: dict[str, tuple[str, ...]] = {
     "README.md": ("figures", "items", "claims"),
     "docs/library.md": ("zoo", "speed"),
     "docs/reproduction.md": ("summary", "cost", "reproduced"),
-    "docs/scaling.md": ("dag", "solver"),
+    "docs/scaling.md": ("training", "dag", "solver"),
 }
 
 
@@ -219,48 +224,6 @@ def _times(records: Mapping[str, Record]) -> str:
 
 def _duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.1f} min"
-
-
-def _speed(cpu: Mapping[str, Any], gpu: Mapping[str, Any]) -> str:
-    """Times of the paper's three networks, on the CPU against the literal algorithm and on a GPU by step."""
-    lines = [f"CPU ({cpu['hardware']}), everything included:", ""]
-    lines += ["| network | parameters | units | ours | literal | ratio |", "| --- | --- | --- | --- | --- | --- |"]
-    for r in cpu["nets"]:
-        lines.append(
-            f"| {r['net']} | {r['parameters']:,} | {r['units']:,} | {1000 * r['everything']:.0f} ms "
-            f"| {r['literal']:.1f} s | {r['speed_up']:.0f} |"
-        )
-    lines += ["", f"GPU ({gpu['hardware']}), after warm-up:", ""]
-    lines += ["| network | graph, once | diag(G) | solve | apply | sum |", "| --- | --- | --- | --- | --- | --- |"]
-    for r in gpu["nets"]:
-        steps = " | ".join(f"{1000 * r[k]:.1f} ms" for k in ("graph", "diag_g", "solve", "apply", "after_graph"))
-        lines.append(f"| {r['net']} | {steps} |")
-    return "\n".join(lines)
-
-
-def _dag(record: Mapping[str, Any]) -> str:
-    lines = ["| grid | jobs | time | of a processor | peak memory |", "| --- | --- | --- | --- | --- |"]
-    for r in record["dag"]:
-        times = f"{r['seconds']:.0f} s | {r['cpu_seconds']:.0f} s | {r['peak_mb']:,} MB"
-        lines.append(f"| {r['cells']:,} cells, {r['what']} | {r['jobs']:,} | {times} |")
-    first, last = record["dag"][0], max(record["dag"], key=lambda r: r["jobs"])
-    more = last["jobs"] - first["jobs"]
-    seconds, megabytes = ((last[name] - first[name]) / more for name in ("cpu_seconds", "peak_mb"))
-    each = f"Each job more takes {1000 * seconds:.1f} ms and {1000 * megabytes:.0f} kB"
-    lines += ["", f"{each}, so 100,000 should take {1e5 * seconds / 60:.0f} minutes and {100 * megabytes:.1f} GB."]
-    return "\n".join([*lines, f"Snakemake {record['snakemake']}, {record['hardware']}."])
-
-
-def _solver(record: Mapping[str, Any]) -> str:
-    heads = ("parameters", "units", "time", "of a processor", "weights", "peak memory", "above the start, in weights")
-    lines = [f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
-    for r in record["solver"]:
-        more = (r["peak_mb"] - r["begun_mb"]) / max(1, r["weights_mb"])
-        size = f"{r['weights_mb']:,} MB | {r['peak_mb']:,} MB | {more:.1f}"
-        lines.append(
-            f"| {r['parameters']:.2g} | {r['units']:,} | {r['seconds']:.1f} s | {r['cpu_seconds']:.1f} s | {size} |"
-        )
-    return "\n".join([*lines, "", f"torch {record['torch']}, {record['hardware']}, float32."])
 
 
 def main() -> None:

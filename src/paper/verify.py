@@ -224,7 +224,7 @@ def main() -> None:
     given = parser.parse_args()
     if given.count < 1 or (given.epochs or 0) < 0:
         raise PaperError(f"expected --count of 1 or more and --epochs of 0 or more, got {given.count}, {given.epochs}.")
-    chosen, device = config.chosen(given), hardware.choose(given.device)
+    chosen, device = config.chosen(given), hardware.choose(given.device, torch.get_num_threads())
     specs = [spec for name, spec in runs(chosen).items() if given.match in name]
     there = [spec for spec in specs if store.is_there(result_path(given.results, spec))]
     pool = [spec for spec in there if comparable(spec, device)]

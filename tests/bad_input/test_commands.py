@@ -8,13 +8,15 @@ from pathlib import Path
 import pytest
 
 from paper import plan
-from tests.paper.train.plain import CONV, MLP, cell
+from tests.paper.train.plain import AUTOENCODER, CONV, MLP, cell
 
 ROOT = Path(__file__).parents[2]
 CELL = cell({**MLP, "inputs": 192}, "pathcond")  # as it should be
 TOY = {
     "stage": "measure", "scale": "tiny", "item": "toy", "part": "all", "version": plan.ITEMS["toy"].version,
-    "settings": {"draws": 5, "lr": 0.02, "seeds": [0]},
+    "settings": {
+        "draws": 5, "lr": 0.02, "steps": 3, "every": 1, "starts": [[1, 1, 1]], "slower_start": [2, 1, 1], "seeds": [0],
+    },
 }  # fmt: skip
 FILES = {
     "half.json": "[", "numbers.json": "[1, 2]", "text.json": '"text"', "null.json": "null", "binary.json": "\0\1",
@@ -23,7 +25,7 @@ FILES = {
 
 
 CONFIG, SCHEMA = ROOT / "config.yaml", ROOT / "workflow/schemas/config.schema.yaml"
-MODEL = CELL["model"]
+MODEL, HOW = CELL["model"], CELL["rescaling"]
 OUT = ["--output", "made"]
 JUDGE = ["--scale", "tiny", *OUT]
 JOIN = [*OUT, "--table", "made.md"]
@@ -41,6 +43,28 @@ def train(says, *words, **changes):
 
 def measure(says, **changes):
     return "measure", [changed(TOY, **changes)], says
+
+
+def model(says, dataset="generated", **changes):
+    given = {name: value for name, value in {**MODEL, **changes}.items() if value is not ...}
+    return train(says, model=given, dataset=dataset)
+
+
+def rebuild(says, task="rebuild", **changes):
+    return train(says, task=task, model={**AUTOENCODER, "inputs": 192, **changes})
+
+
+def optimiser(says, how=None, **settings):
+    return train(says, optimiser=settings, rescaling=how or HOW)
+
+
+def rescaling(says, how):
+    return train(says, rescaling=how)
+
+
+def setting(says, **changes):
+    given = {name: value for name, value in {**TOY["settings"], **changes}.items() if value is not ...}
+    return measure(says, settings=given)
 
 
 def aggregate(says, item, **blocks):
@@ -67,45 +91,74 @@ SPECS = {
     "a limit that is no number": train("invalid seconds value: 'soon'", "--time-limit", "soon"),
     "a limit in the past": train("--time-limit: expected a number of seconds, got -1", "--time-limit=-1"),
     "checkpoints at no time": train("--save-every: expected a number of seconds, got nan", "--save-every", "nan"),
-    "a scale that leads elsewhere": train("scale of a run: expected a name", scale="../up"),
-    "a method that leads elsewhere": train("method of a run: expected a name", method="/up/x"),
-    "an item that leads elsewhere": measure("item of a run: expected a name", item="../toy"),
-    "a part that is a number": measure("part of a run: expected a name", part=3),
+    "a scale that leads elsewhere": train("scale: expected a name", scale="../up"),
+    "a method that leads elsewhere": train("method: expected a name", method="/up/x"),
+    "an item that leads elsewhere": measure("item: expected one of toy, criteria", item="../toy"),
+    "a part that is a number": measure("part: expected a name", part=3),
     "specs of older code": train("of this code, got 0. Write the specs again.", version=0),
     "a measurement of older code": measure("of this code, got None.", version=...),
 }
 TRAINING = {
-    "a negative learning rate": train("lr of a run: expected a positive number, got -0.1", lr=-0.1),
+    "a negative learning rate": train("lr: expected a positive number, got -0.1", lr=-0.1),
     "a learning rate of NaN": train("expected a positive number, got nan", lr=float("nan")),
     "a learning rate in words": train(NOT_SPECS, lr="fast"),
-    "a seed twice": train("seeds of a run: expected whole numbers, each once, got [1, 1]", seeds=[1, 1]),
+    "a learning rate without end": train(NOT_SPECS, lr=10**400),
+    "a seed twice": train("seeds: expected whole numbers, each once, got [1, 1]", seeds=[1, 1]),
     "no seeds": train("expected whole numbers, each once, got []", seeds=[]),
     "seeds that are text": train("expected whole numbers, each once, got ['0']", seeds=["0"]),
-    "no epochs": train("epochs of a run: expected a whole number above 0, got 0", epochs=0),
+    "no epochs": train("epochs: expected a whole number above 0, got 0", epochs=0),
     "half an epoch": train("expected a whole number above 0, got 0.5", epochs=0.5),
-    "a batch of none": train("batch of a run: expected a whole number above 0, got 0", batch=0),
-    "an unknown task": train("task of a run: expected classify or rebuild, got 'guess'", task="guess"),
+    "a batch of none": train("batch: expected a whole number above 0, got 0", batch=0),
+    "an unknown task": train("task: expected one of classify, rebuild, got 'guess'", task="guess"),
     "a setting left out": train("expected batch, got none. `make specs` writes whole specs.", batch=...),
-    "a model in words": train("model of a run: expected an object, got 'mlp'", model="mlp"),
+    "a setting too many": train("expected keys among stage, scale", speed=1),
+    "a model in words": train("model: expected an object, got 'mlp'", model="mlp"),
     "an unknown kind of model": train("expected one of mlp, cifar_nv", model={"kind": "vit"}),
-    "an unknown key of a model": train("of kind mlp: expected inputs", model={**MODEL, "wdth": 3}),
+    "an unknown key of a model": train("bias of mlp, got wdth.", model={**MODEL, "wdth": 3}),
     "an unknown activation": train("one of relu, gelu, silu, got 'tanh'", model={**MODEL, "activation": "tanh"}),
-    "an unknown optimiser": train("expected sgd, adam or muon, got 'lion'", optimiser={"name": "lion"}),
+    "widths in words": model("hidden: expected a list of whole numbers above 0, got 'wide'", hidden="wide"),
+    "a width below zero": model("hidden: expected a list of whole numbers above 0, got [-3]", hidden=[-3]),
+    "no hidden layers": model("hidden: expected a list of whole numbers above 0, got []", hidden=[]),
+    "fewer outputs than classes": model("outputs: expected 10, the classes of generated, got 5", outputs=5),
+    "a key of a model left out": model("expected outputs, got none", outputs=...),
+    "no compression": rebuild("compression: expected a whole number above 0, got 0", compression=0),
+    "a layer of no units": rebuild("model.compression: expected at most 13, which leaves", compression=14),
+    "an autoencoder that classifies": rebuild("task: expected rebuild for a network of kind auto", task="classify"),
+    "an unknown optimiser": optimiser("name: expected one of sgd, adam, muon, got 'lion'", name="lion"),
+    "an optimiser without a name": optimiser("name: expected one of sgd, adam, muon, got None"),
+    "an unknown key of an optimiser": optimiser("weight_decay of sgd, got speed.", name="sgd", speed=1),
+    "momentum in words": optimiser("momentum: expected a number from 0 to below 1", name="sgd", momentum="much"),
+    "momentum of Adam": optimiser("keys among name, weight_decay of adam, got mom", name="adam", momentum=0.9),
+    "Muon with ENorm": optimiser("name: expected sgd or adam with enorm", {"enorm": True}, name="muon"),
+    "Muon with teleports": optimiser("sgd or adam with teleport", {**HOW, "teleport": 2}, name="muon"),
+    "half a rescaling": rescaling("expected part, batchnorm, solver, sweeps, pooling, got none", {"rescale": True}),
+    "no rescaling": rescaling("expected enorm, got none", {}),
+    "an unknown solver": rescaling("solver: expected one of sweeps, optimum, got 'x'", {**HOW, "solver": "x"}),
+    "an unknown part of the scales": rescaling("part: expected one of both, rows, columns", {**HOW, "part": "x"}),
+    "a part of every teleport": rescaling("both with teleport, got rows", {**HOW, "part": "rows", "teleport": 2}),
+    "a data set that is a number": train("dataset: expected one of cifar10, mnist, generated, got 3", dataset=3),
     "an unknown data set": train("expected one of cifar10, mnist, generated, got 'imagenet'", dataset="imagenet"),
-    "a data set that is not there": train("Make it with `python -m paper.data mnist`", dataset="mnist"),
+    "a data set that is not there": model("Make it with `python -m paper.data mnist`", "mnist", inputs=196),
     "more images than there are": train("expected at most 640 of generated, got 9999", images=9999),
-    "images of another size": train("expected 50 numbers of each, got images of", model={**MODEL, "inputs": 50}),
-    "larger images than there are": train("`image` to a smaller square", model={**CONV, "image": 64}),
-    "an image by itself": train("leave one image by itself, of which BatchNorm has", images=33),
+    "images of another size": model("inputs: expected 3 x s x s, where s is at most 8, the", inputs=50),
+    "larger images than there are": train(
+        "image: expected at most 8, the side of the images", model={**CONV, "image": 64}
+    ),
+    "grey images for colours": train("expected mlp or autoencoder for the grey", model=CONV, dataset="mnist"),
+    "an image by itself": train("batch: 33 images leave a last batch of one, which BatchNorm cannot", images=33),
     "results in the way": train("cannot write file: file is no folder that may be written", "--results", "file"),
 }
 MEASURING = {
-    "an unknown item": measure("item: expected one of toy, regimes", item="tow"),
-    "an item that is trained": measure("item: expected one of toy, regimes", item="cifar_nv"),
-    "settings in words": measure("settings of a run: expected an object, got 'all'", settings="all"),
-    "no settings": measure("settings of a run: expected an object, got None", settings=...),
-    "no scale": measure("scale of a run: expected a name such as", scale=...),
-    "a setting left out": measure("settings: expected starts, got none."),
+    "an unknown item": measure("item: expected one of toy, criteria", item="tow"),
+    "an item that is trained": measure("item: expected one of toy, criteria", item="cifar_nv"),
+    "settings in words": measure("settings: expected an object, got 'all'", settings="all"),
+    "no settings": measure("expected settings, got none", settings=...),
+    "no scale": measure("expected scale, got none", scale=...),
+    "a setting left out": setting("settings: expected starts, got none.", starts=...),
+    "a setting too many": setting("settings: expected keys among draws", batch=3),
+    "a setting in words": setting("settings.draws: expected a whole number above 0, got 'many'", draws="many"),
+    "half a start": setting("settings.starts: expected lists of three numbers, each once", starts=[[1, 2]]),
+    "a start without slope": setting("slower_start: expected u, v, w with u > 0", slower_start=[0, 1, 1]),
 }
 TABLES = {
     "an unknown item": aggregate("invalid choice: 'tow'", "tow"),

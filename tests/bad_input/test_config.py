@@ -43,8 +43,13 @@ VALUES = {
     "unknown device": ("device", "gpu", "device: expected one of auto, cpu, cuda, got 'gpu'"),
     "unknown scale": ("scale", "papr", "scale: expected one of paper, preview, tiny, got 'papr'; did you mean"),
     "unknown network": ("scales.tiny.bcd.networks", ["vgg"], "bcd.networks: no network 'vgg'; scales.tiny.networks"),
-    "too many images": ("scales.tiny.cifar_nv.images", 9999, "cifar_nv.images + validation: generated has 640, got"),
+    "too many images": ("scales.tiny.cifar_nv.images", 9999, "images and validation: expected at most 640 of"),
     "an image by itself": ("scales.tiny.mlp_depth.images", 33, "33 images leave a last batch of one"),
+    "momentum of Adam": ("scales.tiny.mlp_depth.optimiser", {"name": "adam", "momentum": 0}, "of adam, got momentum."),
+    "Muon with ENorm": ("scales.tiny.cifar_nv.optimiser.name", "muon", "expected sgd or adam with enorm, got muon"),
+    "too few outputs": ("scales.tiny.mlp_depth.model.outputs", 5, "mlp_depth.model.outputs: expected 10, the classes"),
+    "too large images": ("scales.tiny.cifar_nv.model.image", 64, "cifar_nv.model.image: expected at most 8, the side"),
+    "a layer of no units": ("scales.tiny.autoencoder.compressions", [40], "compressions: expected at most 13, which"),
     "a depth that is not there": ("scales.tiny.mlp_depth.shown", 7, "mlp_depth.shown: expected one of hidden_layers"),
 }
 # Bytes of a file that is no configuration, and what the message says.

@@ -1,8 +1,9 @@
-"""Random kills over a small part of the tiny scale: python -m tests.faults.chaos --rounds N --seed S.
+"""Random kills over the tiny scale: python -m tests.faults.chaos --rounds N --seed S.
 
-A round starts Snakemake from nothing, kills it, one of its jobs or the whole process group at random moments, starts
-the same command again each time, and lets the last one finish. It survives if what it made has the bytes of an
-undisturbed run and nothing else is left. A round is repeated by its own seed.
+A round takes a few items at random, or now and then the whole scale. It starts Snakemake from nothing, kills it, one of
+its jobs or the whole process group at random moments, starts the same command again each time, and lets the last one
+finish. It survives if what it made has the bytes of an undisturbed run and nothing else is left. A round is repeated by
+its own seed.
 """
 
 import argparse
@@ -14,13 +15,34 @@ import tempfile
 import time
 from pathlib import Path
 
+from paper.plan import ITEMS
 from tests.faults.small import Small, jobs_of, kill, wait_until_gone
+from tests.workflow.tree import Tree
 
 VICTIMS = ("snakemake", "job", "group")
-MOST_KILLS = 2
+MOST_KILLS, MOST_ITEMS = 2, 3
+WHOLE = 0.2  # share of the rounds that take the whole scale
+TIMED = ("timing", "claims.", "/pages/", "report")  # in the names of files that hold times
+STEADY = sorted(item for item in ITEMS if "timing" not in item)
 
 
-def disturb(tree: Small, chance: random.Random, seconds: float) -> tuple[str, int]:
+class Scale(Small):
+    """The tiny scale, or some of its items."""
+
+    targets = ()
+
+    @classmethod
+    def fresh(cls, folder: Path) -> "Scale":
+        """The sources alone."""
+        return cls(Tree.fresh(folder).folder)
+
+    def steady(self) -> dict[str, bytes]:
+        """What was made; of files that hold times the names alone."""
+        found = self.content()
+        return {name: b"" if any(part in name for part in TIMED) else content for name, content in found.items()}
+
+
+def disturb(tree: Scale, chance: random.Random, seconds: float) -> tuple[str, int]:
     """Start Snakemake and kill something at a random moment; gives what was killed when, and Snakemake's group."""
     victim, delay = chance.choice(VICTIMS), chance.uniform(0.1, seconds)
     pick, started = chance.random(), time.monotonic()
@@ -46,7 +68,7 @@ def disturb(tree: Small, chance: random.Random, seconds: float) -> tuple[str, in
     return f"{'nothing to kill' if ended else what} at {when:.1f} s", snakemake.pid
 
 
-def survive(tree: Small, expected: dict[str, bytes], chance: random.Random, seconds: float) -> tuple[str, str]:
+def survive(tree: Scale, expected: dict[str, bytes], chance: random.Random, seconds: float) -> tuple[str, str]:
     """One round; gives what was done, and what is wrong at the end, if anything."""
     told, groups = [], []
     for number in range(chance.randint(1, MOST_KILLS)):
@@ -59,30 +81,35 @@ def survive(tree: Small, expected: dict[str, bytes], chance: random.Random, seco
     return ", ".join(told), wrong(tree, expected, done)
 
 
-def wrong(tree: Small, expected: dict[str, bytes], done: subprocess.CompletedProcess[str]) -> str:
+def wrong(tree: Scale, expected: dict[str, bytes], done: subprocess.CompletedProcess[str]) -> str:
     """What is not as it should be after a round."""
     if done.returncode:
         return f"the same command failed:\n{done.stdout[-4000:]}"
     if found := tree.leftovers():
         return f"left behind: {', '.join(found)}"
-    made = tree.content()
-    odd = [name for name in sorted({*made, *expected}) if made.get(name) != expected.get(name)]
+    made = tree.steady()
+    odd = [name for name, content in made.items() if content != expected.get(name)]
+    wanted = [f"figures/tiny/{item}.pdf" for item in tree.targets] if tree.targets else list(expected)
+    odd += [name for name in wanted if name not in made]
     return f"not the bytes of an undisturbed run: {', '.join(odd)}" if odd else ""
 
 
 def run(rounds: int, seed: int, folder: Path) -> int:
     """All rounds, told line by line; gives how many survived."""
-    undisturbed = Small.fresh(folder / "undisturbed")
+    undisturbed = Scale.fresh(folder / "undisturbed")
     started = time.monotonic()
     undisturbed.finish()
-    seconds, expected, survived = time.monotonic() - started, undisturbed.content(), 0
+    seconds, expected, survived = time.monotonic() - started, undisturbed.steady(), 0
     say(f"undisturbed: {len(expected)} files in {seconds:.1f} s")
     for number in range(seed, seed + rounds):
+        chance = random.Random(number)
         tree = undisturbed.sources(folder / str(number))
+        if chance.random() >= WHOLE:
+            tree.targets = tuple(chance.sample(STEADY, MOST_ITEMS))
         started = time.monotonic()
-        told, fault = survive(tree, expected, random.Random(number), seconds)
-        taken = time.monotonic() - started
-        say(f"seed {number}: {told}: {fault or 'survived'} ({taken:.1f} s)")
+        told, fault = survive(tree, expected, chance, seconds if not tree.targets else seconds / 3)
+        taken, what = time.monotonic() - started, ", ".join(tree.targets) or "the whole scale"
+        say(f"seed {number} ({what}): {told}: {fault or 'survived'} ({taken:.1f} s)")
         if fault:
             say(f"  the tree is in {tree.folder}; again: python -m tests.faults.chaos --rounds 1 --seed {number}")
         else:

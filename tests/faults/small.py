@@ -7,6 +7,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Self
 
 from tests.workflow.tree import PARTS, Tree
 
@@ -19,6 +20,8 @@ SETTINGS = {"hidden_layers": "[2]", "methods": "[baseline, pathcond]", "epochs":
 class Small(Tree):
     """A copy of the workflow in which the tiny scale trains two cells only."""
 
+    targets: tuple[str, ...] = TARGETS
+
     @classmethod
     def fresh(cls, folder: Path) -> "Small":
         """The sources alone."""
@@ -27,17 +30,17 @@ class Small(Tree):
             tree.set("tiny", "mlp_depth", key, value)
         return tree
 
-    def sources(self, folder: Path) -> "Small":
+    def sources(self, folder: Path) -> Self:
         """The sources of this tree, compiled ones too, without what they made."""
         folder.mkdir(parents=True)
         subprocess.run(["/bin/cp", "-a", *PARTS, str(folder)], cwd=self.folder, check=True)
-        return Small(folder)
+        return type(self)(folder)
 
-    def copy(self, folder: Path) -> "Small":
-        return Small(super().copy(folder).folder)
+    def copy(self, folder: Path) -> Self:
+        return type(self)(super().copy(folder).folder)
 
     def command(self, *arguments: str, scale: str = "tiny", **settings: object) -> list[str]:
-        return super().command(*(arguments or TARGETS), scale=scale, **settings)
+        return super().command(*(arguments or self.targets), scale=scale, **settings)
 
     def begin(self) -> subprocess.Popen[str]:
         """Start Snakemake, as the leader of a process group that its jobs belong to."""

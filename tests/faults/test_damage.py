@@ -9,7 +9,7 @@ import pytest
 
 from paper import config, plan, store
 from tests.faults.harm import cut, flip
-from tests.faults.small import Small, kill
+from tests.faults.small import TARGETS, Small, kill
 from tests.faults.test_kills import finish_and_compare, wait_for_checkpoint
 
 pytestmark = pytest.mark.faults
@@ -32,18 +32,39 @@ def test_a_damaged_run_table_and_record_are_made_again(finished: Small, undistur
     assert "rule measure:" in said
 
 
-def test_a_damaged_data_file_is_named(finished: Small, undisturbed: Small):
+@pytest.mark.parametrize("damage", [flip, cut])
+def test_a_damaged_data_file_is_made_again(finished: Small, undisturbed: Small, damage: Callable[[Path], None]):
     path = finished.folder / "results/data/generated.pt"
-    flip(path)
+    damage(path)
+    damaged = path.read_bytes()
+    for words in (["--lint"], []):  # nothing that reads it is planned
+        assert finished.snakemake(*words).returncode == 0
+        assert path.read_bytes() == damaged
     for result in finished.files("results/tiny/train/**/*.*"):
         result.unlink()
-    done = finished.snakemake()
+    told = finished.snakemake("-n", "mlp_depth", "toy")
+    assert told.returncode == 0
+    assert "results/data/generated.pt: expected the sha256" in told.stdout
+    assert path.read_bytes() == damaged  # a dry run tells, no more
+    said = finish_and_compare(finished, undisturbed)
+    assert "results/data/generated.pt: expected the sha256" in said
+    assert said.count("It is deleted and made again.") == 1
+    assert "rule data:" in said
+
+
+def test_a_data_file_damaged_while_jobs_run_is_named_and_made_again_by_the_next(finished: Small, undisturbed: Small):
+    """The jobs that read it fail, none trains on it."""
+    path = finished.folder / "results/data/generated.pt"
+    for result in finished.files("results/tiny/train/**/*.*"):
+        result.unlink()
+    finished.edit("workflow/rules/train.smk", '"python -m', '"truncate -s 999 {input.data}; python -m')
+    done = finished.snakemake("--keep-going", *TARGETS)
     assert done.returncode == 1
-    assert "error: generated" in done.stdout
-    assert "results/data/generated.pt" in done.stdout
-    assert "Delete the file and run again." in done.stdout
+    assert "error: results/data/generated.pt: expected the sha256" in done.stdout
+    assert "Delete the file and run again. Snakemake does so by itself when it starts" in done.stdout
+    assert path.stat().st_size == 999
     assert finished.files("results/tiny/train/**/*.*") == []
-    path.unlink()
+    finished.edit("workflow/rules/train.smk", "truncate -s 999 {input.data}; ", "")
     finish_and_compare(finished, undisturbed)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from paper import accept, plan, store
+from paper import accept, data, plan, store
 from paper.errors import PaperError
 from tests.faults.harm import ROOT, cut, flip
 
@@ -85,6 +85,59 @@ def test_half_a_result_is_due(results, capsys):
         (results / f"{key}{suffix}").unlink()
     assert find(results, True) == set()
     assert capsys.readouterr().err == ""
+
+
+DAMAGE = {
+    "flipped": (flip, "expected the sha256"),
+    "cut": (cut, "expected the sha256"),
+    "not recorded": (
+        lambda path: path.with_suffix(".json").unlink(),
+        "expected its sha256 in the record generated.json",
+    ),
+    "recorded without": (lambda path: path.with_suffix(".json").write_text("{}"), "expected its sha256 in the record"),
+    "a damaged record": (lambda path: cut(path.with_suffix(".json")), "its record generated.json cannot be read"),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_damaged_data_are_deleted_to_be_made_again(kind, tmp_path, capsys):
+    damage, says = DAMAGE[kind]
+    path = tmp_path / "generated.pt"
+    data.prepare("generated", path, say=lambda _: None)
+    whole = path.read_bytes()
+    damage(path)
+    before = files(tmp_path)
+    accept.check_data(path, False)
+    said = capsys.readouterr().err
+    assert said.startswith(f"{path}: {says}")
+    assert said.endswith(". Delete the file and run again.\n")
+    assert files(tmp_path) == before
+    accept.check_data(path, True)
+    assert capsys.readouterr().err == said.replace("Delete the file and run again.", "It is deleted and made again.")
+    assert files(tmp_path) == set()
+    data.prepare("generated", path, say=lambda _: None)
+    assert path.read_bytes() == whole
+
+
+def test_data_that_are_whole_or_missing_are_left(tmp_path, capsys):
+    path = tmp_path / "generated.pt"
+    accept.check_data(path, True)
+    data.prepare("generated", path, say=lambda _: None)
+    accept.check_data(path, True)
+    assert files(tmp_path) == {"generated.pt", "generated.json"}
+    assert capsys.readouterr().err == ""
+
+
+def test_damaged_data_that_cannot_be_deleted_are_an_error(tmp_path):
+    (tmp_path / "generated.pt").mkdir()
+    with pytest.raises(PaperError, match=r"generated\.pt: damaged, and cannot be deleted \(Is a directory\)"):
+        accept.check_data(tmp_path / "generated.pt", True)
+
+
+def test_the_workflow_starts_without_torch():
+    code = "import sys, paper.accept; sys.exit('torch' in sys.modules or 'pandas' in sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    assert subprocess.run([sys.executable, "-c", code], env=environment).returncode == 0
 
 
 def test_only_one_is_at_work_and_a_killed_one_is_not(tmp_path):

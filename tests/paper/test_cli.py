@@ -7,11 +7,13 @@ import pytest
 
 from paper import cli
 from paper.errors import PaperError
+from pathcond import PathCondError
 
 
-def test_an_error_to_act_on_is_one_message_and_status_two(capsys):
+@pytest.mark.parametrize("error", [PaperError, PathCondError])
+def test_an_error_to_act_on_is_one_message_and_status_two(error, capsys):
     def main():
-        raise PaperError("expected this, got that.")
+        raise error("expected this, got that.")
 
     with pytest.raises(SystemExit) as caught:
         cli.run(main)
@@ -19,11 +21,12 @@ def test_an_error_to_act_on_is_one_message_and_status_two(capsys):
     assert capsys.readouterr() == ("", "error: expected this, got that.\n")
 
 
-def test_a_bug_keeps_its_traceback():
+@pytest.mark.parametrize("bug", [ZeroDivisionError, ValueError])
+def test_a_bug_keeps_its_traceback(bug):
     def main():
-        raise ZeroDivisionError
+        raise bug
 
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(bug):
         cli.run(main)
 
 

@@ -3,6 +3,7 @@
 import copy
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -29,7 +30,7 @@ def changed(*changes):
     config = copy.deepcopy(SHIPPED)
     for path, value in changes:
         *parents, last = path.split(".")
-        block = config
+        block: Any = config
         for name in parents:
             block = block[int(name) if isinstance(block, list) else name]
         if value is ABSENT:

@@ -1,5 +1,6 @@
 """Preparing and loading data sets: generated data, the cache, damage, concurrency, the command line."""
 
+import hashlib
 import io
 import json
 import os
@@ -68,7 +69,7 @@ def test_generated_can_be_learned():
 def test_generated_is_not_cached(tmp_path, cache):
     prepare("generated", tmp_path / "out" / "g.pt", say=quiet)
     assert not cache.exists()
-    assert leftovers(tmp_path / "out") == {"g.pt"}
+    assert leftovers(tmp_path / "out") == {"g.pt", "g.json"}
 
 
 @pytest.mark.parametrize("name", ["cifar10", "mnist"])
@@ -79,14 +80,14 @@ def test_second_time_comes_from_the_cache(name, tmp_path, directory, cache):
     assert second == first | {"source": "the cache"}
     assert equal(load(tmp_path / "out" / "2.pt", name), small_arrays(name))
     assert os.path.samefile(cache / f"{name}.pt", tmp_path / "out" / "2.pt")
-    assert leftovers(cache) == {f"{name}.pt"}
+    assert leftovers(cache) == {f"{name}.pt", f"{name}.json"}
 
 
 def test_preparing_over_its_own_output(tmp_path, directory, cache):
     for _ in range(2):
         prepare("mnist", tmp_path / "out" / "mnist.pt", directory, quiet)
         prepare("mnist", cache / "mnist.pt", directory, quiet)
-    assert leftovers(tmp_path / "out") == leftovers(cache) == {"mnist.pt"}
+    assert leftovers(tmp_path / "out") == leftovers(cache) == {"mnist.pt", "mnist.json"}
 
 
 def test_the_file_is_the_same_whatever_made_it(tmp_path, directory, cache):
@@ -137,11 +138,16 @@ DAMAGE = {
 }
 
 
+@pytest.mark.parametrize("recorded", [True, False])
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_damage_is_seen_and_a_damaged_cache_made_anew(damage, tmp_path, directory, cache):
+def test_damage_is_seen_and_a_damaged_cache_made_anew(damage, recorded, tmp_path, directory, cache):
     prepare("mnist", tmp_path / "mnist.pt", directory, quiet)
     DAMAGE[damage](cache / "mnist.pt")
-    with pytest.raises(PaperError, match=r"mnist.*cache/mnist\.pt.*Delete the file and run again"):
+    if not recorded:  # as in a cache from before there were records
+        (cache / "mnist.json").unlink()
+    with pytest.raises(
+        PaperError, match=r"cache/mnist\.pt.*Delete the file and run again.*`python -m paper.data mnist`"
+    ):
         load(cache / "mnist.pt", "mnist")
     lines = []
     prepare("mnist", tmp_path / "mnist.pt", directory, lines.append)
@@ -153,11 +159,32 @@ def test_other_bytes_name_array_and_both_digests(tmp_path, directory):
     path = tmp_path / "mnist.pt"
     prepare("mnist", path, directory, quiet)
     other_bytes(path)
+    path.with_suffix(".json").unlink()
     found = digest(torch.load(path, weights_only=True)["train_images"].numpy())
     with pytest.raises(PaperError) as raised:
         load(path, "mnist")
     expected = DATASETS["mnist"].arrays["train_images"].sha256
     assert all(part in str(raised.value) for part in ("train_images", str(path), expected, found))
+
+
+@pytest.mark.parametrize("damage", [flip, lambda path: os.truncate(path, 100)])
+def test_a_file_is_compared_with_its_record_before_it_is_decoded(damage, tmp_path, monkeypatch):
+    path = tmp_path / "g.pt"
+    expected = prepare("generated", path, say=quiet)["sha256"]
+    assert expected == hashlib.sha256(path.read_bytes()).hexdigest()
+    damage(path)
+    monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("decoded"))
+    with pytest.raises(PaperError) as raised:
+        load(path, "generated")
+    found = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert f"{path}: expected the sha256 {expected} of its record, got {found}. Delete the file" in str(raised.value)
+
+
+def test_a_record_that_cannot_be_read_is_named(tmp_path):
+    prepare("generated", tmp_path / "g.pt", say=quiet)
+    (tmp_path / "g.json").write_text("{")
+    with pytest.raises(PaperError, match=r"g\.pt: its record g\.json cannot be read .*Delete the file and run again"):
+        load(tmp_path / "g.pt", "generated")
 
 
 def test_load_without_file_or_with_unknown_name(tmp_path):
@@ -183,7 +210,7 @@ def test_many_at_once_fetch_once(tmp_path, directory):
         thread.join()
     assert not errors
     assert sum("trying" in line for line in lines) == 1
-    assert leftovers(tmp_path / "out") == {"0.pt", "1.pt"}
+    assert leftovers(tmp_path / "out") == {"0.pt", "0.json", "1.pt", "1.json"}
     assert equal(load(tmp_path / "out" / "0.pt", "cifar10"), small_arrays("cifar10"))
 
 
@@ -193,7 +220,7 @@ def test_what_a_killed_run_left_is_removed(tmp_path, directory, cache):
     leave_half(cache / "mnist.pt")
     (cache / "cifar10.abc.tmp").mkdir()
     prepare("mnist", tmp_path / "mnist.pt", directory, quiet)
-    assert {path.name for path in cache.iterdir()} - LOCKS == {"mnist.pt", "cifar10.abc.tmp"}
+    assert {path.name for path in cache.iterdir()} - LOCKS == {"mnist.pt", "mnist.json", "cifar10.abc.tmp"}
 
 
 def test_command_line(tmp_path, directory, capsys):

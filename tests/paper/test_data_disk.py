@@ -12,6 +12,7 @@ import pytest
 from paper.data import DATASETS, load, prepare, sources
 from paper.data.disk import place, write
 from paper.errors import PaperError
+from paper.sidecar import recorded
 from tests.data_files import fake_npm, identity_of, quiet, small_arrays, write_mnist
 
 
@@ -56,11 +57,12 @@ def test_a_failing_write_leaves_nothing(step, code, reason, tmp_path, directory,
 
 
 def test_a_failed_write_keeps_the_old_file(tmp_path, monkeypatch):
-    write(tmp_path / "a", b"old", "")
+    write(tmp_path / "a", b"old", {"sha256": "1"}, "")
     monkeypatch.setattr(os, "fsync", fail(errno.ENOSPC))
     with pytest.raises(PaperError):
-        write(tmp_path / "a", b"new", "")
+        write(tmp_path / "a", b"new", {"sha256": "2"}, "")
     assert (tmp_path / "a").read_bytes() == b"old"
+    assert recorded(tmp_path / "a") == "1"
 
 
 def test_a_copy_where_links_do_not_reach(tmp_path, directory, monkeypatch):
@@ -70,8 +72,8 @@ def test_a_copy_where_links_do_not_reach(tmp_path, directory, monkeypatch):
     assert not os.path.samefile(tmp_path / "out" / "mnist.pt", tmp_path / "cache" / "mnist.pt")
     monkeypatch.setattr(os, "fsync", fail(errno.ENOSPC))
     with pytest.raises(PaperError, match="the disk is full"):
-        place(tmp_path / "cache" / "mnist.pt", tmp_path / "out" / "again.pt", "")
-    assert files(tmp_path / "out") == ["mnist.pt"]
+        place(tmp_path / "cache" / "mnist.pt", tmp_path / "out" / "again.pt", {}, "")
+    assert sorted(files(tmp_path / "out")) == ["mnist.json", "mnist.pt"]
 
 
 @pytest.mark.parametrize("place_of", ["cache", "output"])

@@ -3,6 +3,7 @@
 import shutil
 import tarfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -47,7 +48,7 @@ def test_npm_by_stand_in(name, tmp_path):
     words = (tmp_path / "bin" / "calls").read_text().split()
     assert words[:3] == ["pack", f"small-{name}@1.0.0", "--ignore-scripts"]
     assert words[-1].startswith(f"--cache={tmp_path}/cache/{name}.")
-    assert {path.name for path in (tmp_path / "cache").iterdir()} - LOCKS == {f"{name}.pt"}
+    assert {path.name for path in (tmp_path / "cache").iterdir()} - LOCKS == {f"{name}.pt", f"{name}.json"}
 
 
 def test_without_any_source_the_error_lists_them(tmp_path):
@@ -196,4 +197,5 @@ def test_real_data(name, tmp_path, monkeypatch):
         np.testing.assert_allclose(scaled.std(1), [0.24703223, 0.24348513, 0.26158784], atol=1e-7)
     monkeypatch.setenv("PATHCOND_DATA", str(tmp_path / "second"))
     write_layout(name, tmp_path / "mine", arrays)
+    monkeypatch.setitem(DATASETS, name, replace(DATASETS[name], published={}))  # the pixels, in files of our own
     assert prepare(name, tmp_path / "2.pt", tmp_path / "mine")["source"] == f"the directory {tmp_path}/mine"

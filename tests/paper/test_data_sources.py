@@ -1,12 +1,16 @@
 """Where data come from: a user's folder and the official archives; and what is refused."""
 
+import hashlib
 import os
 import pickle
 import socket
 import time
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+from torchvision import datasets
 
 from paper.data import DATASETS, sources, watch
 from paper.data.identity import digest
@@ -15,6 +19,7 @@ from tests.data_files import (
     got,
     isolate,
     package_files,
+    publish,
     python2_pickle,
     quiet,
     refused,
@@ -25,6 +30,7 @@ from tests.data_files import (
     write_layout,
     write_mnist,
 )
+from tests.faults.harm import flip
 
 NAMES = ("cifar10", "mnist")
 
@@ -125,6 +131,59 @@ def test_a_broken_gzip_is_an_error(tmp_path):
     folder = write_mnist(tmp_path / "mine", small_arrays("mnist"), gzipped=True)
     os.truncate(folder / "train-images-idx3-ubyte.gz", 100)
     assert "cannot be decoded" in refused("mnist", tmp_path, tmp_path / "mine")
+
+
+# Published digests
+
+
+def write_official(name: str, directory: Path) -> Path:
+    arrays = small_arrays(name)
+    return write_cifar(directory, arrays) if name == "cifar10" else write_mnist(directory, arrays, gzipped=True)
+
+
+def test_published_digests_are_those_of_torchvision(monkeypatch):
+    monkeypatch.undo()
+    batches = [*datasets.CIFAR10.train_list, *datasets.CIFAR10.test_list]
+    assert DATASETS["cifar10"].published == dict(batches)
+    assert DATASETS["mnist"].published == dict(datasets.MNIST.resources)
+
+
+@pytest.mark.parametrize("source", ["directory", "official"])
+@pytest.mark.parametrize("name", NAMES)
+def test_another_digest_is_refused_before_any_file_is_decoded(name, source, tmp_path, monkeypatch):
+    folder = write_official(name, tmp_path / "mine")
+    publish(monkeypatch, name, folder)
+    last = folder / sources.FORMATS[name].files[-1][0]
+    expected = DATASETS[name].published[last.name]
+    flip(last)
+    undecoded = replace(sources.FORMATS[name], from_files=lambda *_: pytest.fail("decoded"))
+    monkeypatch.setitem(sources.FORMATS, name, undecoded)
+    monkeypatch.setattr(sources, "official_command", shell(f'/bin/cp -r "{tmp_path}"/mine/* .'))
+    message = refused(name, tmp_path, tmp_path / "mine" if source == "directory" else None)
+    found = hashlib.md5(last.read_bytes(), usedforsecurity=False).hexdigest()
+    assert f"{last.name}: expected the published md5 {expected}, got {found}." in message
+    assert ("Repair or remove the files there" if source == "directory" else "Run again.") in message
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_files_with_the_published_digests_are_taken(name, tmp_path, monkeypatch):
+    publish(monkeypatch, name, write_official(name, tmp_path / "mine"))
+    assert got(name, tmp_path, tmp_path / "mine") == f"the directory {tmp_path}/mine"
+
+
+def test_of_both_idx_files_the_one_with_a_published_digest_is_taken(tmp_path, monkeypatch):
+    """torchvision leaves both."""
+    folder = write_official("mnist", tmp_path / "mine")
+    publish(monkeypatch, "mnist", folder)
+    for path in folder.iterdir():
+        path.with_suffix("").write_bytes(b"no idx file")
+    assert got("mnist", tmp_path, tmp_path / "mine") == f"the directory {tmp_path}/mine"
+
+
+def test_a_file_that_cannot_be_read_is_an_error(tmp_path):
+    folder = write_mnist(tmp_path / "mine", small_arrays("mnist"))
+    (folder / "train-images-idx3-ubyte.gz").symlink_to("/proc/self/mem")  # not even root can read its first byte
+    assert "cannot be read ([Errno 5]" in refused("mnist", tmp_path, tmp_path / "mine")
 
 
 # The official archives

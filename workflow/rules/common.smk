@@ -4,13 +4,14 @@ import os
 import shlex
 import shutil
 import sys
+from functools import cache
 from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
 from snakemake_interface_executor_plugins.settings import DeploymentMethod
 
 from paper import config as paper_config
-from paper.accept import accepted, alone
+from paper.accept import accepted, alone, check_data
 from paper.errors import PaperError
 from paper.imports import code
 from paper.plan import pattern, runs, slice_of, sources, stamp
@@ -85,15 +86,24 @@ def needs(gpu):
 ITEMS = items(config, Path(f"results/{SCALE}"))
 SPECS = runs(config, ITEMS)
 ACCEPT = workflow.is_main_process and config["accept_existing"]
+MEND = not workflow.output_settings.dryrun
 try:
-    FOUND = (
-        accepted(SCALE, SPECS, mend=not workflow.output_settings.dryrun)
-        if ACCEPT
-        else set()
-    )
+    FOUND = accepted(SCALE, SPECS, MEND) if ACCEPT else set()
 except PaperError as error:
     raise WorkflowError(str(error))
 DUE = [key for key in SPECS if key not in FOUND]
+
+
+@cache
+def data_file(dataset):
+    """The file of a data set. A damaged one is deleted when the first job that reads it is planned, not while jobs run."""
+    path = f"{DATA}.pt".format(dataset=dataset)
+    try:
+        if workflow.is_main_process:
+            check_data(Path(path), MEND)
+    except PaperError as error:
+        raise WorkflowError(str(error))
+    return path
 
 
 # In the place of Snakemake's own lock, which a killed Snakemake leaves behind.

@@ -25,9 +25,7 @@ rule measure:
 # Times are measured with the machine to itself: all cores, and the GPU if there is one.
 rule measure_time:
     input:
-        data=lambda wildcards: expand(
-            f"{DATA}.pt", dataset=SPECS[wildcards.key]["settings"]["dataset"]
-        ),
+        data=lambda wildcards: data_file(SPECS[wildcards.key]["settings"]["dataset"]),
     output:
         table=f"{RUN}.csv",
         record=f"{RUN}.json",

@@ -4,9 +4,7 @@ cells = [key for key in DUE if SPECS[key]["stage"] == "train"]
 
 rule train:
     input:
-        data=lambda wildcards: expand(
-            f"{DATA}.pt", dataset=SPECS[wildcards.key]["dataset"]
-        ),
+        data=lambda wildcards: data_file(SPECS[wildcards.key]["dataset"]),
     output:
         table=f"{RUN}.csv",
         record=f"{RUN}.json",

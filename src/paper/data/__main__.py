@@ -1,14 +1,12 @@
 """`python -m paper.data NAME...`: prepares data sets from the command line."""
 
 import argparse
-import json
 import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from paper.data.cache import prepare
-from paper.data.disk import OUTPUT_WAY_OUT, write
 from paper.data.identity import DATASETS, find
 from paper.data.progress import Terminal
 from paper.errors import PaperError
@@ -41,8 +39,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             find(name)
         for name in options.names:
             record = prepare(name, options.output / f"{name}.pt", options.directory, say)
-            text = json.dumps(record, indent=2) + "\n"
-            write(options.output / f"{name}.json", text.encode(), OUTPUT_WAY_OUT)
             say(f"{name}: in {options.output / name}.pt, from {record['source']}")
     except PaperError as error:
         say(f"error: {error}")

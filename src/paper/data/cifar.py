@@ -5,7 +5,6 @@ import json
 import pickle
 import warnings
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
@@ -49,19 +48,18 @@ class _ArraysOnly(pickle.Unpickler):
         raise pickle.UnpicklingError("refused: the pickle asks for an object outside itself")
 
 
-def _read_pickle(path: Path) -> tuple[NDArray[np.uint8], list[int]]:
-    with path.open("rb") as handle:
-        batch = _ArraysOnly(handle, encoding="latin1").load()
+def _read_pickle(data: bytes, name: str) -> tuple[NDArray[np.uint8], list[int]]:
+    batch = _ArraysOnly(io.BytesIO(data), encoding="latin1").load()
     images, labels = batch["data"], batch["labels"]
     if not isinstance(images, np.ndarray) or images.dtype != np.uint8 or images.shape[1:] != (CHANNELS * PIXELS,):
-        raise ValueError(f"{path.name}: expected uint8 rows of {CHANNELS * PIXELS} bytes under 'data'")
+        raise ValueError(f"{name}: expected uint8 rows of {CHANNELS * PIXELS} bytes under 'data'")
     if not isinstance(labels, list) or len(labels) != len(images):
-        raise ValueError(f"{path.name}: expected a list of {len(images)} numbers under 'labels'")
+        raise ValueError(f"{name}: expected a list of {len(images)} numbers under 'labels'")
     return images.reshape(-1, CHANNELS, SIDE, SIDE), labels
 
 
-def _from_files(paths: list[Path], identity: Identity) -> Arrays:
-    *train, (test_images, test_labels) = [_read_pickle(path) for path in paths]
+def _from_files(files: Mapping[str, bytes], identity: Identity) -> Arrays:
+    *train, (test_images, test_labels) = [_read_pickle(files[name], name) for name in (*BATCHES, TEST)]
     return {
         "train_images": np.concatenate([images for images, _ in train]),
         "train_labels": np.asarray([label for _, labels in train for label in labels], np.uint8),

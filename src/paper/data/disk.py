@@ -3,14 +3,17 @@
 import contextlib
 import errno
 import fcntl
+import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from paper.data.progress import Say
 from paper.errors import PaperError
 from paper.files import beside
+from paper.sidecar import record_of
 
 CACHE_WAY_OUT = "Set PATHCOND_DATA to a folder that can be written and has room (about 500 MB for cifar10)."
 OUTPUT_WAY_OUT = "Make room or permit writing there, or choose another output folder."
@@ -47,17 +50,15 @@ def guarded(path: Path, way_out: str) -> Iterator[None]:
         raise PaperError(f"{path}: {reason} ({error.strerror or error}). {way_out}") from error
 
 
-def write(path: Path, data: bytes | memoryview, way_out: str) -> None:
-    """Writes a file, whole or not at all."""
-    with guarded(path, way_out), beside(path) as temporary, temporary.open("wb") as handle:
-        handle.write(data)
-        handle.flush()
-        os.fsync(handle.fileno())
+def write(path: Path, data: bytes | memoryview, record: Mapping[str, Any], way_out: str) -> None:
+    """Writes a file and the record beside it, whole or not at all."""
+    with _recorded(path, record, way_out) as temporary:
+        _write(temporary, data)
 
 
-def place(source: Path, path: Path, way_out: str) -> None:
-    """Puts a file at another path too: a hard link, or a copy where links do not reach."""
-    with guarded(path, way_out), beside(path) as temporary:
+def place(source: Path, path: Path, record: Mapping[str, Any], way_out: str) -> None:
+    """Puts a file at another path too, with a record: a hard link, or a copy where links do not reach."""
+    with _recorded(path, record, way_out) as temporary:
         temporary.unlink()
         try:
             os.link(source, temporary)
@@ -66,6 +67,21 @@ def place(source: Path, path: Path, way_out: str) -> None:
                 shutil.copyfileobj(old, new, 2**20)
                 new.flush()
                 os.fsync(new.fileno())
+
+
+@contextlib.contextmanager
+def _recorded(path: Path, record: Mapping[str, Any], way_out: str) -> Iterator[Path]:
+    # The record takes its place first: a file without one counts as damaged, and may be deleted.
+    with guarded(path, way_out), beside(path) as temporary, beside(record_of(path)) as note:
+        _write(note, f"{json.dumps(record, indent=2)}\n".encode())
+        yield temporary
+
+
+def _write(path: Path, data: bytes | memoryview) -> None:
+    with path.open("wb") as handle:
+        handle.write(data)
+        handle.flush()
+        os.fsync(handle.fileno())
 
 
 @contextlib.contextmanager

@@ -16,14 +16,14 @@ class Format:
         folder: torchvision's folder for it.
         files: the files in that folder, each as the names it may have, in order of preference.
         members: the members of the npm archive that are read.
-        from_files: decodes the files, in the order of `files`; raises on anything unexpected.
+        from_files: decodes the files, by name, one of each of `files`; raises on anything unexpected.
         from_members: decodes the members, by name; raises on anything unexpected.
     """
 
     folder: str
     files: tuple[tuple[str, ...], ...]
     members: tuple[str, ...]
-    from_files: Callable[[list[Path], Identity], Arrays]
+    from_files: Callable[[Mapping[str, bytes], Identity], Arrays]
     from_members: Callable[[Mapping[str, bytes], Identity], Arrays]
 
 

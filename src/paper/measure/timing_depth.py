@@ -7,6 +7,7 @@ from typing import Any
 import pandas as pd
 import torch
 
+from paper.measure.timing import PRECISION as PRECISION
 from paper.measure.timing import Bench, load, repeats
 
 

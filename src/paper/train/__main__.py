@@ -40,6 +40,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("results/data"), help="folder of the data sets")
     parser.add_argument("--checkpoints", type=Path, default=Path("checkpoints"), help="folder of the checkpoints")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    cli.add_threads(parser)
     parser.add_argument("--time-limit", type=seconds, metavar="SECONDS", help="checkpoint and stop after this long")
     parser.add_argument("--save-every", type=seconds, default=30.0, metavar="SECONDS", help="between checkpoints")
     parser.add_argument("--match", default="", help="only cells whose name holds this text")
@@ -52,7 +53,7 @@ def main() -> None:
         results=arguments.results,
         data=arguments.data,
         checkpoints=arguments.checkpoints,
-        device=hardware.choose(arguments.device),
+        device=hardware.choose(arguments.device, arguments.threads),
         every=arguments.save_every,
         stop=lambda: bool(asked) or time.time() >= end,
     )

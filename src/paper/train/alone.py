@@ -1,4 +1,4 @@
-"""One run of any network with any optimiser, through autograd; compiled, in bfloat16, on a GPU."""
+"""One run of any network with any optimiser, through autograd; on a GPU compiled, and the conv net in bfloat16."""
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -31,8 +31,11 @@ def optimisers(module: nn.Module, settings: Mapping[str, Any], lr: float) -> lis
         return [torch.optim.Adam(parameters, lr=lr, **options)]
     if name == "muon":
         matrices, others = ([p for p in parameters if (p.ndim == 2) == wanted] for wanted in (True, False))
-        found: list[Optimizer] = [torch.optim.Muon(matrices, lr=lr, **options)] if matrices else []
-        return [*found, torch.optim.Adam(others, lr=lr)] if others else found
+        decay = options.pop("weight_decay", 0)  # torch's own default differs between the two
+        found: list[Optimizer] = []
+        if matrices:
+            found.append(torch.optim.Muon(matrices, lr=lr, weight_decay=decay, **options))
+        return [*found, torch.optim.Adam(others, lr=lr, weight_decay=decay)] if others else found
     raise PaperError(f"optimiser: expected sgd, adam or muon, got {name!r}.")
 
 
@@ -61,10 +64,14 @@ class Alone(Backend):
         self.cell, self.max_log_scale = run.cell, [began.max_log_scale]
         self.module, self.precision = began.module.to(device), "float32"
         self.parameters = models.parameters(self.module)
-        if self.fast:
+        self.half = self.fast and self.cell["model"]["kind"] == "cifar_nv"
+        if self.half:
             self.module = self.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             torch.backends.cudnn.benchmark, torch.backends.cudnn.benchmark_limit = True, 0  # try all algorithms
             self.precision = "bfloat16 autocast"
+        elif self.fast:
+            torch.backends.cuda.matmul.allow_tf32 = True
+            self.precision = "float32 with TF32 products"
         self.forward: Callable[[Tensor], Tensor] = self._compiled() if self.fast else self.module
         self.optimisers = optimisers(self.module, self.cell["optimiser"], self.cell["lr"])
         self.balance = self._balance() if self.cell["rescaling"].get("enorm") else None
@@ -124,15 +131,19 @@ class Alone(Backend):
         options = {**solver, "pooling": how["pooling"], "graph": graph, "optimizer": self._single()}
         pathcond.Teleport(self.module, x, every=1, **options).step()
 
-    def _single(self) -> Optimizer | None:
-        return self.optimisers[0] if len(self.optimisers) == 1 else None
+    def _single(self) -> Optimizer:
+        """The optimiser whose averages follow a rescaling."""
+        if len(self.optimisers) > 1:
+            reason = "muon leaves what is no matrix to adam, and the averages of two cannot follow a rescaling"
+            raise PaperError(f"optimiser: {reason}. Take sgd or adam with enorm and teleport.")
+        return self.optimisers[0]
 
     def _cast(self) -> AbstractContextManager[Any]:
-        return torch.autocast("cuda", torch.bfloat16) if self.fast else nullcontext()
+        return torch.autocast("cuda", torch.bfloat16) if self.half else nullcontext()
 
     def _inputs(self, images: Tensor) -> Tensor:
         x = images.to(torch.float32) * self.sets.scale + self.sets.shift
-        return x.contiguous(memory_format=torch.channels_last) if self.fast and x.ndim == 4 else x
+        return x.contiguous(memory_format=torch.channels_last) if self.half else x
 
     def _step(self, index: Tensor) -> None:
         x = self._inputs(self.sets.train.images[index[0]])

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 import pathcond
 from paper import models
+from paper.blocks import PARTS
+from paper.errors import PaperError
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,13 @@ def start(cell: Mapping[str, Any], seed: int) -> Start:
 
 
 def rescale(module: nn.Module, x: Tensor, rescaling: Mapping[str, Any]) -> float:
-    """Rescale a network as a method says, in place, unless it diverged; returns the largest abs(log lambda)."""
+    """Rescale a network as a method says, in place, unless it diverged; returns the largest abs(log lambda).
+
+    Raises:
+        PaperError: the part of the scales to apply is unknown.
+    """
+    if rescaling["part"] not in PARTS:
+        raise PaperError(f"rescaling.part: expected one of {', '.join(PARTS)}, got {rescaling['part']!r:.60}.")
     if not sound(module):
         return 0.0
     # Smooth activations let scales pass; for ReLU the option changes nothing.

@@ -18,6 +18,7 @@ from paper.plan import key
 from paper.train import __main__ as command
 from paper.train import loop
 from paper.train.checkpoint import Checkpoint
+from paper.train.loop import result_path
 from tests.paper.train.plain import CONV, MLP, cell
 
 # On one worker: they share what is trained in the background.
@@ -48,9 +49,9 @@ class Place:
         folders = ["--results", self.results, "--data", self.images, "--checkpoints", self.checkpoints]
         return [*map(str, (self.specs, *folders, "--device", "cpu", *more))]
 
-    def begin(self, specs, *more):
+    def begin(self, specs, *more, threads="1"):
         """Start the command; it runs on."""
-        environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": threads}
         words = [sys.executable, "-m", "paper.train", *self.words(specs, *more)]
         return subprocess.Popen(words, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)  # noqa: S603
 
@@ -148,6 +149,20 @@ def test_the_same_command_gives_the_same_bytes(images, tmp_path, call, undisturb
     assert not every.kept()
     written = sorted(path.suffix for path in every.results.rglob("*") if path.is_file())
     assert written == [".csv"] * 4 + [".json"] * 4
+
+
+def test_the_number_of_threads_is_not_the_machines(place, images, tmp_path, call):
+    """As wide as the paper's, where another number of threads rounds differently."""
+    wide = cell({**FLAT, "hidden": [500, 500]}, "pathcond", images=256, batch=128, epochs=1)
+    job = place.begin([wide], threads="")  # which torch takes for as many as there are
+    said = job.communicate(timeout=60)[1]
+    assert job.returncode == 0, said
+    other, third = (Place(tmp_path / name, images) for name in ("one", "two"))
+    assert call(*other.words([wide], "--threads", "1"))[0] == 0
+    assert call(*third.words([wide], "--threads", "2"))[0] == 0
+    assert place.content(wide) == other.content(wide)
+    threads = [store.read_record(result_path(p.results, wide))["threads"] for p in (place, other, third)]
+    assert threads == [1, 1, 2]
 
 
 def test_killed_again_and_again_it_gives_the_same_bytes(place, undisturbed):
@@ -256,12 +271,12 @@ def test_a_name_that_no_cell_has_is_a_mistake(place, call):
         (json.dumps({**SHORT[0], "lr": "fast"}), "expected specs as `make specs` writes them"),
         (json.dumps({k: v for k, v in SHORT[0].items() if k != "model"}), "expected model, got none."),
         (json.dumps({**SHORT[0], "dataset": "imagenet"}), "imagenet"),
-        (json.dumps({**SHORT[0], "dataset": "mnist"}), "python -m paper.data mnist"),
+        (json.dumps({**SHORT[0], "dataset": "mnist", "model": {**FLAT, "inputs": 196}}), "python -m paper.data mnist"),
         (json.dumps({**SHORT[0], "images": 10_000}), "images and validation: expected at most 640 of generated"),
-        (json.dumps({**SHORT[0], "model": {"kind": "lstm"}}), "kind of a model: expected one of mlp"),
+        (json.dumps({**SHORT[0], "model": {"kind": "lstm"}}), "model.kind: expected one of mlp"),
         (json.dumps({**SHORT[0], "model": {**FLAT, "activation": "tanh"}}), "activation: expected one of relu"),
         (json.dumps({**SHORT[0], "model": {**FLAT, "wdth": 3}}), "got wdth."),
-        (json.dumps({**SHORT[0], "optimiser": {"name": "lion"}}), "optimiser: expected sgd, adam or muon"),
+        (json.dumps({**SHORT[0], "optimiser": {"name": "lion"}}), "optimiser.name: expected one of sgd, adam, muon"),
     ],
 )
 def test_a_mistake_is_one_message_and_status_two(text, words, place, call):
@@ -296,7 +311,9 @@ def test_a_data_set_that_is_missing_or_damaged_says_what_to_do(place, call, tmp_
 def test_a_mistake_in_the_shell_has_no_traceback(place):
     status, said = place.run([{**SHORT[0], "test_images": 9999}])
     assert status == 2
-    assert said == "error: test_images: expected at most 160 of generated, got 9999.\n"
+    assert said.startswith("error: train/classify/mlp/pathcond-lr0.05-")
+    assert ": test_images: expected at most 160 of generated, got 9999. " in said
+    assert said.count("\n") == 1
 
 
 def test_a_folder_that_cannot_be_written_is_named(place, call):

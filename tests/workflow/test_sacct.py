@@ -1,0 +1,48 @@
+"""The stand-in for sacct: Slurm's own answers if it can, else squeue does."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+OURS = Path(__file__).parents[2] / "profiles/slurm/bin"
+BY_NAME = ("-X", "--parsable2", "--format=JobIdRaw,State", "--name", "run-1")
+FROM_QUEUE = "squeue --noheader --states=all --format=%i|%T --name run-1\n"
+
+
+@pytest.fixture
+def ask(tmp_path):
+    """Ask the stand-in, beside programs with these bodies; gives status and answer."""
+
+    def run(*words, ahead=(), **bodies):
+        for name, body in bodies.items():
+            program = tmp_path / name
+            program.write_text(f"#!/bin/sh\n{body}\n")
+            program.chmod(0o755)
+        path = os.pathsep.join(map(str, [OURS, *ahead, tmp_path]))
+        done = subprocess.run([OURS / "sacct", *words], env={"PATH": path}, capture_output=True, text=True, timeout=20)
+        return done.returncode, done.stdout
+
+    return run
+
+
+QUEUE = 'echo squeue "$@"'
+
+
+def test_accounts_have_the_word(ask):
+    assert ask(*BY_NAME, sacct='echo "accounts $@"', squeue=QUEUE) == (0, f"accounts {' '.join(BY_NAME)}\n")
+
+
+@pytest.mark.parametrize("bodies", [{"sacct": "echo no accounts >&2; exit 1"}, {}], ids=["refuses", "not there"])
+def test_without_accounts_the_queue_answers(ask, bodies):
+    assert ask(*BY_NAME, squeue=QUEUE, **bodies) == (0, FROM_QUEUE)
+
+
+def test_it_does_not_ask_itself_for_ever(ask):
+    assert ask(*BY_NAME, squeue=QUEUE, ahead=[OURS]) == (0, FROM_QUEUE)
+
+
+def test_other_questions_fail_as_they_would(ask):
+    assert ask("--version", squeue=QUEUE) == (1, "")
+    assert ask(*BY_NAME, squeue="exit 3") == (3, "")
