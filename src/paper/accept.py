@@ -61,7 +61,7 @@ def accepted(
         checkpoints: likewise, of the checkpoints.
 
     Raises:
-        PaperError: a result of the paper's scale is damaged.
+        PaperError: a result of the paper's scale is damaged, or a damaged one cannot be deleted.
     """
     paths = {key: results / scale / f"{key}.csv" for key in keys}
     there = {key: path for key, path in paths.items() if store.is_there(path)}
@@ -74,8 +74,7 @@ def accepted(
     whole = there.keys() - damaged.keys()
     if mend:
         for key in damaged:
-            there[key].unlink(missing_ok=True)
-            there[key].with_suffix(".json").unlink(missing_ok=True)
+            _delete(there[key])
         for key in whole:  # its job was killed when it had only that left to do
             (checkpoints / scale / f"{key}.pt").unlink(missing_ok=True)
     return whole
@@ -95,8 +94,13 @@ def check_data(path: Path, mend: bool) -> None:
         return
     cli.say(reason.replace(sidecar.WAY_OUT, "It is deleted and made again.") if mend else reason)
     if mend:
-        try:
-            path.unlink(missing_ok=True)
-            sidecar.record_of(path).unlink(missing_ok=True)
-        except OSError as error:
-            raise PaperError(f"{path}: damaged, and cannot be deleted ({error.strerror}). Delete it.") from error
+        _delete(path)
+
+
+def _delete(path: Path) -> None:
+    """Delete a damaged file and its record."""
+    try:
+        path.unlink(missing_ok=True)
+        path.with_suffix(".json").unlink(missing_ok=True)
+    except OSError as error:
+        raise PaperError(f"{path}: damaged, and cannot be deleted ({error.strerror}). Delete it.") from error

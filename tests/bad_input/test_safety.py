@@ -82,7 +82,7 @@ def test_records_and_logs_do_not_tell_who_made_them(person, place, monkeypatch):
     isolate(place.folder, monkeypatch)
     monkeypatch.setenv("PATHCOND_DATA", str(person / "cache"))
     write_mnist(person / "pictures", small_arrays("mnist"))
-    data, results = person / "work" / "results" / "data", person / "work" / "results"
+    data, results = person / "mine" / "results" / "data", person / "mine" / "results"
     version = plan.ITEMS["regimes"].version
     spec = {"stage": "measure", "scale": "tiny", "item": "regimes", "part": "all", "version": version}
     said = ""
@@ -96,8 +96,8 @@ def test_records_and_logs_do_not_tell_who_made_them(person, place, monkeypatch):
         status, lines = place.call(program, *words)
         assert status == 0, lines
         said += lines
-    _, refusal = place.call("train", changed(CELL), "--results", person / "work" / "results" / "table.csv")
-    assert "~/work/results/table.csv" in refusal
+    _, refusal = place.call("train", changed(CELL), "--results", results / "table.csv")
+    assert "~/mine/results/table.csv" in refusal
     written = {path: path.read_bytes() for path in results.rglob("*") if path.suffix in (".json", ".csv")}
     assert len(written) == 7  # two of the data, two each of training and measuring, the table
     assert json.loads((data / "mnist.json").read_text())["source"] == "the directory ~/pictures"

@@ -1,27 +1,21 @@
 """One undisturbed run of the small workflow, which tests copy and compare with; test processes share it."""
 
-import fcntl
 from pathlib import Path
 
 import pytest
 
 from tests.faults.small import Small
+from tests.workflow.tree import once
 
 
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Small:
-    base = tmp_path_factory.getbasetemp()
-    base = base if worker_id == "master" else base.parent
-    done = base / "undisturbed.done"
-    with (base / "undisturbed.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if done.exists():
-            return Small(base / "undisturbed")
-        tree = Small.fresh(base / "undisturbed")
+    def make(folder: Path) -> None:
+        tree = Small.fresh(folder)
         tree.finish()
         assert tree.leftovers() == []
-        done.touch()
-    return tree
+
+    return Small(once(tmp_path_factory, worker_id, "undisturbed", make))
 
 
 @pytest.fixture

@@ -1,12 +1,16 @@
 """A copy of the workflow to run Snakemake in, and what a run or dry run of it says."""
 
+import fcntl
 import os
 import re
 import shutil
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 PARTS = ("Snakefile", "config.yaml", "environment.yml", "workflow", "profiles", "src")
@@ -80,6 +84,19 @@ class Tree:
 
     def files(self, pattern: str) -> list[Path]:
         return sorted(self.folder.glob(pattern))
+
+
+def once(factory: pytest.TempPathFactory, worker: str, name: str, make: Callable[[Path], None]) -> Path:
+    """A folder that is filled once for all processes that share the tests."""
+    base = factory.getbasetemp()
+    base = base if worker == "master" else base.parent
+    done = base / f"{name}.done"
+    with (base / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not done.exists():
+            make(base / name)
+            done.touch()
+    return base / name
 
 
 def jobs(output: str) -> Counter[str]:

@@ -10,7 +10,6 @@ import pandas as pd
 import torch
 
 from paper import cli, hardware, store
-from paper.errors import PaperError
 from paper.plan import Spec, key
 from paper.specs import read_specs
 
@@ -35,11 +34,6 @@ def main() -> None:
             make(spec, path, device, arguments.data)
 
 
-class _Settings(dict[str, Any]):
-    def __missing__(self, name: str) -> Any:
-        raise PaperError(f"settings: expected {name}, got none. `make specs` writes whole specs.")
-
-
 def make(spec: Spec, path: Path, device: torch.device, data: Path) -> None:
     """Make one measurement and write its table and record."""
     start = time.perf_counter()
@@ -47,7 +41,7 @@ def make(spec: Spec, path: Path, device: torch.device, data: Path) -> None:
     extra: dict[str, Any] = {}
     if "dataset" in spec["settings"]:
         extra["data"] = data / f"{spec['settings']['dataset']}.pt"
-    table: pd.DataFrame = module.measure(_Settings(spec["settings"]), device, **extra)
+    table: pd.DataFrame = module.measure(spec["settings"], device, **extra)
     seconds = time.perf_counter() - start
     record = {
         **hardware.record(device),

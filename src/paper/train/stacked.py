@@ -30,16 +30,21 @@ def _slope(z, KIND: tl.constexpr):
 
 
 @triton.jit
+def _tile_of(examples, units, EXAMPLES: tl.constexpr, UNITS: tl.constexpr):
+    # Places of a program's units in what is held for each unit, and of its entries in a map; which of them exist.
+    unit = tl.program_id(1) * UNITS + tl.arange(0, UNITS)
+    example = tl.arange(0, EXAMPLES)[:, None]
+    known = unit < units
+    at = (tl.program_id(0) * examples + example) * units + unit[None, :]
+    return tl.program_id(0) * units + unit, known, at, (example < examples) & known[None, :]
+
+
+@triton.jit
 def _norm(
     grad, z, mean, rstd, gamma, beta, row, result, examples, units,
     EXAMPLES: tl.constexpr, UNITS: tl.constexpr, KIND: tl.constexpr, APART: tl.constexpr,
 ):  # fmt: skip
-    unit = tl.program_id(1) * UNITS + tl.arange(0, UNITS)
-    example = tl.arange(0, EXAMPLES)[:, None]
-    known = unit < units
-    there = (example < examples) & known[None, :]
-    held = tl.program_id(0) * units + unit
-    at = (tl.program_id(0) * examples + example) * units + unit[None, :]
+    held, known, at, there = _tile_of(examples, units, EXAMPLES, UNITS)
     m = tl.load(mean + held, mask=known, other=0.0)[None, :]
     r = tl.load(rstd + held, mask=known, other=0.0)[None, :]
     scale = tl.load(gamma + held, mask=known, other=0.0)
@@ -65,12 +70,7 @@ def _plain(
     grad, z, bias, row, result, examples, units,
     EXAMPLES: tl.constexpr, UNITS: tl.constexpr, KIND: tl.constexpr, BIAS: tl.constexpr, APART: tl.constexpr,
 ):  # fmt: skip
-    unit = tl.program_id(1) * UNITS + tl.arange(0, UNITS)
-    example = tl.arange(0, EXAMPLES)[:, None]
-    known = unit < units
-    there = (example < examples) & known[None, :]
-    held = tl.program_id(0) * units + unit
-    at = (tl.program_id(0) * examples + example) * units + unit[None, :]
+    held, known, at, there = _tile_of(examples, units, EXAMPLES, UNITS)
     x = tl.load(z + at, mask=there, other=0.0)
     factor = 1.0
     if APART:
