@@ -41,7 +41,7 @@ DIFFERENCES = {
     "timing_depth": (
         "With the solver vectorised, what is left is mostly the start of many small kernels and the recording of the "
         "graph, so the solver's share is smaller than the paper's, and time grows with depth more than with "
-        "parameters."
+        "parameters. The graph is recorded on the host, and its time swings from repeat to repeat."
     ),
     "bcd": (
         "The sentence on 20 to 30% fits what is left to do after ten sweeps, not what is done. ResNet-18-C has 3,904 "
