@@ -13,7 +13,7 @@ from paper import store
 from paper.aggregate import aggregate
 from paper.claims.rules import judged
 from paper.plan import ITEMS, runs, settings, sources, stamp
-from paper.recorded import lacking
+from paper.recorded import lacking, left_out, narrowed
 
 NOT_YET = "not run yet"
 Record = dict[str, Any]
@@ -29,7 +29,8 @@ class Outcome:
         stamp: the line on its figure.
         records: of its runs, by key; of those that are there.
         lacking: keys of the runs that are not.
-        table: its aggregated table; None if it lacks a run.
+        left_out: learning rates that lack a run, where it is drawn without them.
+        table: its aggregated table; None if it lacks a run otherwise.
         claims: its claims, judged, or said to be not run yet.
     """
 
@@ -37,6 +38,7 @@ class Outcome:
     stamp: str
     records: dict[str, Record]
     lacking: list[str]
+    left_out: list[float]
     table: pd.DataFrame | None
     claims: Claims
 
@@ -57,11 +59,13 @@ def outcomes(config: Mapping[str, Any], results: Path) -> dict[str, Outcome]:
 
 
 def _outcome(config: Mapping[str, Any], item: str, results: Path) -> Outcome:
-    missing, asked = lacking(config, item, results), sources(config, item)
-    paths = {key: results / f"{key}.csv" for key in asked if key not in missing}
-    records = {key: store.read_record(path) for key, path in paths.items()}
-    table = None if missing else aggregate(item, list(paths.values()), settings(config, item))
-    return Outcome(item, stamp(config, item), records, missing, table, _claims(item, table, config["scale"]))
+    missing, without = lacking(config, item, results), left_out(config, item, results)
+    there = [key for key in sources(config, item) if key not in missing]
+    records = {key: store.read_record(results / f"{key}.csv") for key in there}
+    used, table = narrowed(config, results, [item]), None
+    if without or not missing:
+        table = aggregate(item, [results / f"{key}.csv" for key in sources(used, item)], settings(used, item))
+    return Outcome(item, stamp(used, item), records, missing, without, table, _claims(item, table, config["scale"]))
 
 
 def _claims(item: str, table: pd.DataFrame | None, scale: str) -> Claims:

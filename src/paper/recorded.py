@@ -1,4 +1,6 @@
-"""Which items have all their runs, and so are drawn without running anything: python -m paper.recorded --scale paper.
+"""Which items have their runs, and so are drawn without running anything: python -m paper.recorded --scale paper.
+
+An item that compares learning rates is drawn from those that have all their runs, if there are two at least.
 
 Exit status: 0 whether or not runs are missing, 2 if a run that is there is damaged.
 """
@@ -9,9 +11,38 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from paper import cli, config, store
+from paper import cli, config, plan, store
 from paper.errors import PaperError
-from paper.plan import ITEMS, Item, runs, sources
+from paper.plan import ITEMS, Item, runs, runs_of, settings, sources
+
+
+def narrowed(chosen: Mapping[str, Any], results: Path, items: Iterable[str] = ITEMS) -> dict[str, Any]:
+    """The configuration without the learning rates that lack a run, for items that have two others at least.
+
+    Args:
+        chosen: the configuration, checked.
+        results: folder of the scale's results.
+        items: those to narrow.
+    """
+    scale, blocks = chosen["scale"], {}
+    for item in items:
+        if len(rates := _whole(chosen, item, results)) > 1:
+            blocks[item] = {**settings(chosen, item), "lrs": rates}
+    return {**chosen, "scales": {**chosen["scales"], scale: {**chosen["scales"][scale], **blocks}}}
+
+
+def _whole(chosen: Mapping[str, Any], item: str, results: Path) -> list[float]:
+    """Learning rates of an item of which all runs are there."""
+    missing = set(lacking(chosen, item, results))
+    lacked = {spec["lr"] for spec in runs_of(chosen, item) if "lr" in spec and plan.key(spec) in missing}
+    return [lr for lr in settings(chosen, item).get("lrs", ()) if lr not in lacked]
+
+
+def left_out(chosen: Mapping[str, Any], item: str, results: Path) -> list[float]:
+    """Learning rates that an item is drawn without."""
+    fewer = narrowed(chosen, results, [item])
+    kept = settings(fewer, item).get("lrs", ())
+    return [lr for lr in settings(chosen, item).get("lrs", ()) if lr not in kept]
 
 
 def items(chosen: Mapping[str, Any], results: Path) -> dict[str, Item]:
@@ -52,7 +83,8 @@ def told(chosen: Mapping[str, Any], results: Path) -> str:
         asked = sources(chosen, item)
         missing = [key for key in asked if key not in there]
         whole += not missing
-        state = "complete" if not missing else "not drawn, lacks"
+        without = ", ".join(f"{lr:g}" for lr in left_out(chosen, item, results))
+        state = f"drawn without lr {without}, lacks" if without else "not drawn, lacks" if missing else "complete"
         lines += [f"{item:16} {len(asked) - len(missing):3} of {len(asked):3} runs  {state}"]
         lines += [f"    {key}" for key in missing]
     lines += [f"{key}: of other settings than asked for, not used" for key in unused(chosen, results)]

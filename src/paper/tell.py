@@ -62,7 +62,9 @@ class Teller:
 
     def figures(self) -> str:
         """The most telling figures, those that are recorded."""
-        return "\n\n".join(_figure(self.found[item], "docs/figures") for item in SHOWN if not self.found[item].lacking)
+        return "\n\n".join(
+            _figure(self.found[item], "docs/figures") for item in SHOWN if self.found[item].table is not None
+        )
 
     def claims(self) -> str:
         """Every claim in short."""
@@ -200,13 +202,15 @@ def _section(outcome: Outcome) -> str:
     item, entry = outcome.item, ITEMS[outcome.item]
     shows = importlib.import_module(f"paper.figures.{item}").PAPER
     parts = [f"### {entry.title} (`{item}`)", f"**The paper** ({entry.where}): {shows}"]
-    if outcome.lacking:
-        asked = len(outcome.lacking) + len(outcome.records)
+    asked = len(outcome.lacking) + len(outcome.records)
+    if outcome.table is None:
         parts.append(f"**What we see**: {NOT_YET}; {len(outcome.records)} of {asked} runs are recorded.")
     else:
+        without = ", ".join(f"{lr:g}" for lr in outcome.left_out)
+        some = f", without lr {without}, which is {NOT_YET}: {len(outcome.records)} of {asked} runs are recorded"
         parts += [
             f"![{entry.title}](figures/{item}.png)",
-            "**What we see**",
+            f"**What we see**{some if without else ''}",
             markdown(outcome.claims, IN_DOCS).rstrip(),
         ]
     parts.append(f"**What differs, and why**: {DIFFERENCES[item]}")

@@ -10,7 +10,7 @@ import pytest
 from paper import cli, recorded, store
 from paper.config import check, load
 from paper.errors import PaperError
-from paper.plan import ITEMS, key, runs, sources
+from paper.plan import ITEMS, key, runs, settings, sources
 
 ROOT = Path(__file__).parents[2]
 CONFIG, SCHEMA = ROOT / "config.yaml", ROOT / "workflow/schemas/config.schema.yaml"
@@ -63,6 +63,34 @@ def test_cells_are_shared_by_items(results):
     (results / f"{shared}.csv").unlink()
     gone = set(ITEMS) - set(recorded.items(config(only_recorded=True), results))
     assert gone == {"mlp_depth", "mlp_depth_lrs", "controls"}
+
+
+def test_learning_rates_that_lack_a_run_are_left_out(results):
+    every = config()
+    for name in ("baseline-lr0.0001", "enorm-lr0.01"):
+        (key_,) = (key for key in sources(every, "cifar_nv_lrs") if name in key)
+        (results / f"{key_}.csv").unlink()
+    fewer = recorded.narrowed(every, results)
+    assert settings(fewer, "cifar_nv_lrs")["lrs"] == [1e-3, 5e-4]
+    assert {item for item in ITEMS if settings(fewer, item) != settings(every, item)} == {"cifar_nv_lrs"}
+    assert set(sources(fewer, "cifar_nv_lrs")) == {
+        key for key in sources(every, "cifar_nv_lrs") if "lr0.001-" in key or "lr0.0005-" in key
+    }
+    assert recorded.left_out(every, "cifar_nv_lrs", results) == [1e-2, 1e-4]
+    assert recorded.left_out(every, "mlp_depth_lrs", results) == []
+    said = recorded.told(every, results)
+    assert "cifar_nv_lrs      10 of  12 runs  drawn without lr 0.01, 0.0001, lacks\n" in said
+    assert "paper: 16 of 17 items are complete" in said
+
+
+def test_one_learning_rate_is_no_comparison(results):
+    every = config()
+    for key_ in sources(every, "autoencoder_lrs"):
+        if "c1/" in key_ and "lr0.001-" not in key_:
+            (results / f"{key_}.csv").unlink()
+    assert recorded.narrowed(every, results) == every
+    assert recorded.left_out(every, "autoencoder_lrs", results) == []
+    assert "autoencoder_lrs   30 of  36 runs  not drawn, lacks" in recorded.told(every, results)
 
 
 def test_runs_of_other_settings_are_named(results):

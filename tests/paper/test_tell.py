@@ -7,10 +7,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from paper import cli, outcome, store, tell
+from paper import cli, outcome, plan, store, tell
 from paper.differences import DIFFERENCES
 from paper.errors import PaperError
-from paper.plan import ITEMS, runs, sources
+from paper.plan import ITEMS, runs, runs_of, sources
 from tests.paper.test_claims import PAPER, runs_of_eight
 from tests.paper.trained_tables import cell
 
@@ -64,6 +64,21 @@ def test_outcomes(teller):
     assert (len(found["cifar_nv"].records), len(found["cifar_nv"].lacking)) == (1, 2)
 
 
+def test_an_item_without_some_learning_rates(teller, tmp_path):
+    root = shutil.copytree(teller.root, tmp_path / "repository")
+    asked = [spec for spec in runs_of(teller.config, "autoencoder_lrs") if spec["lr"] == 0.1]
+    for spec in asked:
+        write(root / "results/paper", plan.key(spec), spec)
+    found = tell.Teller(root).found["autoencoder_lrs"]
+    assert (found.left_out, len(found.records), len(found.lacking)) == ([0.01], 24, 12)
+    assert found.table is not None
+    assert set(found.table["lr"].dropna()) == {0.1, 0.001}
+    assert outcome.NOT_YET not in {claim["verdict"] for claim in found.claims}
+    text = tell.fill(tell.Teller(root), "docs/reproduction.md")
+    assert "**What we see**, without lr 0.01, which is not run yet: 24 of 36 runs are recorded" in text
+    assert "](figures/autoencoder_lrs.png)" in text
+
+
 def test_cost_is_the_sum_of_the_records(teller):
     assert outcome.cost(teller.records).to_dict("records") == [
         {"hardware": "A GPU", "stage": "measure", "runs": 4, "seconds": 120.0},
@@ -101,7 +116,7 @@ def test_a_figure_knows_what_it_was_drawn_from(teller, made):
     table, record = store.read_result(made / "results/paper" / f"{key}.csv")
     other = {**teller.found["timing"].records, key: {**record, "sha256": "0"}}
     assert tell.Teller(made).found["timing"].digest == before
-    changed = outcome.Outcome("timing", teller.found["timing"].stamp, other, [], table, [])
+    changed = outcome.Outcome("timing", teller.found["timing"].stamp, other, [], [], table, [])
     assert changed.digest != before
 
 

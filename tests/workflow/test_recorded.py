@@ -50,6 +50,18 @@ def test_items_that_lack_a_run_are_named_and_left_out(tree: Tree):
     assert {"train classify/cifar_nv/enorm-lr0.01", "figure cifar_nv_lrs"} <= set(tree.due())
 
 
+def test_a_learning_rate_that_lacks_its_runs_is_left_out(tree: Tree):
+    drawn = (tree.folder / "figures/tiny/cifar_nv_lrs.png").read_bytes()
+    tree.set("tiny", "cifar_nv_lrs", "lrs", "[0.01, 0.001, 0.0007]")
+    assert "cifar_nv_lrs       6 of   9 runs  drawn without lr 0.0007, lacks" in told(tree)
+    assert not [job for job in tree.due(only_recorded=True) if job.startswith(("train", "measure", "data"))]
+    assert len([job for job in tree.due() if "lr0.0007" in job]) == 3
+    fresh_clone(tree)
+    done = tree.snakemake("cifar_nv_lrs", only_recorded=True)
+    assert done.returncode == 0, done.stdout[-8000:]
+    assert (tree.folder / "figures/tiny/cifar_nv_lrs.png").read_bytes() == drawn
+
+
 def test_runs_of_other_settings_are_not_used(tree: Tree):
     fresh_clone(tree)
     (kept,) = tree.files("results/tiny/measure/toy/*.csv")

@@ -15,7 +15,7 @@ from paper.accept import accepted, alone, check_data
 from paper.errors import PaperError
 from paper.imports import code
 from paper.plan import pattern, runs, slice_of, sources, stamp
-from paper.recorded import items
+from paper.recorded import items, narrowed
 
 try:
     for given in workflow.configfiles:
@@ -83,6 +83,8 @@ def needs(gpu):
 
 # A result is named by its settings, so one that is there is right: it is not shown to the rules that make results,
 # and no clock, edited script or missing data set can make them redo it. Jobs parse this file again: there all are due.
+if config["only_recorded"]:
+    config.update(narrowed(config, Path(f"results/{SCALE}")))
 ITEMS = items(config, Path(f"results/{SCALE}"))
 SPECS = runs(config, ITEMS)
 ACCEPT = workflow.is_main_process and config["accept_existing"]
