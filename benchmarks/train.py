@@ -12,10 +12,14 @@ Records: benchmarks/records/train_*.json. What was learned on an H200 (torch 2.1
 - Autoencoders of c = 1 are limited by the L2 cache: a product of 128 x 784 x 784 for 9 networks takes 14 us forward, 20
   back, 30 with the update. More runs at once share better: 0.154 s an epoch for 9, 0.371 s for 27.
 - Two or three streams of work at once (halves of a stack, conv nets side by side) gain nothing: the device is full.
-- CIFAR-NV: convolutions take 0.32 s an epoch, at 550 to 650 TFLOP/s in the large ones. A third of the rest was
+- CIFAR-NV: convolutions take 0.29 s an epoch, at 550 to 650 TFLOP/s in the large ones. A third of the rest was
   BatchNorm and max-pool as compiled; one kernel for both (`maps`) starts back from the pooled map. 3 input channels
   padded to 8, and no bias where BatchNorm takes it away. Where the compiler sees through own kernels it fills their
-  results before they are written, 34 ms an epoch in the record; since then they are opaque to it.
+  results before they are written, 34 ms an epoch in the record. Now they are opaque to it, max-pool and its way back
+  take fewer instructions, and ENorm is compiled: 0.455 s an epoch, 0.476 s with ENorm (profiled, not in the record).
+- Products in TF32 want the axis they sum over contiguous, which W -= G^T X and G W have not. Kernels that turn operands
+  on their way to the tensor cores take 24 us for both together, where cuBLAS takes 48 (9 networks, 784 x 784), and 54
+  us for the update of the first MLP layer with the next step's first product, where cuBLAS takes 83. Not built in yet.
 - On a CPU, products take four fifths of a step. Torch's own BatchNorm, `index_select` (four times as fast as indexing)
   and the update as a product of matrices, not of stacks of one, make it faster than a plain loop; runs of the paper's
   width are slower side by side, as weights leave the cache. A DataLoader takes about three times as long as the engine.
