@@ -12,8 +12,8 @@ import pandas as pd
 from paper import store
 from paper.aggregate import aggregate
 from paper.claims.rules import judged
-from paper.plan import ITEMS, runs, settings, sources, stamp
-from paper.recorded import lacking, left_out, narrowed
+from paper.plan import ITEMS, runs, settings, sources, stamp, without
+from paper.recorded import lacking, narrowed
 
 NOT_YET = "not run yet"
 Record = dict[str, Any]
@@ -29,7 +29,7 @@ class Outcome:
         stamp: the line on its figure.
         records: of its runs, by key; of those that are there.
         lacking: keys of the runs that are not.
-        left_out: learning rates that lack a run, where it is drawn without them.
+        without: in words, learning rates that lack a run, where it is drawn without them.
         table: its aggregated table; None if it lacks a run otherwise.
         claims: its claims, judged, or said to be not run yet.
     """
@@ -38,7 +38,7 @@ class Outcome:
     stamp: str
     records: dict[str, Record]
     lacking: list[str]
-    left_out: list[float]
+    without: str
     table: pd.DataFrame | None
     claims: Claims
 
@@ -55,23 +55,25 @@ def outcomes(config: Mapping[str, Any], results: Path) -> dict[str, Outcome]:
     Raises:
         PaperError: a run is damaged.
     """
-    return {item: _outcome(config, item, results) for item in ITEMS}
+    fewer = narrowed(config, results)
+    return {item: _outcome(config, fewer, item, results) for item in ITEMS}
 
 
-def _outcome(config: Mapping[str, Any], item: str, results: Path) -> Outcome:
-    missing, without = lacking(config, item, results), left_out(config, item, results)
+def _outcome(config: Mapping[str, Any], fewer: Mapping[str, Any], item: str, results: Path) -> Outcome:
+    missing, left_out = lacking(config, item, results), without(fewer, item)
     there = [key for key in sources(config, item) if key not in missing]
-    records = {key: store.read_record(results / f"{key}.csv") for key in there}
-    used, table = narrowed(config, results, [item]), None
-    if without or not missing:
-        table = aggregate(item, [results / f"{key}.csv" for key in sources(used, item)], settings(used, item))
-    return Outcome(item, stamp(used, item), records, missing, without, table, _claims(item, table, config["scale"]))
+    records, table = {key: store.read_record(results / f"{key}.csv") for key in there}, None
+    if left_out or not missing:
+        table = aggregate(item, [results / f"{key}.csv" for key in sources(fewer, item)], settings(fewer, item))
+    claims = _claims(item, table, config["scale"], left_out)
+    return Outcome(item, stamp(fewer, item), records, missing, left_out, table, claims)
 
 
-def _claims(item: str, table: pd.DataFrame | None, scale: str) -> Claims:
+def _claims(item: str, table: pd.DataFrame | None, scale: str, left_out: str) -> Claims:
     claims = importlib.import_module(f"paper.claims.{item}").CLAIMS
     if table is not None:
-        return [judged(claim, item, table, scale, f"results/{scale}/aggregate/{item}.csv") for claim in claims]
+        artifact = f"results/{scale}/aggregate/{item}.csv"
+        return [judged(claim, item, table, scale, artifact, left_out) for claim in claims]
     unknown = {"item": item, "ours": NOT_YET, "value": None, "interval": None, "verdict": NOT_YET, "scale": scale}
     return [{**unknown, "id": c.id, "claim": c.text, "paper": c.paper, "rule": c.rule} for c in claims]
 

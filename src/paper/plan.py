@@ -163,7 +163,13 @@ def stamp(config: Mapping[str, Any], item: str) -> str:
     if "seeds" in chosen:
         count = len(chosen["seeds"])
         parts.append(f"{count} seed{'s' * (count > 1)}")
-    return "  ·  ".join(parts)
+    return "  ·  ".join([*parts, *filter(None, [without(config, item)])])
+
+
+def without(config: Mapping[str, Any], item: str) -> str:
+    """Learning rates that an item is made without, in words, where `recorded.narrowed` left some out."""
+    rates = config.get("left_out", {}).get(item, ())
+    return f"without lr {', '.join(f'{lr:g}' for lr in rates)}" if rates else ""
 
 
 def _canonical(value: Any) -> Any:

@@ -13,36 +13,29 @@ from typing import Any
 
 from paper import cli, config, plan, store
 from paper.errors import PaperError
-from paper.plan import ITEMS, Item, runs, runs_of, settings, sources
+from paper.plan import ITEMS, Item, runs, runs_of, settings, sources, without
 
 
-def narrowed(chosen: Mapping[str, Any], results: Path, items: Iterable[str] = ITEMS) -> dict[str, Any]:
+def narrowed(chosen: Mapping[str, Any], results: Path) -> dict[str, Any]:
     """The configuration without the learning rates that lack a run, for items that have two others at least.
 
     Args:
         chosen: the configuration, checked.
         results: folder of the scale's results.
-        items: those to narrow.
+
+    Returns:
+        The configuration, and in it under `left_out` the learning rates that are not asked for any more, by item.
     """
-    scale, blocks = chosen["scale"], {}
-    for item in items:
-        if len(rates := _whole(chosen, item, results)) > 1:
-            blocks[item] = {**settings(chosen, item), "lrs": rates}
-    return {**chosen, "scales": {**chosen["scales"], scale: {**chosen["scales"][scale], **blocks}}}
-
-
-def _whole(chosen: Mapping[str, Any], item: str, results: Path) -> list[float]:
-    """Learning rates of an item of which all runs are there."""
-    missing = set(lacking(chosen, item, results))
-    lacked = {spec["lr"] for spec in runs_of(chosen, item) if "lr" in spec and plan.key(spec) in missing}
-    return [lr for lr in settings(chosen, item).get("lrs", ()) if lr not in lacked]
-
-
-def left_out(chosen: Mapping[str, Any], item: str, results: Path) -> list[float]:
-    """Learning rates that an item is drawn without."""
-    fewer = narrowed(chosen, results, [item])
-    kept = settings(fewer, item).get("lrs", ())
-    return [lr for lr in settings(chosen, item).get("lrs", ()) if lr not in kept]
+    scale, blocks, left_out = chosen["scale"], {}, {}
+    for item in ITEMS:
+        missing = set(lacking(chosen, item, results))
+        lacked = {spec["lr"] for spec in runs_of(chosen, item) if "lr" in spec and plan.key(spec) in missing}
+        block = settings(chosen, item)
+        kept = [lr for lr in block.get("lrs", ()) if lr not in lacked]
+        if lacked and len(kept) > 1:
+            blocks[item], left_out[item] = {**block, "lrs": kept}, [lr for lr in block["lrs"] if lr in lacked]
+    scales = {**chosen["scales"], scale: {**chosen["scales"][scale], **blocks}}
+    return {**chosen, "scales": scales, "left_out": left_out}
 
 
 def items(chosen: Mapping[str, Any], results: Path) -> dict[str, Item]:
@@ -78,13 +71,13 @@ def told(chosen: Mapping[str, Any], results: Path) -> str:
     there = {key for key in runs(chosen) if store.is_there(results / f"{key}.csv")}
     if damaged := [reason for key in sorted(there) if (reason := store.damage(results / f"{key}.csv"))]:
         raise PaperError("\n".join([*damaged, "`git restore` brings back what was recorded."]))
-    whole, lines = 0, []
+    whole, lines, fewer = 0, [], narrowed(chosen, results)
     for item in ITEMS:
         asked = sources(chosen, item)
         missing = [key for key in asked if key not in there]
         whole += not missing
-        without = ", ".join(f"{lr:g}" for lr in left_out(chosen, item, results))
-        state = f"drawn without lr {without}, lacks" if without else "not drawn, lacks" if missing else "complete"
+        drawn = f"drawn {without(fewer, item)}" if item in fewer["left_out"] else "not drawn"
+        state = f"{drawn}, lacks" if missing else "complete"
         lines += [f"{item:16} {len(asked) - len(missing):3} of {len(asked):3} runs  {state}"]
         lines += [f"    {key}" for key in missing]
     lines += [f"{key}: of other settings than asked for, not used" for key in unused(chosen, results)]

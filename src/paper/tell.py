@@ -206,11 +206,10 @@ def _section(outcome: Outcome) -> str:
     if outcome.table is None:
         parts.append(f"**What we see**: {NOT_YET}; {len(outcome.records)} of {asked} runs are recorded.")
     else:
-        without = ", ".join(f"{lr:g}" for lr in outcome.left_out)
-        some = f", without lr {without}, which is {NOT_YET}: {len(outcome.records)} of {asked} runs are recorded"
+        some = f", {outcome.without}, which is {NOT_YET}: {len(outcome.records)} of {asked} runs are recorded"
         parts += [
             f"![{entry.title}](figures/{item}.png)",
-            f"**What we see**{some if without else ''}",
+            f"**What we see**{some if outcome.without else ''}",
             markdown(outcome.claims, IN_DOCS).rstrip(),
         ]
     parts.append(f"**What differs, and why**: {DIFFERENCES[item]}")

@@ -10,7 +10,7 @@ import pytest
 from paper import cli, recorded, store
 from paper.config import check, load
 from paper.errors import PaperError
-from paper.plan import ITEMS, key, runs, settings, sources
+from paper.plan import ITEMS, key, runs, settings, sources, stamp
 
 ROOT = Path(__file__).parents[2]
 CONFIG, SCHEMA = ROOT / "config.yaml", ROOT / "workflow/schemas/config.schema.yaml"
@@ -76,8 +76,9 @@ def test_learning_rates_that_lack_a_run_are_left_out(results):
     assert set(sources(fewer, "cifar_nv_lrs")) == {
         key for key in sources(every, "cifar_nv_lrs") if "lr0.001-" in key or "lr0.0005-" in key
     }
-    assert recorded.left_out(every, "cifar_nv_lrs", results) == [1e-2, 1e-4]
-    assert recorded.left_out(every, "mlp_depth_lrs", results) == []
+    assert fewer["left_out"] == {"cifar_nv_lrs": [1e-2, 1e-4]}
+    assert stamp(fewer, "cifar_nv_lrs") == f"{stamp(every, 'cifar_nv_lrs')}  ·  without lr 0.01, 0.0001"
+    assert stamp(fewer, "mlp_depth_lrs") == stamp(every, "mlp_depth_lrs")
     said = recorded.told(every, results)
     assert "cifar_nv_lrs      10 of  12 runs  drawn without lr 0.01, 0.0001, lacks\n" in said
     assert "paper: 16 of 17 items are complete" in said
@@ -88,8 +89,7 @@ def test_one_learning_rate_is_no_comparison(results):
     for key_ in sources(every, "autoencoder_lrs"):
         if "c1/" in key_ and "lr0.001-" not in key_:
             (results / f"{key_}.csv").unlink()
-    assert recorded.narrowed(every, results) == every
-    assert recorded.left_out(every, "autoencoder_lrs", results) == []
+    assert recorded.narrowed(every, results) == {**every, "left_out": {}}
     assert "autoencoder_lrs   30 of  36 runs  not drawn, lacks" in recorded.told(every, results)
 
 

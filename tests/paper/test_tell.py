@@ -70,10 +70,12 @@ def test_an_item_without_some_learning_rates(teller, tmp_path):
     for spec in asked:
         write(root / "results/paper", plan.key(spec), spec)
     found = tell.Teller(root).found["autoencoder_lrs"]
-    assert (found.left_out, len(found.records), len(found.lacking)) == ([0.01], 24, 12)
+    assert (found.without, len(found.records), len(found.lacking)) == ("without lr 0.01", 24, 12)
+    assert found.stamp.endswith("without lr 0.01")
     assert found.table is not None
     assert set(found.table["lr"].dropna()) == {0.1, 0.001}
     assert outcome.NOT_YET not in {claim["verdict"] for claim in found.claims}
+    assert all(claim["ours"].startswith("without lr 0.01: ") for claim in found.claims)
     text = tell.fill(tell.Teller(root), "docs/reproduction.md")
     assert "**What we see**, without lr 0.01, which is not run yet: 24 of 36 runs are recorded" in text
     assert "](figures/autoencoder_lrs.png)" in text
@@ -116,7 +118,7 @@ def test_a_figure_knows_what_it_was_drawn_from(teller, made):
     table, record = store.read_result(made / "results/paper" / f"{key}.csv")
     other = {**teller.found["timing"].records, key: {**record, "sha256": "0"}}
     assert tell.Teller(made).found["timing"].digest == before
-    changed = outcome.Outcome("timing", teller.found["timing"].stamp, other, [], [], table, [])
+    changed = outcome.Outcome("timing", teller.found["timing"].stamp, other, [], "", table, [])
     assert changed.digest != before
 
 

@@ -1,5 +1,6 @@
 """Recorded runs: a fresh clone draws from them alone, and what they lack or do not fit is named, not run or used."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -51,7 +52,8 @@ def test_items_that_lack_a_run_are_named_and_left_out(tree: Tree):
 
 
 def test_a_learning_rate_that_lacks_its_runs_is_left_out(tree: Tree):
-    drawn = (tree.folder / "figures/tiny/cifar_nv_lrs.png").read_bytes()
+    table, claim = "results/tiny/aggregate/cifar_nv_lrs.csv", "results/tiny/claims/cifar_nv_lrs.json"
+    before, said = (tree.folder / table).read_bytes(), json.loads((tree.folder / claim).read_text())
     tree.set("tiny", "cifar_nv_lrs", "lrs", "[0.01, 0.001, 0.0007]")
     assert "cifar_nv_lrs       6 of   9 runs  drawn without lr 0.0007, lacks" in told(tree)
     assert not [job for job in tree.due(only_recorded=True) if job.startswith(("train", "measure", "data"))]
@@ -59,7 +61,9 @@ def test_a_learning_rate_that_lacks_its_runs_is_left_out(tree: Tree):
     fresh_clone(tree)
     done = tree.snakemake("cifar_nv_lrs", only_recorded=True)
     assert done.returncode == 0, done.stdout[-8000:]
-    assert (tree.folder / "figures/tiny/cifar_nv_lrs.png").read_bytes() == drawn
+    assert (tree.folder / table).read_bytes() == before
+    expected = [{**one, "ours": f"without lr 0.0007: {one['ours']}"} for one in said]
+    assert json.loads((tree.folder / claim).read_text()) == expected
 
 
 def test_runs_of_other_settings_are_not_used(tree: Tree):

@@ -14,8 +14,10 @@ rule claim:
         "../../environment.yml"
     params:
         scale=SCALE,
+        without=lambda wildcards: without(config, wildcards.item),
     shell:
-        "python -m paper.claims judge {wildcards.item} {input.table} --scale {params.scale} --output {output} > {log} 2>&1"
+        "python -m paper.claims judge {wildcards.item} {input.table} --scale {params.scale}"
+        " --without={params.without:q} --output {output} > {log} 2>&1"
 
 
 rule claims:

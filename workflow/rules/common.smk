@@ -14,7 +14,7 @@ from paper import config as paper_config
 from paper.accept import accepted, alone, check_data
 from paper.errors import PaperError
 from paper.imports import code
-from paper.plan import pattern, runs, slice_of, sources, stamp
+from paper.plan import pattern, runs, slice_of, sources, stamp, without
 from paper.recorded import items, narrowed
 
 try:

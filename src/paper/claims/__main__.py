@@ -18,6 +18,7 @@ def main() -> None:
     judge.add_argument("item", choices=ITEMS)
     judge.add_argument("table", type=Path)
     judge.add_argument("--scale", choices=SCALES, required=True)
+    judge.add_argument("--without", default="", help="in words, what the table lacks")
     judge.add_argument("--output", type=Path, required=True)
     judge.set_defaults(run=_judge)
     join = commands.add_parser("join", help="all items' claims in one file")
@@ -33,9 +34,8 @@ def _judge(arguments: argparse.Namespace) -> None:
     module = importlib.import_module(f"paper.claims.{arguments.item}")
     table = store.read_table(arguments.table)
     with store.of_item(arguments.table, table):
-        found = [
-            judged(claim, arguments.item, table, arguments.scale, arguments.table.as_posix()) for claim in module.CLAIMS
-        ]
+        given = arguments.item, table, arguments.scale, arguments.table.as_posix(), arguments.without
+        found = [judged(claim, *given) for claim in module.CLAIMS]
     store.write_json(arguments.output, found)
 
 

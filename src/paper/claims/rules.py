@@ -55,8 +55,10 @@ class Claim:
     judge: Callable[[pd.DataFrame], Finding]
 
 
-def judged(claim: Claim, item: str, table: pd.DataFrame, scale: str, artifact: str) -> dict[str, Any]:
-    """A claim with our value and its verdict; scales other than `paper` report the value alone."""
+def judged(
+    claim: Claim, item: str, table: pd.DataFrame, scale: str, artifact: str, without: str = ""
+) -> dict[str, Any]:
+    """A claim with our value, and `without` what it was found, and its verdict, which only the scale `paper` has."""
     try:
         finding = claim.judge(table)
     except NotMeasured as error:
@@ -66,7 +68,7 @@ def judged(claim: Claim, item: str, table: pd.DataFrame, scale: str, artifact: s
         "item": item,
         "claim": claim.text,
         "paper": claim.paper,
-        "ours": finding.ours,
+        "ours": f"{without}: {finding.ours}" if without else finding.ours,
         "value": _finite(finding.value),
         "interval": None if finding.interval is None else [_finite(end) for end in finding.interval],
         "rule": claim.rule,
