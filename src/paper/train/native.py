@@ -6,9 +6,9 @@
 import torch
 from torch import Tensor
 
-from paper.train.layers import EPS, MOMENTUM, Saved, activate, plain_backward, plain_forward
+from paper.train.layers import EPS, MOMENTUM, Saved, activate, balance, plain_backward, plain_forward
 
-__all__ = ["norm_backward", "norm_forward", "plain_backward", "plain_forward"]
+__all__ = ["balance", "norm_backward", "norm_forward", "plain_backward", "plain_forward"]
 _aten = torch.ops.aten
 
 

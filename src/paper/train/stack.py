@@ -156,7 +156,7 @@ class Stack:
             part = [w[balanced] for w in self.weights], [None if b is None else b[balanced] for b in self.biases]
             # Where it leaves the first layer alone, the first product of the next step need not wait for it.
             with self._beside() if self.row is not None else nullcontext():
-                fused(layers.balance, self.device)(*part, None if self.row is None else self.row[balanced])
+                self.ways.balance(*part, None if self.row is None else self.row[balanced])
 
     def keep_apart(self) -> None:
         """From now on keep ENorm's factors of the first layer's rows apart; on a GPU only."""
@@ -202,7 +202,7 @@ def _subtract(weight: Tensor, grad: Tensor, x: Tensor) -> None:
 
 
 def _ways(device: torch.device, runs: int) -> Any:
-    """A module with the ways forward and back through a hidden layer."""
+    """A module with the ways forward and back through a hidden layer, and ENorm."""
     if device.type != "cuda":
         return native if runs == 1 else layers
     from paper.train import stacked  # needs Triton

@@ -1,6 +1,7 @@
 """The kernels' values, on a GPU, or in Triton's interpreter where `test_kernels_unrun` asks for it."""
 
 import copy
+import itertools
 import os
 
 import pytest
@@ -109,3 +110,30 @@ def test_ways_back_through_a_layer(kind, apart, examples):
         torch.testing.assert_close(found, layers.plain_backward(grad, z, other, kind, row), rtol=1e-4, atol=1e-4)
         if bias is not None:
             torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("widths", "apart", "biased"),
+    [((40, 24, 17, 30, 10), False, True), ((40, 24, 17, 30, 10), True, False), ((1100, 9, 1030, 12), True, True)],
+)
+def test_enorm_of_stacked_networks(widths, apart, biased):
+    torch.manual_seed(0)
+    weights = [torch.randn(4, n, m, device=DEVICE) for m, n in itertools.pairwise(widths)]
+    biases = [torch.randn(4, 1, n, device=DEVICE) if biased else None for n in widths[1:]]
+    row = torch.rand(4, 1, widths[1], device=DEVICE) + 0.5 if apart else None
+    weights[0][2, 3] = weights[1][3, 4] = 0  # nothing enters
+    weights[1][1, :, 5] = 0  # nothing leaves
+    weights[0][3, 6] = 1e30  # too much enters
+    given = [t for t in (*weights, *biases, row) if t is not None]
+    began = [t.clone() for t in given]
+    part = [w[1:] for w in weights], [None if b is None else b[1:] for b in biases], None if row is None else row[1:]
+    stacked.balance(*part)
+    found = [t.clone() for t in given]
+    for t, old in zip(given, began, strict=True):
+        t.copy_(old)
+    layers.balance(*part)
+    torch.testing.assert_close(found, given, rtol=1e-5, atol=1e-6)
+    for new, old in zip(found, began, strict=True):
+        assert torch.equal(new[0], old[0])  # another run
+    assert not torch.equal(found[1], began[1])
+    assert torch.equal(found[0], began[0]) == apart

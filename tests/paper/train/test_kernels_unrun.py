@@ -28,6 +28,7 @@ MAPS = {"x": "*bf16", "out": "*bf16", "grad": "*bf16", "chosen": "*bf16", "resul
 NUMBERS = ("pixels", "inputs", "height", "width", "rows", "columns", "channels", "examples", "units", "n")
 SOLVER = dict.fromkeys(("into_ptr", "out_ptr", "up_ptr", "down_ptr", "state_ptr", "setting_ptr"), "*fp64")
 LAYER = {"EXAMPLES": 128, "UNITS": 32, "KIND": 1}
+ENORM = {"n": 500, "m": 784, "leave": 500, "UNITS": 8, "BLOCK": 1024, "ABOVE": 512}
 COMPILED = {
     "sums": (maps._sums, MAPS, {"C": 128, "BLOCK": 32, "STEPS": 4}),
     "pool": (maps._pool, MAPS, {"C": 128, "BLOCK": 16, "TRAIN": True}),
@@ -38,6 +39,9 @@ COMPILED = {
     "relu_back": (maps._relu_back, MAPS, {"TILE": 64, "BLOCK": 64, "STEPS": 2}),
     "norm": (stacked._norm, {}, {**LAYER, "APART": True}),
     "plain": (stacked._plain, {}, {**LAYER, "APART": False, "BIAS": True}),
+    "balance": (stacked._balance, {}, {**ENORM, "FIRST": False, "LAST": False, "BIAS": True, "APART": False}),
+    "balance apart": (stacked._balance, {}, {**ENORM, "FIRST": True, "LAST": False, "BIAS": False, "APART": True}),
+    "balance at last": (stacked._balance, {}, {**ENORM, "FIRST": False, "LAST": True, "BIAS": True, "APART": False}),
     "solver": (update_units, SOLVER, {"BLOCK": 512}),
 }
 
