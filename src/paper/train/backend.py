@@ -10,6 +10,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from paper.seeds import generator
+from paper.train import layers
+from paper.train.layers import fused
 from paper.train.sets import Part, Sets
 
 MOST_STEPS = 16  # recorded in one graph
@@ -121,13 +123,14 @@ class Backend(ABC):
         return found
 
     def _several(self, count: int, size: int) -> None:
-        for _ in range(count):
-            self._next(size)
+        """Steps on the next images of the order, whose place is kept on the device."""
+        for places in (self.at + torch.arange(count * size, device=self.device)).split(size):
+            self._next(places)
+        self.at.add_(count * size)
 
-    def _next(self, size: int) -> None:
-        """One step on the next images of the order, whose place is kept on the device."""
-        self._step(self.order.index_select(1, self.at + torch.arange(size, device=self.device)))
-        self.at.add_(size)
+    def _next(self, places: Tensor) -> None:
+        """One step on the images at these places of the order."""
+        self._step(self.order.index_select(1, places))
 
     def _sums(self) -> list[tuple[Tensor, Tensor]]:
         return [self._sums_of(part) for part in self.sets.parts.values()]
@@ -139,10 +142,10 @@ class Backend(ABC):
             if self.task == "classify":
                 labels = part.labels[first : first + self.chunk].expand(len(self.runs), -1)
                 losses = functional.cross_entropy(y.transpose(1, 2), labels, reduction="none")
+                loss = loss + losses.sum(1, dtype=torch.float64)
                 correct = correct + (y.argmax(2) == labels).sum(1)
             else:
-                losses = (y - x).square().mean(2)
-            loss = loss + losses.sum(1, dtype=torch.float64)
+                loss = loss + fused(layers.rebuild_loss, self.device)(y, x)
         return loss, correct
 
     def _replay(self, name: str, work: Callable[[], Any]) -> Any:

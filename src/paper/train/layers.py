@@ -120,6 +120,11 @@ def rebuild_gradient(z: Tensor, bias: Tensor | None, target: Tensor, rate: Tenso
     return grad
 
 
+def rebuild_loss(y: Tensor, x: Tensor) -> Tensor:
+    """Sum over the examples of the mean square error of each: outputs (R, B, n), inputs (B, n)."""
+    return (y - x).square().mean(2).sum(1, dtype=torch.float64)
+
+
 def balance(weights: list[Tensor], biases: list[Tensor | None], row: Tensor | None = None) -> None:
     """One cycle of ENorm (p = 2, c = 1) over all hidden layers but the last, in place.
 
@@ -172,11 +177,16 @@ def fetch(images: Tensor, index: Tensor, scale: Tensor, shift: Tensor) -> Tensor
 
 
 def fetch_next(
-    images: Tensor, labels: Tensor, order: Tensor, at: Tensor, size: int, scale: Tensor, shift: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The next `size` images of each run's order (R, N) from place `at` on, and their labels."""
-    index = order.index_select(1, at + torch.arange(size, device=order.device))
-    return fetch(images, index, scale, shift), labels[index]
+    images: Tensor, labels: Tensor | None, order: Tensor, places: Tensor, scale: Tensor, shift: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    """The images at some places of each run's order (R, N), and their labels."""
+    index = order.index_select(1, places)
+    return fetch(images, index, scale, shift), None if labels is None else labels[index]
+
+
+def normalise(images: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    """Rows of a uint8 table, all of them, as normalised numbers."""
+    return images.to(scale.dtype) * scale + shift
 
 
 _compiled: dict[Callable[..., Any], Callable[..., Any]] = {}

@@ -57,13 +57,12 @@ class Together(Backend):
         super()._several(count, size)
         self.stack.settle()
 
-    def _next(self, size: int) -> None:
-        sets = self.sets
+    def _next(self, places: Tensor) -> None:
+        sets, labels = self.sets, self.sets.train.labels if self.task == "classify" else None
         x, labels = fused(layers.fetch_next, self.device)(
-            sets.train.images, sets.train.labels, self.order, self.at, size, sets.scale, sets.shift
+            sets.train.images, labels, self.order, places, sets.scale, sets.shift
         )
-        self.stack.step(x, labels if self.task == "classify" else x, self.rate, self.task, self.balanced)
-        self.at.add_(size)
+        self.stack.step(x, x if labels is None else labels, self.rate, self.task, self.balanced)
 
     def _step(self, index: Tensor) -> None:
         train = self.sets.train
@@ -71,7 +70,7 @@ class Together(Backend):
         self.stack.step(x, train.labels[index] if self.task == "classify" else x, self.rate, self.task, self.balanced)
 
     def _outputs(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        x = images.to(self.rate.dtype) * self.sets.scale + self.sets.shift
+        x = fused(layers.normalise, self.device)(images, self.sets.scale, self.sets.shift)
         return self.stack.outputs(x), x
 
     def _held(self) -> list[Tensor]:
