@@ -51,7 +51,10 @@ class Stack:
         self.device, self.dtype, self.runs = device, dtype, len(modules)
         self.side = torch.cuda.Stream(device) if device.type == "cuda" else None
         self.ways = _ways(device, self.runs)
+        self.own = _own(device)
         self.waiting = False  # whether work is under way on the second stream
+        self.marks: dict[int, Any] = {}  # of ENorm under way there: when each layer is done
+        self.product: Tensor | None = None  # the first one, of the next step, in shares
         # On a GPU, ENorm's factors of the first layer's rows are kept apart for an epoch; see `layers.balance`.
         self.row: Tensor | None = None
         linear = [[m for m in module.modules() if isinstance(m, nn.Linear)] for module in modules]
@@ -116,7 +119,10 @@ class Stack:
         for mine, given in zip(self.tensors(), Stack([module], self.device, self.dtype).tensors(), strict=True):
             mine[run].copy_(given[0])
 
-    def step(self, x: Tensor, target: Tensor, rate: Tensor, task: str, balanced: slice | None = None) -> None:
+    def step(
+        self, x: Tensor, target: Tensor, rate: Tensor, task: str, balanced: slice | None = None,
+        turned: Tensor | None = None, then: Tensor | None = None,
+    ) -> None:  # fmt: skip
         """One step of gradient descent on a batch, in place.
 
         Args:
@@ -125,38 +131,94 @@ class Stack:
             rate: learning rates, (R, 1, 1).
             task: ``classify`` or ``rebuild``.
             balanced: runs on which one cycle of ENorm follows.
+            turned: where `looks_ahead`, the inputs as `hopper.fetch` turns them.
+            then: with these, the inputs of the step that follows, if any.
         """
-        kind, last = self.shape.activation, len(self.weights) - 1
-        inputs, saved, grads = [x], [], []
+        inputs, saved, grads, last = [x], [], [], len(self.weights) - 1
         for k in range(last):
-            z, row = torch.bmm(inputs[k], self.weights[k].mT), self.row if k == 0 else None
-            self.settle()
-            if self.norms:
-                a, kept = self.ways.norm_forward(z, self.norms[k], kind, row)
-            else:
-                a, kept = self.ways.plain_forward(z, self.biases[k], kind, row), z
+            a, kept = self._forward(k, inputs[k])
             inputs.append(a)
             saved.append(kept)
-        z = torch.bmm(inputs[last], self.weights[last].mT)
-        gradient = layers.classify_gradient if task == "classify" else layers.rebuild_gradient
-        grad = fused(gradient, self.device)(z, self.biases[last], target, rate)
+        grad = self._at_outputs(inputs[last], target, rate, task)
         for k in range(last, 0, -1):
             grads.append(grad)  # kept until both streams are done with it
-            below = torch.bmm(grad, self.weights[k])
-            with self._beside():  # the way down need not wait for the weights
-                _subtract(self.weights[k], grad, inputs[k])
-            kept, row = saved[k - 1], self.row if k == 1 else None
-            if self.norms:
-                grad = self.ways.norm_backward(below, kept, self.norms[k - 1], kind, row)
-            else:
-                grad = self.ways.plain_backward(below, kept, self.biases[k - 1], kind, row)
-        _subtract(self.weights[0], grad, x)
-        self.settle()
+            grad = self._backward(k, grad, inputs[k], saved[k - 1])
+        squares = None
+        if turned is None:
+            _subtract(self.weights[0], grad, x)
+            self.settle()
+        else:
+            self.settle()  # for the inputs
+            self.product, squares = self.own.first(grad, turned, then, self.weights[0])
         if balanced is not None:
-            part = [w[balanced] for w in self.weights], [None if b is None else b[balanced] for b in self.biases]
-            # Where it leaves the first layer alone, the first product of the next step need not wait for it.
-            with self._beside() if self.row is not None else nullcontext():
-                self.ways.balance(*part, None if self.row is None else self.row[balanced])
+            self._balance(balanced, squares)
+
+    def _forward(self, k: int, x: Tensor) -> tuple[Tensor, Any]:
+        """Through a hidden layer."""
+        weight, bias, row, kind = self.weights[k], self.biases[k], self.row if k == 0 else None, self.shape.activation
+        norm = self.norms[k] if self.norms else None
+        if self._fits(k, x.shape[1]):
+            self.settle(k)
+            how = norm, bias, kind, row, not (self._rectified() and self._fits(k + 1, x.shape[1]))
+            if k > 0 or self.product is None:
+                return self.own.forward(x, weight, *how)
+            z, self.product = self.product, None
+            return self.own.finish(z, *how)
+        if k > 0:
+            self.settle(k)
+        z = torch.bmm(x, weight.mT)
+        self.settle(k)  # of the first layer only the factors wait for it
+        if norm is not None:
+            return self.ways.norm_forward(z, norm, kind, row)
+        return self.ways.plain_forward(z, bias, kind, row), z
+
+    def _at_outputs(self, x: Tensor, target: Tensor, rate: Tensor, task: str) -> Tensor:
+        """The gradient at the outputs, from the inputs of the last layer."""
+        weight, bias = self.weights[-1], self.biases[-1]
+        if task == "rebuild" and self._fits(len(self.weights) - 1, x.shape[1]):
+            return self.own.rebuild_gradient(x, weight, bias, target, rate)
+        gradient = layers.classify_gradient if task == "classify" else layers.rebuild_gradient
+        return fused(gradient, self.device)(torch.bmm(x, weight.mT), bias, target, rate)
+
+    def _backward(self, k: int, grad: Tensor, a: Tensor, kept: Any) -> Tensor:
+        """Down through a weight, which takes its step, and back through the hidden layer below."""
+        bias, row, kind = self.biases[k - 1], self.row if k == 1 else None, self.shape.activation
+        if self._fits(k, grad.shape[1]):
+            below = self.own.backward(grad, self.weights[k], a, bias, row, self._rectified())
+            if self._rectified():
+                return below
+        else:
+            below = torch.bmm(grad, self.weights[k])
+            with self.beside():  # the way down need not wait for the weights
+                _subtract(self.weights[k], grad, a)
+        if self.norms:
+            return self.ways.norm_backward(below, kept, self.norms[k - 1], kind, row)
+        return self.ways.plain_backward(below, kept, bias, kind, row)
+
+    def _balance(self, runs: slice, squares: Tensor | None) -> None:
+        """A cycle of ENorm; where it leaves the first layer alone, the first product need not wait for it."""
+        row = None if self.row is None else self.row[runs]
+        part = [w[runs] for w in self.weights], [None if b is None else b[runs] for b in self.biases], row
+        if row is None or self.side is None:
+            self.ways.balance(*part)
+            return
+        with self.beside():
+            self.ways.balance(*part, None if squares is None else squares[:, runs], self._mark)
+
+    def _mark(self, layer: int) -> None:
+        if self.side is not None:
+            self.marks[layer] = self.side.record_event()
+
+    def _rectified(self) -> bool:
+        """Whether the slope of the activation can be read off its values."""
+        return not self.norms and self.shape.activation == "relu"
+
+    def _fits(self, layer: int, examples: int) -> bool:
+        return self.own is not None and self.own.fits(self.weights[layer], examples)
+
+    def looks_ahead(self, examples: int) -> bool:
+        """Whether a step can begin the next one, whose inputs it must know."""
+        return self._fits(0, examples)
 
     def keep_apart(self) -> None:
         """From now on keep ENorm's factors of the first layer's rows apart; on a GPU only."""
@@ -164,7 +226,7 @@ class Stack:
             runs, n = self.weights[0].shape[:2]
             self.row = torch.ones(runs, 1, n, device=self.device)
 
-    def _beside(self) -> AbstractContextManager[Any]:
+    def beside(self) -> AbstractContextManager[Any]:
         """What follows runs on a second stream, after what was asked for so far."""
         if self.side is None:
             return nullcontext()
@@ -172,11 +234,16 @@ class Stack:
         self.waiting = True
         return torch.cuda.stream(self.side)
 
-    def settle(self) -> None:
-        """Wait for what runs on the second stream."""
+    def settle(self, layer: int | None = None) -> None:
+        """Wait for what runs on the second stream, or only for ENorm of one layer."""
+        if layer is not None:
+            if layer in self.marks:
+                torch.cuda.current_stream().wait_event(self.marks[layer])
+            return
         if self.waiting and self.side is not None:
             torch.cuda.current_stream().wait_stream(self.side)
         self.waiting = False
+        self.marks.clear()
 
     def outputs(self, x: Tensor) -> Tensor:
         """Outputs in eval mode for inputs that all runs share: (B, n_0) gives (R, B, n_L)."""
@@ -208,3 +275,14 @@ def _ways(device: torch.device, runs: int) -> Any:
     from paper.train import stacked  # needs Triton
 
     return stacked
+
+
+def _own(device: torch.device) -> Any:
+    """A module with whole layers as kernels of our own, where there are such."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != 9:
+        return None
+    try:
+        from paper.train import hopper
+    except ImportError:  # of a Triton without Gluon
+        return None
+    return hopper

@@ -5,6 +5,8 @@ on an H200, since sums over the examples are made in one pass and used in a seco
 a few units. ENorm is a kernel a layer, where a program has all that enters and leaves a few units.
 """
 
+from collections.abc import Callable
+
 import torch
 import triton
 import triton.language as tl
@@ -31,13 +33,13 @@ def _slope(z, KIND: tl.constexpr):
 
 
 @triton.jit
-def _tile_of(examples, units, EXAMPLES: tl.constexpr, UNITS: tl.constexpr):
-    # Places of a program's units in what is held for each unit, and of its entries in a map; which of them exist.
-    unit = tl.program_id(1) * UNITS + tl.arange(0, UNITS)
+def _tile_of(run, block, examples, units, EXAMPLES: tl.constexpr, UNITS: tl.constexpr):
+    # Places of a block of units in what is held for each unit, and of its entries in a map; which of them exist.
+    unit = block * UNITS + tl.arange(0, UNITS)
     example = tl.arange(0, EXAMPLES)[:, None]
     known = unit < units
-    at = (tl.program_id(0) * examples + example) * units + unit[None, :]
-    return tl.program_id(0) * units + unit, known, at, (example < examples) & known[None, :]
+    at = (run * examples + example) * units + unit[None, :]
+    return run * units + unit, known, at, (example < examples) & known[None, :]
 
 
 @triton.jit
@@ -45,7 +47,7 @@ def _norm(
     grad, z, mean, rstd, gamma, beta, row, result, examples, units,
     EXAMPLES: tl.constexpr, UNITS: tl.constexpr, KIND: tl.constexpr, APART: tl.constexpr,
 ):  # fmt: skip
-    held, known, at, there = _tile_of(examples, units, EXAMPLES, UNITS)
+    held, known, at, there = _tile_of(tl.program_id(0), tl.program_id(1), examples, units, EXAMPLES, UNITS)
     m = tl.load(mean + held, mask=known, other=0.0)[None, :]
     r = tl.load(rstd + held, mask=known, other=0.0)[None, :]
     scale = tl.load(gamma + held, mask=known, other=0.0)
@@ -71,7 +73,7 @@ def _plain(
     grad, z, bias, row, result, examples, units,
     EXAMPLES: tl.constexpr, UNITS: tl.constexpr, KIND: tl.constexpr, BIAS: tl.constexpr, APART: tl.constexpr,
 ):  # fmt: skip
-    held, known, at, there = _tile_of(examples, units, EXAMPLES, UNITS)
+    held, known, at, there = _tile_of(tl.program_id(0), tl.program_id(1), examples, units, EXAMPLES, UNITS)
     x = tl.load(z + at, mask=there, other=0.0)
     factor = 1.0
     if APART:
@@ -102,19 +104,24 @@ def _squares_of(before, run, first, m, BLOCK: tl.constexpr):
 
 @triton.jit
 def _balance(
-    weight, above, bias, row, before, scales, n: tl.constexpr, m: tl.constexpr, leave: tl.constexpr,
-    UNITS: tl.constexpr, BLOCK: tl.constexpr, ABOVE: tl.constexpr,
+    weight, above, bias, row, squares, between, before, scales,
+    n: tl.constexpr, m: tl.constexpr, leave: tl.constexpr, UNITS: tl.constexpr, BLOCK: tl.constexpr,
+    ABOVE: tl.constexpr, SHARES: tl.constexpr,
     FIRST: tl.constexpr, LAST: tl.constexpr, BIAS: tl.constexpr, APART: tl.constexpr,
 ):  # fmt: skip
-    # Weights are (n, m), those above (leave, n). FIRST: no scales from below; LAST: these alone.
+    # Weights are (n, m), those above (leave, n). FIRST: no scales from below; LAST: these alone. SHARES of the sums of
+    # squares of the rows, if any, are there.
     run = tl.program_id(0)
     unit = tl.program_id(1) * UNITS + tl.arange(0, UNITS)
     known = unit < n
     held = run * n + unit
     factor = tl.full((UNITS,), 1.0, tl.float32)
+    lacking = factor
     if not LAST:
         entering = tl.zeros((UNITS,), tl.float32)
-        for first in tl.static_range(0, m, BLOCK):
+        for share in tl.static_range(SHARES):
+            entering += tl.load(squares + share * between + held, mask=known, other=0.0)
+        for first in tl.static_range(0, 0 if SHARES else m, BLOCK):
             at, there = _weights_of(weight, run, unit, first, n, m, BLOCK)
             w = tl.load(at, mask=there, other=0.0)
             if FIRST:
@@ -185,18 +192,35 @@ def plain_forward(z: Tensor, bias: Tensor | None, kind: str, row: Tensor | None 
     return layers.fused(layers.plain_forward, z.device)(z, bias, kind, row)
 
 
-def balance(weights: list[Tensor], biases: list[Tensor | None], row: Tensor | None = None) -> None:
-    """As `layers.balance`, for matrices, each contiguous: a launch a layer."""
+def balance(
+    weights: list[Tensor],
+    biases: list[Tensor | None],
+    row: Tensor | None = None,
+    squares: Tensor | None = None,
+    done: Callable[[int], None] = lambda layer: None,
+) -> None:
+    """As `layers.balance`, for matrices, each contiguous: a launch a layer.
+
+    Args:
+        weights: (R, n, m) of each layer.
+        biases: (R, 1, n) of each layer, or None.
+        row: factors (R, 1, n) of the first layer's rows.
+        squares: (S, R, n), which add up to the sums of squares of these rows; found here if not given.
+        done: told of each layer when all that changes it is launched.
+    """
     before = weights[0]
     for layer, weight in enumerate(weights[:-1] if len(weights) > 2 else []):
         (runs, n, m), above, bias = weight.shape, weights[layer + 1], biases[layer]
-        last, apart = layer == len(weights) - 2, layer == 0 and row is not None
+        given, apart = squares if layer == 0 else None, layer == 0 and row is not None
+        shares, between = (0, 0) if given is None else (len(given), given.stride(0))
         scales = torch.empty(runs, n, device=weight.device)
         _balance[(runs, triton.cdiv(n, ROWS))](  # type: ignore[index]
-            weight, above, weight if bias is None else bias, row if apart else weight, before, scales,
-            n, m, above.shape[1], UNITS=ROWS, BLOCK=_block(m), ABOVE=_block(above.shape[1]),
-            FIRST=layer == 0, LAST=last, BIAS=bias is not None, APART=apart, num_warps=8,
+            weight, above, weight if bias is None else bias, row if apart else weight,
+            weight if given is None else given, between, before, scales,
+            n, m, above.shape[1], UNITS=ROWS, BLOCK=_block(m), ABOVE=_block(above.shape[1]), SHARES=shares,
+            FIRST=layer == 0, LAST=layer == len(weights) - 2, BIAS=bias is not None, APART=apart, num_warps=8,
         )  # fmt: skip
+        done(layer)
         before = scales
 
 

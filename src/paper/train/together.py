@@ -54,8 +54,30 @@ class Together(Backend):
                 self.stack.read_from(number, module)
 
     def _several(self, count: int, size: int) -> None:
-        super()._several(count, size)
+        if self.stack.looks_ahead(size):
+            self._ahead((self.at + torch.arange(count * size, device=self.device)).split(size))
+            self.at.add_(count * size)
+        else:
+            super()._several(count, size)
         self.stack.settle()
+
+    def _ahead(self, steps: Sequence[Tensor]) -> None:
+        """Steps on the images at these places of the order, each of which begins the next."""
+        batch = self._fetch(steps[0])
+        for places in (*steps[1:], None):
+            then = None
+            if places is not None:
+                with self.stack.beside():
+                    then = self._fetch(places)
+            x, turned, target = batch
+            self.stack.step(x, target, self.rate, self.task, self.balanced, turned, then and then[0])
+            batch = then or batch
+
+    def _fetch(self, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Inputs, the same turned, and what they are to give."""
+        train, index = self.sets.train, self.order.index_select(1, places)
+        x, turned = self.stack.own.fetch(train.images, index, self.sets.scale, self.sets.shift)
+        return x, turned, train.labels[index] if self.task == "classify" else x
 
     def _next(self, places: Tensor) -> None:
         sets, labels = self.sets, self.sets.train.labels if self.task == "classify" else None

@@ -9,9 +9,13 @@ import torch
 from torch import nn
 
 from paper.train import layers
+from paper.train.backend import Run
+from paper.train.together import Together
+from tests.paper.train.plain import CPU, cell, random_sets
 
 pytest.importorskip("triton", reason="the kernels are written in Triton")
-from paper.train import stacked  # noqa: E402
+pytest.importorskip("triton.experimental.gluon", reason="some are written in Gluon")
+from paper.train import hopper, stacked  # noqa: E402
 from paper.train.quick import quicken  # noqa: E402
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -112,6 +116,60 @@ def test_ways_back_through_a_layer(kind, apart, examples):
             torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-4)
 
 
+def near(found, expected):
+    """As near as products of TF32 are."""
+    for mine, other in zip(found, expected, strict=True):
+        bound = (1e-5 if INTERPRETED else 5e-3) * float(other.abs().max())
+        torch.testing.assert_close(mine, other.to(mine.dtype), rtol=0, atol=bound)
+
+
+@pytest.mark.parametrize("kind", ["relu", "gelu", "silu"])
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("examples", [128, 80, 16])
+def test_whole_layers_forward(kind, apart, examples):
+    torch.manual_seed(0)
+    held = (2, 1, 72)
+    x, weight, *norm = (torch.randn(s, device=DEVICE) for s in ((2, examples, 68), (2, 72, 68), *[held] * 4))
+    row = torch.rand(held, device=DEVICE) + 0.5 if apart else None
+    z = torch.bmm(x.double(), weight.double().mT).float()
+    shares = torch.stack([0.25 * z, 0.75 * z])
+    for work in (lambda *how: hopper.forward(x, weight, *how), lambda *how: hopper.finish(shares, *how)):
+        mine, other = ([t.clone() for t in norm] for _ in range(2))
+        a, saved = work(mine, None, kind, row, True)
+        expected, kept = layers.norm_forward(z, other, kind, row)
+        near([a, *saved, *mine], [expected, *kept, *other])
+        for bias, keep in ((norm[0], True), (None, False)):
+            a, saved = work(None, bias, kind, row, keep)
+            near([a], [layers.plain_forward(z, bias, kind, row)])
+            near([saved], [z if keep else a])
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("examples", [128, 3])
+def test_gradient_at_the_outputs_of_an_autoencoder(biased, examples):
+    torch.manual_seed(0)
+    shapes = ((2, examples, 68), (2, 72, 68), (2, examples, 72), (2, 1, 72))
+    x, weight, target, bias = (torch.randn(s, device=DEVICE) for s in shapes)
+    rate = torch.tensor([0.5, 2.0], device=DEVICE).view(2, 1, 1)
+    mine, other = (bias.clone() if biased else None for _ in range(2))
+    found = [hopper.rebuild_gradient(x, weight, mine, target, rate)]
+    z = torch.bmm(x.double(), weight.double().mT).float()
+    expected = [layers.rebuild_gradient(z, other, target, rate)]
+    near([*found, mine] if biased else found, [*expected, other] if biased else expected)
+
+
+@pytest.mark.parametrize("examples", [128, 7])
+def test_images_are_fetched_in_both_layouts(examples):
+    torch.manual_seed(0)
+    images = torch.randint(0, 256, (300, 70), dtype=torch.uint8, device=DEVICE)
+    index = torch.randint(0, 300, (3, examples), device=DEVICE)
+    scale, shift = torch.rand(2, 70, device=DEVICE)
+    x, turned = hopper.fetch(images, index, scale, shift)
+    torch.testing.assert_close(x, layers.fetch(images, index, scale, shift))
+    assert torch.equal(turned[:, :, :examples], x.mT)
+    assert not turned[:, :, examples:].any()
+
+
 @pytest.mark.parametrize(
     ("widths", "apart", "biased"),
     [((40, 24, 17, 30, 10), False, True), ((40, 24, 17, 30, 10), True, False), ((1100, 9, 1030, 12), True, True)],
@@ -127,7 +185,10 @@ def test_enorm_of_stacked_networks(widths, apart, biased):
     given = [t for t in (*weights, *biases, row) if t is not None]
     began = [t.clone() for t in given]
     part = [w[1:] for w in weights], [None if b is None else b[1:] for b in biases], None if row is None else row[1:]
-    stacked.balance(*part)
+    squares = weights[0].square().sum(2) * torch.tensor([[[0.25]], [[0.75]]], device=DEVICE)
+    told = []
+    stacked.balance(*part, squares[:, 1:] if apart else None, told.append)
+    assert told == list(range(len(weights) - 1))
     found = [t.clone() for t in given]
     for t, old in zip(given, began, strict=True):
         t.copy_(old)
@@ -137,3 +198,65 @@ def test_enorm_of_stacked_networks(widths, apart, biased):
         assert torch.equal(new[0], old[0])  # another run
     assert not torch.equal(found[1], began[1])
     assert torch.equal(found[0], began[0]) == apart
+
+
+class Own:
+    """Whole layers; where Gluon's kernels cannot run, the same by torch."""
+
+    fits, fetch, forward, finish = hopper.fits, hopper.fetch, hopper.forward, hopper.finish
+    rebuild_gradient = hopper.rebuild_gradient
+
+    @staticmethod
+    def backward(grad, weight, a, bias, row, back):
+        below = torch.bmm(grad, weight)
+        weight.baddbmm_(grad.mT, a, alpha=-1)
+        if not back:
+            return below
+        below = below * (a > 0)
+        if bias is not None:
+            bias.sub_(below.sum(1, keepdim=True))
+        return below if row is None else below / row
+
+    @staticmethod
+    def first(grad, turned, then, weight):
+        weight.baddbmm_(grad.mT, turned[:, :, : grad.shape[1]].mT, alpha=-1)
+        product = None if then is None else torch.bmm(then, weight.mT) * torch.ones(2, 1, 1, 1) / 2
+        return product, weight.square().sum(2)[None]
+
+
+WIDE = {"kind": "mlp", "inputs": 96, "hidden": [72, 64, 68], "outputs": 10, "activation": "relu"}
+WHOLE = {
+    "relu": WIDE,
+    "silu": {**WIDE, "activation": "silu"},
+    "bare": {**WIDE, "batchnorm": False},
+    "narrow": {**WIDE, "hidden": [72, 20, 68]},
+    "autoencoder": {"kind": "autoencoder", "inputs": 72, "compression": 1},
+    "waist": {"kind": "autoencoder", "inputs": 144, "compression": 2},
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_steps_by_whole_layers_are_the_steps(name):
+    """Each of which begins the next, with ENorm; against a CPU."""
+    if not INTERPRETED and torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("needs a Hopper GPU")
+    sizes = {"images": 76, "batch": 22, "test_images": 5}
+    runs = [
+        Run(cell(WHOLE[name], method, lr=0.05, **sizes), seed) for method in ("pathcond", "enorm") for seed in (0, 1)
+    ]
+    mine, other = (Together(runs, random_sets(runs[0].cell, device), device) for device in (DEVICE, CPU))
+    if INTERPRETED:
+        mine.stack.own, mine.stack.row = Own, torch.ones(4, 1, mine.stack.shape.widths[1])
+    assert mine.stack.looks_ahead(22)
+    assert not other.stack.looks_ahead(22)
+    order = torch.stack([torch.randperm(76, generator=torch.Generator().manual_seed(run.seed)) for run in runs])
+    began = [t.clone() for t in other.stack.tensors()]
+    for backend in (mine, other):
+        backend.order.copy_(order)
+        backend._several(3, 22)
+        backend._several(1, 10)
+        assert int(backend.at) == 76
+    for found, expected, old in zip(mine.stack.tensors(), other.stack.tensors(), began, strict=True):
+        change = expected - old
+        bound = (1e-4 if INTERPRETED else 3e-2) * float(change.abs().max())
+        torch.testing.assert_close(found.cpu() - old, change, rtol=0, atol=bound)

@@ -10,7 +10,11 @@ triton = pytest.importorskip("triton", reason="the kernels are written in Triton
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
-from paper.train import maps, stacked  # noqa: E402
+pytest.importorskip("triton.experimental.gluon", reason="some are written in Gluon")
+from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction  # noqa: E402
+from triton.experimental.gluon.language import NVMMASharedLayout  # noqa: E402
+
+from paper.train import glide, hopper, maps, stacked  # noqa: E402
 from pathcond.cuda_kernel import update_units  # noqa: E402
 from tests.paper.train import test_kernels  # noqa: E402
 
@@ -25,10 +29,35 @@ def test_values_in_the_interpreter():
 
 
 MAPS = {"x": "*bf16", "out": "*bf16", "grad": "*bf16", "chosen": "*bf16", "result": "*bf16", "place": "*i8"}
-NUMBERS = ("pixels", "inputs", "height", "width", "rows", "columns", "channels", "examples", "units", "n")
+NUMBERS = (
+    "pixels",
+    "inputs",
+    "height",
+    "width",
+    "rows",
+    "columns",
+    "channels",
+    "examples",
+    "units",
+    "n",
+    "between",
+    "runs",
+)
 SOLVER = dict.fromkeys(("into_ptr", "out_ptr", "up_ptr", "down_ptr", "state_ptr", "setting_ptr"), "*fp64")
 LAYER = {"EXAMPLES": 128, "UNITS": 32, "KIND": 1}
-ENORM = {"n": 500, "m": 784, "leave": 500, "UNITS": 8, "BLOCK": 1024, "ABOVE": 512}
+WHOLE = {"n": 500, "EXAMPLES": 128, "KIND": 1, "NORM": True, "BIAS": False, "APART": True, "KEEP": True}
+LAYOUT = "," + repr(NVMMASharedLayout(128, 32, rank=3))
+FLAGS = {"BACK": True, "BIAS": True, "APART": True}
+DOWN = {"n": 500, "m": 784, "E": 128, "N": 64, "M": 64, "GS": 2, "WS": 3, "WARPS": 4, **FLAGS}
+AHEAD = {"n": 500, "m": 784, "E": 128, "N": 128, "M": 32, "SHARES": 3, "XS": 3, "WS": 3, "NEXT": True, "WARPS": 8}
+ENORM = {"n": 500, "m": 784, "leave": 500, "UNITS": 8, "BLOCK": 1024, "ABOVE": 512, "SHARES": 0}
+
+
+def tiles(layout="", **shapes):
+    """Types of descriptors of tiles."""
+    return {name: f"tensordesc<fp32[1, {rows}, {columns}]{layout}>" for name, (rows, columns) in shapes.items()}
+
+
 COMPILED = {
     "sums": (maps._sums, MAPS, {"C": 128, "BLOCK": 32, "STEPS": 4}),
     "pool": (maps._pool, MAPS, {"C": 128, "BLOCK": 16, "TRAIN": True}),
@@ -40,8 +69,17 @@ COMPILED = {
     "norm": (stacked._norm, {}, {**LAYER, "APART": True}),
     "plain": (stacked._plain, {}, {**LAYER, "APART": False, "BIAS": True}),
     "balance": (stacked._balance, {}, {**ENORM, "FIRST": False, "LAST": False, "BIAS": True, "APART": False}),
-    "balance apart": (stacked._balance, {}, {**ENORM, "FIRST": True, "LAST": False, "BIAS": False, "APART": True}),
+    "balance apart": (
+        stacked._balance,
+        {},
+        {**ENORM, "SHARES": 2, "FIRST": True, "LAST": False, "BIAS": False, "APART": True},
+    ),
     "balance at last": (stacked._balance, {}, {**ENORM, "FIRST": False, "LAST": True, "BIAS": True, "APART": False}),
+    "up": (hopper._up, tiles(x=(128, 32), w=(64, 32)), {**WHOLE, "m": 3072, "UNITS": 64, "M": 32}),
+    "finish": (hopper._finish, {}, {**WHOLE, "UNITS": 32, "SHARES": 3}),
+    "fetch": (hopper._fetch, {"images": "*u8", "index": "*i64"}, {"n": 784, "EXAMPLES": 128, "UNITS": 32}),
+    "down": (glide.down, tiles(LAYOUT, g=(128, 64), a=(128, 64), w=(64, 64)), DOWN),
+    "ahead": (glide.ahead, tiles(LAYOUT, g=(128, 128), xT=(32, 128), x=(128, 32), w=(128, 32)), AHEAD),
     "solver": (update_units, SOLVER, {"BLOCK": 512}),
 }
 
@@ -53,5 +91,7 @@ def test_kernels_compile_for_a_gpu(name):
     kinds = {**dict.fromkeys(kernel.arg_names, "*fp32"), **dict.fromkeys(NUMBERS, "i32"), **types}
     signature = {a: "constexpr" if a in constants else kinds[a] for a in kernel.arg_names}
     values = {(kernel.arg_names.index(key),): value for key, value in constants.items()}
-    made = triton.compile(ASTSource(kernel, signature, values), target=GPUTarget("cuda", 90, 32))
+    source = (GluonASTSource if isinstance(kernel, GluonJITFunction) else ASTSource)(kernel, signature, values)
+    options = {"num_warps": constants.get("WARPS", 4)}
+    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     assert made.asm["cubin"]

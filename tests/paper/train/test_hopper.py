@@ -1,0 +1,136 @@
+"""On a Hopper GPU: kernels of whole layers against float64; neither streams nor company change a run's numbers."""
+
+import pytest
+import torch
+
+from paper.train.backend import Run
+from paper.train.together import Together
+from tests.paper.train.plain import cell, random_sets
+
+pytest.importorskip("triton.experimental.gluon", reason="the kernels are written in Gluon")
+from paper.train import hopper  # noqa: E402
+
+HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU"),
+    pytest.mark.filterwarnings("default"),  # of the compiler, about the machine
+]
+
+CUDA = torch.device("cuda")
+SHAPES = [(784, 784), (500, 500), (500, 3072), (196, 784), (68, 72)]
+CASES = [
+    *((shape, (9, 128)) for shape in SHAPES),
+    ((784, 784), (24, 96)),
+    ((500, 500), (1, 80)),
+    ((500, 3072), (24, 80)),
+    ((68, 72), (2, 10)),
+    ((68, 72), (1, 1)),
+]  # rows and columns; runs and examples
+
+
+def draw(*shapes):
+    torch.manual_seed(0)
+    return [torch.randn(shape, device=CUDA) for shape in shapes]
+
+
+def near(found, expected, bound=3e-3):
+    """As near as products of TF32 are, relative to the largest number."""
+    assert found.shape == expected.shape
+    assert float((found.double() - expected).abs().max()) <= bound * float(expected.abs().max())
+
+
+@pytest.mark.parametrize(("shape", "batch"), CASES)
+def test_down_through_a_layer(shape, batch):
+    (n, m), (runs, examples) = shape, batch
+    grad, a, start, shift, row = draw((runs, examples, n), (runs, examples, m), (runs, n, m), *[(runs, 1, m)] * 2)
+    a, row = a.relu(), row.abs() + 0.5
+    below = torch.bmm(grad.double(), start.double())
+    step = torch.bmm(grad.double().mT, a.double())
+    ways = [(True, True, False), (True, True, True), (False, False, False)]
+    for back, biased, apart in ways if m < 1000 else ways[-1:]:
+        weight, bias = start.clone(), shift.clone() if biased else None
+        found = hopper.backward(grad, weight, a, bias, row if apart else None, back)
+        passed = below * (a > 0) if back else below
+        near(found, passed / row.double() if apart else passed)
+        near(start.double() - weight.double(), step)
+        if bias is not None:
+            near(shift.double() - bias.double(), passed.sum(1, keepdim=True), 1e-2)
+
+
+@pytest.mark.parametrize(("shape", "batch"), CASES)
+@pytest.mark.parametrize("going_on", [True, False])
+def test_the_first_layer_and_the_next_product(shape, batch, going_on):
+    (n, m), (runs, examples) = shape, batch
+    grad, x, then, start = draw((runs, examples, n), *[(runs, examples, m)] * 2, (runs, n, m))
+    turned = torch.zeros(runs, m, 128, device=CUDA)
+    turned[:, :, :examples] = x.mT
+    weight = start.clone()
+    product, squares = hopper.first(grad, turned, then if going_on else None, weight)
+    near(start.double() - weight.double(), torch.bmm(grad.double().mT, x.double()))
+    near(squares.sum(0), weight.double().square().sum(2), 1e-5)
+    assert (product is not None) == going_on
+    if product is not None:
+        near(product.double().sum(0), torch.bmm(then.double(), weight.double().mT))
+
+
+@pytest.mark.parametrize(("shape", "batch"), CASES)
+def test_up_through_a_layer(shape, batch):
+    """`test_kernels` has the other activations, BatchNorm and factors."""
+    (n, m), (runs, examples) = shape, batch
+    x, weight, bias, target = draw((runs, examples, m), (runs, n, m), (runs, 1, n), (runs, examples, n))
+    z = torch.bmm(x.double(), weight.double().mT)
+    a, kept = hopper.forward(x, weight, None, bias, "relu", None, True)
+    near(kept, z)
+    near(a, (z + bias).relu())
+    rate = torch.rand(runs, 1, 1, device=CUDA)
+    found = hopper.rebuild_gradient(x, weight, None, target, rate)
+    near(found, (z - target) * 2 * rate / (examples * n))
+
+
+def autoencoders(seeds, methods=("baseline", "enorm")):
+    model = {"kind": "autoencoder", "inputs": 192, "compression": 1}
+    sizes = {"images": 330, "batch": 32, "test_images": 50}
+    return [Run(cell(model, method, lr=0.05, **sizes), seed) for method in methods for seed in range(seeds)]
+
+
+def trained(runs, alone=False, recorded=True):
+    """Tensors after two epochs; `alone`: with all work on one stream."""
+    stream = torch.cuda.current_stream()
+    backend = Together(runs, random_sets(runs[0].cell, CUDA), CUDA)
+    backend.recorded = recorded
+    if alone:
+        backend.stack.side = backend.stream
+    for epoch in (1, 2):
+        if recorded:
+            backend.epoch(epoch)
+        else:
+            backend.order.copy_(_order(backend, epoch))
+            backend.at.zero_()
+            for count, size in ((10, 32), (1, 10)):
+                backend._several(count, size)
+    found = [t.clone() for t in backend.stack.tensors()]
+    torch.cuda.synchronize()
+    torch.cuda.set_stream(stream)
+    return found
+
+
+def _order(backend, epoch):
+    backend._make_order(epoch)
+    return backend._seed_order.to(CUDA)[backend._seed_of]
+
+
+def test_neither_graphs_nor_streams_change_a_number():
+    runs = autoencoders(3)
+    expected = trained(runs, alone=True, recorded=False)
+    for found in (trained(runs), trained(runs, recorded=False), trained(runs, alone=True)):
+        assert all(map(torch.equal, found, expected))
+
+
+def test_a_run_is_the_same_in_any_company():
+    """To the bit, where all products of a step are our own."""
+    runs = autoencoders(12)
+    together = trained(runs)
+    for number in (0, 23):
+        alone = trained(runs[number : number + 1])
+        assert all(torch.equal(mine[0], other[number]) for mine, other in zip(alone, together, strict=True))
