@@ -8,6 +8,7 @@ registers.
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language import thread_barrier
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
@@ -42,10 +43,10 @@ def _turn(held, ROWS: gl.constexpr, E: gl.constexpr, WARPS: gl.constexpr):
     two: gl.constexpr = gl.NVMMASharedLayout(128, 32, rank=2)
     lanes: gl.constexpr = gl.BlockedLayout([1, 4], [32, 1], [1, WARPS], [0, 1])
     there = held._reinterpret(gl.float32, [E, ROWS], two).permute((1, 0)).load(lanes)
-    gl.thread_barrier()
+    thread_barrier()
     held.store(there)
     fence_async_shared()
-    gl.thread_barrier()
+    thread_barrier()
 
 
 @gluon.jit
@@ -55,29 +56,77 @@ def _fetch(x, at, full, to, pred, BYTES: gl.constexpr):
 
 
 @gluon.jit
-def _put_below(acc, sa, bias, row, result, run, col, examples, m: gl.constexpr, M: gl.constexpr, E: gl.constexpr,
-               BACK: gl.constexpr, BIAS: gl.constexpr, APART: gl.constexpr):  # fmt: skip
-    # acc: (M, E), its rows in order. BACK: through bias and ReLU of the layer below, whose outputs are in `sa`.
+def _slope(y, KIND: gl.constexpr):
+    if KIND == 0:
+        slope = gl.where(y > 0.0, 1.0, 0.0)
+    elif KIND == 1:
+        slope = 0.5 * (1.0 + gl.erf(y * 0.7071067811865476)) + y * gl.exp(-0.5 * y * y) * 0.3989422804014327
+    else:
+        gate = 1.0 / (1.0 + gl.exp(-y))
+        slope = gate * (1.0 + y * (1.0 - gate))
+    return slope
+
+
+@gluon.jit
+def _held(x, held, known):
+    return gl.load(x + held, mask=known, other=0.0)
+
+
+@gluon.jit
+def _through(acc, sa, sz, gamma, beta, mean, rstd, factor, held, known, examples, KIND: gl.constexpr,
+             NORM: gl.constexpr, BIAS: gl.constexpr):  # fmt: skip
+    # From the gradient at a layer's outputs, (units, examples), to the one before bias or BatchNorm and activation, as
+    # in `layers`; what these hold takes its step. Gradients are zero where there is no example.
+    if NORM:
+        scale, shift, r = _held(gamma, held, known), _held(beta, held, known), _held(rstd, held, known)
+        x = (_load_like(sz.permute((1, 0)), acc) * factor[:, None] - _held(mean, held, known)[:, None]) * r[:, None]
+        acc = acc * _slope(x * scale[:, None] + shift[:, None], KIND)
+        for_beta = gl.sum(acc, 1)
+        for_gamma = gl.sum(acc * x, 1)
+        acc = (scale * r)[:, None] * (acc - (for_beta[:, None] + x * for_gamma[:, None]) / examples)
+        gl.store(gamma + held, scale - for_gamma, mask=known)
+        gl.store(beta + held, shift - for_beta, mask=known)
+    else:
+        shift = gl.zeros_like(factor)
+        if BIAS:
+            shift = _held(beta, held, known)
+        if KIND == 0:  # the slope is as well read off the outputs
+            acc = acc * _slope(_load_like(sa, acc), KIND)
+        else:
+            acc = acc * _slope(_load_like(sz.permute((1, 0)), acc) * factor[:, None] + shift[:, None], KIND)
+        if BIAS:
+            gl.store(beta + held, shift - gl.sum(acc, 1), mask=known)
+    return acc
+
+
+@gluon.jit
+def _put_below(acc, sa, sz, gamma, beta, mean, rstd, row, result, run, col, examples, m: gl.constexpr,
+               M: gl.constexpr, E: gl.constexpr, KIND: gl.constexpr, NORM: gl.constexpr, BIAS: gl.constexpr,
+               APART: gl.constexpr):  # fmt: skip
+    # acc: (M, E), its rows in order.
     lay: gl.constexpr = acc.type.layout
     column = col + gl.arange(0, M, gl.SliceLayout(1, lay))
     known = column < m
-    if BACK:
-        acc = gl.where(_load_like(sa, acc) > 0.0, acc, 0.0)
-        held = run * m + column
-        if BIAS:
-            gl.store(bias + held, gl.load(bias + held, mask=known, other=0.0) - gl.sum(acc, 1), mask=known)
-        if APART:
-            acc = acc / gl.load(row + held, mask=known, other=1.0)[:, None]
+    held = run * m + column
+    factor = gl.full([M], 1.0, gl.float32, gl.SliceLayout(1, lay))
+    if APART:
+        factor = gl.load(row + held, mask=known, other=1.0)
+    acc = _through(acc, sa, sz, gamma, beta, mean, rstd, factor, held, known, examples, KIND, NORM, BIAS)
+    if APART:
+        acc = acc / factor[:, None]
     example = gl.arange(0, E, gl.SliceLayout(0, lay))
     at = (run * examples + example)[None, :] * m + column[:, None]
     gl.store(result + at, acc, mask=(example < examples)[None, :] & known[:, None])
 
 
 @gluon.jit
-def down(g, a, w, bias, row, result, examples, n: gl.constexpr, m: gl.constexpr, E: gl.constexpr, N: gl.constexpr,
-         M: gl.constexpr, GS: gl.constexpr, WS: gl.constexpr, BACK: gl.constexpr, BIAS: gl.constexpr,
-         APART: gl.constexpr, WARPS: gl.constexpr):  # fmt: skip
-    """Below = g W, then W -= g^T a: M columns a program, tiles of N rows; GS, WS: buffers of g and W."""
+def down(g, a, w, z, gamma, beta, mean, rstd, row, result, examples, n: gl.constexpr, m: gl.constexpr, E: gl.constexpr,
+         N: gl.constexpr, M: gl.constexpr, GS: gl.constexpr, WS: gl.constexpr, KIND: gl.constexpr, NORM: gl.constexpr,
+         BIAS: gl.constexpr, APART: gl.constexpr, WARPS: gl.constexpr):  # fmt: skip
+    """The gradient g W, then W -= g^T a; from there back through the layer below, which made z and from it a.
+
+    M columns a program, tiles of N rows; GS, WS: buffers of g and W.
+    """
     two: gl.constexpr = gl.NVMMASharedLayout(128, 32, rank=2)
     up: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, E, 8])
     across: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, M, 8])
@@ -87,14 +136,18 @@ def down(g, a, w, bias, row, result, examples, n: gl.constexpr, m: gl.constexpr,
     sg = gl.allocate_shared_memory(gl.float32, [GS, E, N], two)
     sw = gl.allocate_shared_memory(gl.float32, [WS, N, M], two)
     sa = gl.allocate_shared_memory(gl.float32, [M, E], two)
+    KEPT: gl.constexpr = NORM or KIND != 0
+    sz = gl.allocate_shared_memory(gl.float32, [E, M], two) if KEPT else sa
     full_g = gl.allocate_shared_memory(gl.int64, [GS, 1], mbarrier.MBarrierLayout())
     full_w = gl.allocate_shared_memory(gl.int64, [WS, 1], mbarrier.MBarrierLayout())
     full_a = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    full_z = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     for s in gl.static_range(GS):
         mbarrier.init(full_g.index(s), count=1)
     for s in gl.static_range(WS):
         mbarrier.init(full_w.index(s), count=1)
     mbarrier.init(full_a, count=1)
+    mbarrier.init(full_z, count=1)
     fence_async_shared()
     for s in gl.static_range(GS):
         _fetch(g, [run, 0, s * N], full_g.index(s), sg.index(s), s < count, E * N * 4)
@@ -103,6 +156,8 @@ def down(g, a, w, bias, row, result, examples, n: gl.constexpr, m: gl.constexpr,
     _fetch(a, [run, 0, col], full_a, sa._reinterpret(gl.float32, [E, M], two), True, M * E * 4)
     for s in gl.static_range(GS, WS - 1):
         _fetch(w, [run, s * N, col], full_w.index(s), sw.index(s), s < count, N * M * 4)
+    if KEPT:
+        _fetch(z, [run, 0, col], full_z, sz, True, M * E * 4)
     mbarrier.wait(full_a, 0)
     _turn(sa, M, E, WARPS)
     acc = gl.zeros([M, E], gl.float32, up)
@@ -126,7 +181,10 @@ def down(g, a, w, bias, row, result, examples, n: gl.constexpr, m: gl.constexpr,
         fence_async_shared()
         tma.async_copy_shared_to_global(w, [run, k * N, col], tw)
         _fetch(g, [run, 0, (k + GS) * N], full_g.index(k % GS), tg, k + GS < count, E * N * 4)
-    _put_below(_swap(acc, M, E), sa, bias, row, result, run, col, examples, m, M, E, BACK, BIAS, APART)
+    if KEPT:
+        mbarrier.wait(full_z, 0)
+    _put_below(_swap(acc, M, E), sa, sz, gamma, beta, mean, rstd, row, result, run, col, examples, m, M, E,
+               KIND, NORM, BIAS, APART)  # fmt: skip
     tma.store_wait(0)
 
 
@@ -182,7 +240,7 @@ def ahead(g, xT, x, w, result, squares, examples, n: gl.constexpr, m: gl.constex
         now = now - d
         tw.store(now)
         fence_async_shared()
-        gl.thread_barrier()
+        thread_barrier()
         if NEXT:
             acc = warpgroup_mma(tw, sx.index(k % XS).permute((1, 0)), acc, is_async=True)
         square += now * now
@@ -193,7 +251,7 @@ def ahead(g, xT, x, w, result, squares, examples, n: gl.constexpr, m: gl.constex
         tma.async_copy_shared_to_global(w, [run, row, (first + k) * M], tw)
         if NEXT:
             acc = warpgroup_mma_wait(0, deps=(acc,))
-            gl.thread_barrier()
+            thread_barrier()
         more, then = k + XS < count, (first + k + XS) * M
         _fetch(xT, [run, then, 0], full_x.index(k % XS), ta, more, XBYTES)
         if NEXT:

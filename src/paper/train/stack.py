@@ -159,7 +159,9 @@ class Stack:
         norm = self.norms[k] if self.norms else None
         if self._fits(k, x.shape[1]):
             self.settle(k)
-            how = norm, bias, kind, row, not (self._rectified() and self._fits(k + 1, x.shape[1]))
+            # Of a ReLU, our own way back needs its values alone.
+            keep = norm is not None or kind != "relu" or not self._fits(k + 1, x.shape[1])
+            how = norm, bias, kind, row, keep
             if k > 0 or self.product is None:
                 return self.own.forward(x, weight, *how)
             z, self.product = self.product, None
@@ -183,16 +185,14 @@ class Stack:
     def _backward(self, k: int, grad: Tensor, a: Tensor, kept: Any) -> Tensor:
         """Down through a weight, which takes its step, and back through the hidden layer below."""
         bias, row, kind = self.biases[k - 1], self.row if k == 1 else None, self.shape.activation
+        norm = self.norms[k - 1] if self.norms else None
         if self._fits(k, grad.shape[1]):
-            below = self.own.backward(grad, self.weights[k], a, bias, row, self._rectified())
-            if self._rectified():
-                return below
-        else:
-            below = torch.bmm(grad, self.weights[k])
-            with self.beside():  # the way down need not wait for the weights
-                _subtract(self.weights[k], grad, a)
-        if self.norms:
-            return self.ways.norm_backward(below, kept, self.norms[k - 1], kind, row)
+            return self.own.backward(grad, self.weights[k], a, kept, norm, bias, kind, row)
+        below = torch.bmm(grad, self.weights[k])
+        with self.beside():  # the way down need not wait for the weights
+            _subtract(self.weights[k], grad, a)
+        if norm is not None:
+            return self.ways.norm_backward(below, kept, norm, kind, row)
         return self.ways.plain_backward(below, kept, bias, kind, row)
 
     def _balance(self, runs: slice, squares: Tensor | None) -> None:
@@ -208,10 +208,6 @@ class Stack:
     def _mark(self, layer: int) -> None:
         if self.side is not None:
             self.marks[layer] = self.side.record_event()
-
-    def _rectified(self) -> bool:
-        """Whether the slope of the activation can be read off its values."""
-        return not self.norms and self.shape.activation == "relu"
 
     def _fits(self, layer: int, examples: int) -> bool:
         return self.own is not None and self.own.fits(self.weights[layer], examples)

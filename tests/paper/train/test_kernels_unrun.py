@@ -47,7 +47,7 @@ SOLVER = dict.fromkeys(("into_ptr", "out_ptr", "up_ptr", "down_ptr", "state_ptr"
 LAYER = {"EXAMPLES": 128, "UNITS": 32, "KIND": 1}
 WHOLE = {"n": 500, "EXAMPLES": 128, "KIND": 1, "NORM": True, "BIAS": False, "APART": True, "KEEP": True}
 LAYOUT = "," + repr(NVMMASharedLayout(128, 32, rank=3))
-FLAGS = {"BACK": True, "BIAS": True, "APART": True}
+FLAGS = {"KIND": 1, "NORM": True, "BIAS": False, "APART": True}
 DOWN = {"n": 500, "m": 784, "E": 128, "N": 64, "M": 64, "GS": 2, "WS": 3, "WARPS": 4, **FLAGS}
 AHEAD = {"n": 500, "m": 784, "E": 128, "N": 128, "M": 32, "SHARES": 3, "XS": 3, "WS": 3, "NEXT": True, "WARPS": 8}
 ENORM = {"n": 500, "m": 784, "leave": 500, "UNITS": 8, "BLOCK": 1024, "ABOVE": 512, "SHARES": 0}
@@ -78,7 +78,7 @@ COMPILED = {
     "up": (hopper._up, tiles(x=(128, 32), w=(64, 32)), {**WHOLE, "m": 3072, "UNITS": 64, "M": 32}),
     "finish": (hopper._finish, {}, {**WHOLE, "UNITS": 32, "SHARES": 3}),
     "fetch": (hopper._fetch, {"images": "*u8", "index": "*i64"}, {"n": 784, "EXAMPLES": 128, "UNITS": 32}),
-    "down": (glide.down, tiles(LAYOUT, g=(128, 64), a=(128, 64), w=(64, 64)), DOWN),
+    "down": (glide.down, tiles(LAYOUT, g=(128, 64), a=(128, 64), w=(64, 64), z=(128, 64)), DOWN),
     "ahead": (glide.ahead, tiles(LAYOUT, g=(128, 128), xT=(32, 128), x=(128, 32), w=(128, 32)), AHEAD),
     "solver": (update_units, SOLVER, {"BLOCK": 512}),
 }
