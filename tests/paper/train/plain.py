@@ -7,6 +7,7 @@ from torch.nn import functional
 from paper.cells import cells_of
 from paper.normalise import factors
 from paper.seeds import generator
+from paper.train import layers
 from paper.train.sets import Part, Sets
 
 CPU = torch.device("cpu")
@@ -138,3 +139,51 @@ def curves(backend, epochs, first=1):
         backend.teleport(epoch)
         found.append(backend.evaluate())
     return {name: torch.stack([one[name] for one in found]) for name in found[0]}
+
+
+class Own:
+    """What `hopper` offers, by torch."""
+
+    @staticmethod
+    def fits(weight, examples):
+        return min(weight.shape[1:]) >= 64
+
+    @staticmethod
+    def fetch(images, index, scale, shift):
+        x = layers.fetch(images, index, scale, shift)
+        return x, functional.pad(x.mT, (0, 128 - x.shape[1]))
+
+    @staticmethod
+    def finish(shares, norm, bias, kind, row, keep):
+        z = shares.sum(0)
+        if norm:
+            return layers.norm_forward(z, norm, kind, row)
+        a = layers.plain_forward(z, bias, kind, row)
+        return a, z if keep else a
+
+    @staticmethod
+    def forward(x, weight, *how):
+        return Own.finish(torch.bmm(x, weight.mT)[None], *how)
+
+    @staticmethod
+    def rebuild_gradient(x, weight, bias, target, rate):
+        return layers.rebuild_gradient(torch.bmm(x, weight.mT), bias, target, rate)
+
+    @staticmethod
+    def backward(grad, weight, a, saved, norm, bias, kind, row):
+        below = torch.bmm(grad, weight)
+        weight.baddbmm_(grad.mT, a, alpha=-1)
+        if norm:
+            return layers.norm_backward(below, saved, norm, kind, row)
+        if kind != "relu":
+            return layers.plain_backward(below, saved, bias, kind, row)
+        below = layers.plain_backward(below, a, None, kind)  # what was saved may be anything
+        if bias is not None:
+            bias.sub_(below.sum(1, keepdim=True))
+        return below if row is None else below / row
+
+    @staticmethod
+    def first(grad, turned, then, weight):
+        weight.baddbmm_(grad.mT, turned[:, :, : grad.shape[1]].mT, alpha=-1)
+        product = None if then is None else torch.bmm(then, weight.mT) * torch.ones(2, 1, 1, 1) / 2
+        return product, weight.square().sum(2)[None]

@@ -11,7 +11,7 @@ from torch import nn
 from paper.train import layers
 from paper.train.backend import Run
 from paper.train.together import Together
-from tests.paper.train.plain import CPU, cell, random_sets
+from tests.paper.train.plain import CPU, Own, cell, random_sets
 
 pytest.importorskip("triton", reason="the kernels are written in Triton")
 pytest.importorskip("triton.experimental.gluon", reason="some are written in Gluon")
@@ -200,30 +200,11 @@ def test_enorm_of_stacked_networks(widths, apart, biased):
     assert torch.equal(found[0], began[0]) == apart
 
 
-class Own:
-    """Whole layers; where Gluon's kernels cannot run, the same by torch."""
+class Interpreted(Own):
+    """Whole layers, where Gluon's kernels cannot run."""
 
-    fits, fetch, forward, finish = hopper.fits, hopper.fetch, hopper.forward, hopper.finish
-    rebuild_gradient = hopper.rebuild_gradient
-
-    @staticmethod
-    def backward(grad, weight, a, saved, norm, bias, kind, row):
-        below = torch.bmm(grad, weight)
-        weight.baddbmm_(grad.mT, a, alpha=-1)
-        if norm:
-            return layers.norm_backward(below, saved, norm, kind, row)
-        if kind != "relu":
-            return layers.plain_backward(below, saved, bias, kind, row)
-        below = layers.plain_backward(below, a, None, kind)  # what was saved may be anything
-        if bias is not None:
-            bias.sub_(below.sum(1, keepdim=True))
-        return below if row is None else below / row
-
-    @staticmethod
-    def first(grad, turned, then, weight):
-        weight.baddbmm_(grad.mT, turned[:, :, : grad.shape[1]].mT, alpha=-1)
-        product = None if then is None else torch.bmm(then, weight.mT) * torch.ones(2, 1, 1, 1) / 2
-        return product, weight.square().sum(2)[None]
+    fits, fetch, forward, finish = (staticmethod(f) for f in (hopper.fits, hopper.fetch, hopper.forward, hopper.finish))
+    rebuild_gradient = staticmethod(hopper.rebuild_gradient)
 
 
 WIDE = {"kind": "mlp", "inputs": 96, "hidden": [72, 64, 68], "outputs": 10, "activation": "relu"}
@@ -247,7 +228,7 @@ def test_steps_by_whole_layers_are_the_steps(name):
     runs = [Run(cells[0], 0), Run(cells[1], 0), Run(cells[1], 1)]
     mine, other = (Together(runs, random_sets(runs[0].cell, device), device) for device in (DEVICE, CPU))
     if INTERPRETED:
-        mine.stack.own, mine.stack.row = Own, torch.ones(3, 1, mine.stack.shape.widths[1])
+        mine.stack.own, mine.stack.row = Interpreted, torch.ones(3, 1, mine.stack.shape.widths[1])
     assert mine.stack.looks_ahead(22)
     assert not other.stack.looks_ahead(22)
     order = torch.stack([torch.randperm(54, generator=torch.Generator().manual_seed(run.seed)) for run in runs])
