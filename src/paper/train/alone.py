@@ -166,6 +166,15 @@ class Alone(Backend):
             y = self.forward(x)
         return y.float()[None], x.flatten(1)
 
+    def _sums(self) -> list[tuple[Tensor, Tensor]]:
+        found = super()._sums()
+        if not self.half:
+            return found
+        # ReLU inside a call to cuDNN makes zeros of what is no number; a network that diverged shall not look sound.
+        numbers = [t for t in self._held() if t.is_floating_point()]
+        nothing = torch.stack([t.norm() for t in numbers]).sum() * 0
+        return [(loss + nothing, correct) for loss, correct in found]
+
     def _held(self) -> list[Tensor]:
         kept = [v for o in self.optimisers for state in o.state.values() for v in state.values() if torch.is_tensor(v)]
         return [*self.module.parameters(), *self.module.buffers(), *kept]

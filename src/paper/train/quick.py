@@ -1,7 +1,7 @@
 """Layers of the convolutional network that are faster on a GPU than torch's own, with the same values and parameters.
 
-What stands between the convolutions is in `maps`. The first convolution, on 3 channels, would miss the tensor cores, so
-channels of zeros are added.
+What stands between the convolutions is in `maps`. The first convolution, on 3 channels, and the last one, to 10, would
+miss the fast ways of the tensor cores, so channels of zeros are added.
 """
 
 import torch
@@ -40,36 +40,39 @@ class NormPool(torch.autograd.Function):
         return maps.pool_back(grad, place, x, *held, total, product), product, total, None
 
 
-class BiasRelu(torch.autograd.Function):
-    """Add a bias, ReLU."""
+class ConvRelu(torch.autograd.Function):
+    """A convolution with bias, and ReLU."""
 
     @staticmethod
-    def forward(ctx, x, bias):  # type: ignore[no-untyped-def, override]
-        """Add and rectify."""
-        out = maps.relu(x, bias)
-        ctx.save_for_backward(out)
+    def forward(ctx, x, weight, bias, stride, padding):  # type: ignore[no-untyped-def, override]
+        """Convolve, add, rectify."""
+        out = maps.conv_relu(x, weight, bias.to(x.dtype), stride, padding)
+        ctx.save_for_backward(x, weight, out)
+        ctx.shape = stride, padding
         return out
 
     @staticmethod
     def backward(ctx, grad):  # type: ignore[no-untyped-def, override]
-        """Gradients of x and the bias."""
-        result, total = maps.relu_back(grad, *ctx.saved_tensors)
-        return result, total.sum(0)
+        """Gradients of x, the weight and the bias."""
+        (x, weight, out), (stride, padding) = ctx.saved_tensors, ctx.shape
+        result, total = maps.relu_back(grad, out)
+        wanted = [ctx.needs_input_grad[0], True, False]
+        way = (None, stride, padding, [1, 1], False, [0, 0], 1, wanted)
+        of_x, of_weight, _ = torch.ops.aten.convolution_backward(result, x, weight, *way)
+        return of_x, of_weight, total.sum(0), None, None
 
 
-def _convolve(layer: nn.Conv2d, x: Tensor) -> Tensor:
-    """A convolution without its bias, channels last; few channels are filled up with zeros."""
+def _operands(layer: nn.Conv2d, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Input, channels last, and weight of a convolution; few input channels are filled up with zeros."""
     weight = layer.weight
     if layer.in_channels < CHANNELS:
         more = (0, 0, 0, 0, 0, CHANNELS - layer.in_channels)
         x, weight = functional.pad(x, more), functional.pad(weight, more)
-    x = x.contiguous(memory_format=torch.channels_last)
-    y = functional.conv2d(x, weight, None, layer.stride, layer.padding)
-    return y.contiguous(memory_format=torch.channels_last)
+    return x.contiguous(memory_format=torch.channels_last), weight
 
 
 class Rectified(nn.Module):
-    """A convolution with bias, and ReLU."""
+    """A convolution with bias, and ReLU; few outputs are computed among others of zeros."""
 
     def __init__(self, layer: nn.Conv2d) -> None:
         super().__init__()
@@ -77,7 +80,15 @@ class Rectified(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Convolve and rectify."""
-        return BiasRelu.apply(_convolve(self.layer, x), self.layer.bias)  # type: ignore[no-any-return]
+        layer, (x, weight) = self.layer, _operands(self.layer, x)
+        bias: Tensor = layer.bias  # type: ignore[assignment]
+        more = -layer.out_channels % TILE
+        if more:
+            weight, bias = functional.pad(weight, (0, 0, 0, 0, 0, 0, 0, more)), functional.pad(bias, (0, more))
+        if torch.is_autocast_enabled(x.device.type):
+            x, weight = (t.to(torch.get_autocast_dtype(x.device.type)) for t in (x, weight))
+        out = ConvRelu.apply(x, weight, bias, list(layer.stride), list(layer.padding))
+        return out[:, : layer.out_channels] if more else out  # type: ignore[no-any-return, index]
 
 
 class Pooled(nn.Module):
@@ -93,7 +104,9 @@ class Pooled(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Convolve, normalise, rectify and pool."""
-        norm, y = self.norm, _convolve(self.layer, x)
+        norm, (x, weight) = self.norm, _operands(self.layer, x)
+        y = functional.conv2d(x, weight, None, self.layer.stride, self.layer.padding)
+        y = y.contiguous(memory_format=torch.channels_last)
         mean: Tensor = norm.running_mean  # type: ignore[assignment]
         var: Tensor = norm.running_var  # type: ignore[assignment]
         momentum: float = norm.momentum  # type: ignore[assignment]
@@ -127,14 +140,16 @@ def quicken(module: nn.Module) -> nn.Module:
 
 
 def _plain(layer: nn.Module) -> bool:
-    return isinstance(layer, nn.Conv2d) and layer.groups == 1 and layer.padding_mode == "zeros"
+    """Whether it is a convolution that only has a stride and some rows and columns of zeros around its input."""
+    known = isinstance(layer, nn.Conv2d) and layer.groups == 1 and layer.padding_mode == "zeros"
+    return known and layer.dilation == (1, 1) and not isinstance(layer.padding, str)
 
 
 def _rectified(layers: list[nn.Module]) -> nn.Module | None:
     conv, relu = (*layers, None, None)[:2]
     if not isinstance(conv, nn.Conv2d) or not isinstance(relu, nn.ReLU) or not _plain(conv) or conv.bias is None:
         return None
-    return Rectified(conv) if conv.out_channels % TILE == 0 else None
+    return Rectified(conv) if conv.out_channels % TILE == 0 or conv.out_channels < 2 * CHANNELS else None
 
 
 def _pooled(layers: list[nn.Module]) -> nn.Module | None:

@@ -126,6 +126,16 @@ def test_the_conv_net_trains_like_on_the_cpu(method):
     assert float(found["train_loss"][-1]) < float(found["train_loss"][0])
 
 
+def test_a_conv_net_that_diverged_does_not_look_sound():
+    """Though ReLU in a call to cuDNN makes zeros of what is no number."""
+    one = cell(CONV, "baseline", **SIZES)
+    backend = Alone(Run(one, 0), random_sets(one, CUDA), CUDA)
+    assert backend.evaluate()["train_loss"].isfinite().all()
+    with torch.no_grad():
+        backend.module[0].weight[0, 0, 0, 0] = float("nan")
+    assert backend.evaluate()["train_loss"].isnan().all()
+
+
 @pytest.mark.parametrize(
     "optimiser",
     [{"name": "sgd"}, {"name": "sgd", "momentum": 0.9}, {"name": "adam"}, {"name": "muon"}],

@@ -64,7 +64,6 @@ COMPILED = {
     "pool of one": (maps._pool, MAPS, {"C": 256, "BLOCK": 1, "TRAIN": False}),
     "pool_sums": (maps._pool_sums, MAPS, {"C": 128, "BLOCK": 32, "STEPS": 2}),
     "pool_back": (maps._pool_back, MAPS, {"C": 128, "BLOCK": 8}),
-    "relu": (maps._relu, MAPS, {"TILE": 64, "BLOCK": 64}),
     "relu_back": (maps._relu_back, MAPS, {"TILE": 64, "BLOCK": 64, "STEPS": 2}),
     "norm": (stacked._norm, {}, {**LAYER, "APART": True}),
     "plain": (stacked._plain, {}, {**LAYER, "APART": False, "BIAS": True}),
