@@ -3,23 +3,26 @@
 Records: benchmarks/records/train_*.json. What was learned on an H200 (torch 2.11), each found by profiling:
 
 - Orders of batches are made on the host; unless that is done ahead, while the device works, it takes longer than steps.
-- 9 MLPs, a step of 223 us: the update of the first layer, fused into the product that makes its gradient, is 56 us,
-  the first product 30 us. cuBLAS has no faster kernels for these layouts: a Triton kernel for W -= G^T X took 80 to
-  127 us, copies with the other axis first gained nothing, and bfloat16 is not allowed for these networks.
+- With cuBLAS, a step of 9 MLPs took 223 us: the update of the first layer, fused into the product that makes its
+  gradient, 56 us, the first product 30. A Triton kernel for W -= G^T X took 80 to 127 us, copies with the other axis
+  first gained nothing, and bfloat16 is not allowed for these networks.
+- Products in TF32 want the axis they sum over contiguous, which W -= G^T X and G W have not. Kernels that turn operands
+  on their way to the tensor cores (`glide`, `hopper`) read a weight once, to use and to update it: 24 us for both
+  products, where cuBLAS takes 48 (9 networks, 784 x 784), and 56 us for the update of the first MLP layer with the next
+  step's first product, where cuBLAS takes 83. Bias, BatchNorm and activation are in the same kernels, both ways. A step
+  of 9 MLPs: 171 us in place of 218; of 9 autoencoders: 161 in place of 254. They have a program for 64 units of a run:
+  up to 4 runs do not fill the device (1 autoencoder: 53 ms an epoch, 40 with cuBLAS; 5: 62 and 69), so `stack` asks
+  for 5.
 - A compiled way back through BatchNorm took 11.6 us, since sums over examples are made in a pass of their own; as one
-  kernel (`stacked`) the step is 8% shorter. Trying out pointwise configurations made the small kernels slower.
-- ENorm runs beside the next step's first product, and leaves the first layer's rows to factors: 23% became 15%.
-- Autoencoders of c = 1 are limited by the L2 cache: a product of 128 x 784 x 784 for 9 networks takes 14 us forward, 20
-  back, 30 with the update. More runs at once share better: 0.154 s an epoch for 9, 0.371 s for 27.
+  kernel (`stacked`) 8.4. Trying out pointwise configurations made the small kernels slower.
+- ENorm is one kernel a layer, runs beside the next step's first layer, and leaves the rows of the first weight to
+  factors; its sums of squares come out of the update. So 23% became 10%.
 - Two or three streams of work at once (halves of a stack, conv nets side by side) gain nothing: the device is full.
 - CIFAR-NV: convolutions take 0.29 s an epoch, at 550 to 650 TFLOP/s in the large ones. A third of the rest was
-  BatchNorm and max-pool as compiled; one kernel for both (`maps`) starts back from the pooled map. 3 input channels
-  padded to 8, and no bias where BatchNorm takes it away. Where the compiler sees through own kernels it fills their
-  results before they are written, 34 ms an epoch in the record. Now they are opaque to it, max-pool and its way back
-  take fewer instructions, and ENorm is compiled: 0.455 s an epoch, 0.476 s with ENorm (profiled, not in the record).
-- Products in TF32 want the axis they sum over contiguous, which W -= G^T X and G W have not. Kernels that turn operands
-  on their way to the tensor cores take 24 us for both together, where cuBLAS takes 48 (9 networks, 784 x 784), and 54
-  us for the update of the first MLP layer with the next step's first product, where cuBLAS takes 83. Not built in yet.
+  BatchNorm and max-pool as compiled; one kernel for both (`maps`) starts back from the pooled map. 3 input channels are
+  padded to 8, 10 outputs to 64, and there is no bias where BatchNorm takes it away. Where the compiler sees through own
+  kernels it fills their results before they are written, 34 ms an epoch, so they are opaque to it. Bias and ReLU in the
+  call to cuDNN save 12 ms an epoch, and 17 of 184 in evaluation.
 - On a CPU, products take four fifths of a step. Torch's own BatchNorm, `index_select` (four times as fast as indexing)
   and the update as a product of matrices, not of stacks of one, make it faster than a plain loop; runs of the paper's
   width are slower side by side, as weights leave the cache. A DataLoader takes about three times as long as the engine.

@@ -17,6 +17,7 @@ from paper.train.layers import fused
 
 _ACTIVATIONS = {nn.ReLU: "relu", nn.GELU: "gelu", nn.SiLU: "silu"}
 _NORM = ("weight", "bias", "running_mean", "running_var")
+ENOUGH = 5  # runs for which our own kernels fill a Hopper GPU; of fewer, cuBLAS divides each product into more parts
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Stack:
         self.device, self.dtype, self.runs = device, dtype, len(modules)
         self.side = torch.cuda.Stream(device) if device.type == "cuda" else None
         self.ways = _ways(device, self.runs)
-        self.own = _own(device)
+        self.own = _own(device, self.runs)
         self.waiting = False  # whether work is under way on the second stream
         self.marks: dict[int, Any] = {}  # of ENorm under way there: when each layer is done
         self.product: Tensor | None = None  # the first one, of the next step, in shares
@@ -273,9 +274,9 @@ def _ways(device: torch.device, runs: int) -> Any:
     return stacked
 
 
-def _own(device: torch.device) -> Any:
-    """A module with whole layers as kernels of our own, where there are such."""
-    if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != 9:
+def _own(device: torch.device, runs: int) -> Any:
+    """A module with whole layers as kernels of our own, where there are such and they are faster."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != 9 or runs < ENOUGH:
         return None
     try:
         from paper.train import hopper

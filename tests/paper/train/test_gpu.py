@@ -77,7 +77,7 @@ def test_curves_are_those_of_the_cpu(name):
 def test_recorded_steps_are_the_steps(name):
     chosen = runs(NETWORKS[name])
     recorded, plain = together(chosen, CUDA), together(chosen, CUDA)
-    plain.recorded = False
+    plain._replay = lambda name, work: work()
     near(curves(recorded, 3), curves(plain, 3), 1e-3)
 
 
