@@ -22,9 +22,10 @@ def mlp(method, depth, reached, lr=1e-3, accuracy=0.9):
     size = 2_044_010 + 251_000 * (depth - 3)
     cell = {"network": f"mlp_{depth}x500", "hidden_layers": depth, "parameters": size, "method": method, "lr": lr}
     rows = [
-        {**RUN, **cell, "epochs": LIMIT, "seed": seed, "reached": value, "final_train_accuracy": accuracy}
+        {**RUN, **cell, "epochs": LIMIT, "seed": seed, "reached": value, "final_train_accuracy": accuracy,
+         "max_log_scale": depth / 2 + seed}
         for seed, value in by_seed(reached)
-    ]
+    ]  # fmt: skip
     return pd.DataFrame(rows)
 
 
@@ -277,6 +278,7 @@ CASES: dict[str, list[tuple[str, pd.DataFrame]]] = {
         (YES, tuned_coder({"baseline": {1e-3: 2.0, 1e-1: 1.06}, "pathcond": {1e-3: 1.5, 1e-2: 1.0}})),
         (YES, tuned_coder({"baseline": {1e-1: 1.06, 1.0: [0.1, NEVER]}, "pathcond": {1e-2: 1.0, 1.0: math.inf}})),
         (PARTLY, tuned_coder({"baseline": {1e-1: 1.04}, "pathcond": {1e-2: 1.0}})),
+        (PARTLY, tuned_coder({"baseline": {1e-1: [0.9, 1.3]}, "pathcond": {1e-2: 1.0}})),
         (NO, tuned_coder({"baseline": {1e-3: 2.0, 1e-1: 1.009}, "pathcond": {1e-3: 1.5, 1e-2: 1.0}})),
     ],
 }  # fmt: skip

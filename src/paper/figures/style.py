@@ -25,7 +25,7 @@ METHODS = {
     "rows": (BLUE, "v", "rows alone"),
     "columns": (ORANGE, "D", "columns alone"),
     "exact": (SKY, "P", "exact BatchNorm"),
-    "optimum": (PINK, "X", "optimum"),
+    "optimum": (PINK, "<", "optimum"),
     "teleport": (BLACK, "*", "every 10 epochs"),
 }
 # The paper's networks, where a figure compares them.
