@@ -148,9 +148,10 @@ def pattern(chosen: Collection[str], keys: Collection[str]) -> str:
 
 def stamp(config: Mapping[str, Any], item: str) -> str:
     """The line printed on a figure: scale and how much of everything."""
-    chosen = settings(config, item)
+    chosen, more = settings(config, item), []
     if item == "controls":
-        chosen = chosen["mlp"]
+        chosen, coder = chosen["mlp"], chosen["autoencoder"]
+        more.append(f"autoencoder: {coder['images']:,} images, {coder['epochs']:,} epochs")
     parts = [f"scale: {config['scale']}"]
     for name, text in (
         ("images", "images"), ("epochs", "epochs"), ("batches", "batches timed"), ("draws", "draws"),
@@ -163,7 +164,7 @@ def stamp(config: Mapping[str, Any], item: str) -> str:
     if "seeds" in chosen:
         count = len(chosen["seeds"])
         parts.append(f"{count} seed{'s' * (count > 1)}")
-    return "  ·  ".join([*parts, *filter(None, [without(config, item)])])
+    return "  ·  ".join([*parts, *more, *filter(None, [without(config, item)])])
 
 
 def without(config: Mapping[str, Any], item: str) -> str:

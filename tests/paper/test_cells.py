@@ -178,7 +178,8 @@ def test_stamp_says_how_much_was_trained():
     assert plan.stamp(configuration(), "mlp_depth") == (
         "scale: tiny  ·  20 images  ·  3 epochs  ·  target 90% train accuracy  ·  2 seeds"
     )
-    assert plan.stamp(configuration(), "controls") == "scale: tiny  ·  20 images  ·  3 epochs  ·  2 seeds"
+    both = "scale: tiny  ·  20 images  ·  3 epochs  ·  2 seeds  ·  autoencoder: 20 images, 3 epochs"
+    assert plan.stamp(configuration(), "controls") == both
 
 
 @pytest.mark.parametrize("scale", ["paper", "preview", "tiny"])
