@@ -10,9 +10,9 @@ Records: benchmarks/records/train_*.json. What was learned on an H200 (torch 2.1
   on their way to the tensor cores (`glide`, `hopper`) read a weight once, to use and to update it: 24 us for both
   products, where cuBLAS takes 48 (9 networks, 784 x 784), and 56 us for the update of the first MLP layer with the next
   step's first product, where cuBLAS takes 83. Bias, BatchNorm and activation are in the same kernels, both ways. A step
-  of 9 MLPs: 171 us in place of 218; of 9 autoencoders: 161 in place of 254. They have a program for 64 units of a run:
-  up to 4 runs do not fill the device (1 autoencoder: 53 ms an epoch, 40 with cuBLAS; 5: 62 and 69), so `stack` asks
-  for 5.
+  of 9 MLPs: 171 us in place of 218; of 9 autoencoders: 161 in place of 254. They have a program for 64 units of a run,
+  so few runs leave the device idle: an epoch of 1, 3 and 5 autoencoders takes 53, 58 and 62 ms, with cuBLAS 40, 54 and
+  69. `stack` asks for 5.
 - A compiled way back through BatchNorm took 11.6 us, since sums over examples are made in a pass of their own; as one
   kernel (`stacked`) 8.4. Trying out pointwise configurations made the small kernels slower.
 - ENorm is one kernel a layer, runs beside the next step's first layer, and leaves the rows of the first weight to

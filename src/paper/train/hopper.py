@@ -2,9 +2,9 @@
 
 A program has all examples of its units, so that bias or BatchNorm and the activation follow the product in it. Tiles
 are the best of a trial on an H200, for the paper's shapes and nine runs; they do not depend on the number of runs, so
-that a run is the same in any company. Microseconds there for layers of 784, against cuBLAS: a product up 12.5 against
-14.1, a product down with the update of its weight 24 against 48, the first layer's update with the next first product
-25 against 44.
+that a run is the same in any company that `stack` leaves to these kernels. Microseconds there for layers of 784,
+against cuBLAS: a product up 12.5 against 14.1, a product down with the update of its weight 24 against 48, the first
+layer's update with the next first product 25 against 44.
 """
 
 from typing import Any

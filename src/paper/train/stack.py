@@ -1,7 +1,7 @@
 """Fully connected networks of one shape, trained together: parameters are stacked along a first axis of runs.
 
 A step is written out by hand: products of stacked matrices, with the update of a weight fused into the product that
-makes its gradient, so that each weight is read twice and written once.
+makes its gradient, so that each weight is written once.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from paper.train.layers import fused
 
 _ACTIVATIONS = {nn.ReLU: "relu", nn.GELU: "gelu", nn.SiLU: "silu"}
 _NORM = ("weight", "bias", "running_mean", "running_var")
-ENOUGH = 5  # runs for which our own kernels fill a Hopper GPU; of fewer, cuBLAS divides each product into more parts
+ENOUGH = 5  # runs from which on our own kernels are faster; of fewer, cuBLAS divides each product into more parts
 
 
 @dataclass(frozen=True)

@@ -111,7 +111,7 @@ def _balance(
 ):  # fmt: skip
     # Weights are (n, m), those above (leave, n). FIRST: no scales from below; LAST: these alone. SHARES of the sums of
     # squares of the rows, if any, are there.
-    run = tl.program_id(0)
+    run = tl.program_id(0).to(tl.int64)  # all weights together may be more than int32 can count
     unit = tl.program_id(1) * UNITS + tl.arange(0, UNITS)
     known = unit < n
     held = run * n + unit

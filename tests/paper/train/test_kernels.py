@@ -72,7 +72,9 @@ def test_quick_layers_are_the_layers(name, size):
     x = torch.randn(n, plain[0].in_channels, height, width, device=DEVICE).contiguous(memory_format=torch.channels_last)
     found, expected = fast(x), plain(x)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-    grad = torch.randn_like(expected)
+    flipped = (found > 0) != (expected > 0)  # where a sum is zero but for rounding
+    assert int(flipped.sum()) <= 10
+    grad = torch.randn_like(expected) * ~flipped
     found.backward(grad)
     expected.backward(grad)
     names = [k for k, _ in plain.named_parameters() if not (k == "0.bias" and len(plain) == 4)]
@@ -242,7 +244,7 @@ def test_steps_by_whole_layers_are_the_steps(name):
         backend._several(1, 10)
         assert int(backend.at) == 54
     for found, expected, old in zip(mine.stack.tensors(), other.stack.tensors(), began, strict=True):
-        change, bound = expected - old, 1e-4 if INTERPRETED else 3e-2
+        change, bound = expected - old, 1e-4 if INTERPRETED else 1e-1 if name == "relu" else 3e-2
         off = (found.cpu() - expected).abs()
         assert float(off.mean()) <= bound * float(change.abs().mean())
         assert float(off.max()) <= 10 * bound * float(change.abs().max())  # TF32 may put a ReLU on its other side

@@ -30,19 +30,8 @@ def test_values_in_the_interpreter():
 
 MAPS = {"x": "*bf16", "out": "*bf16", "grad": "*bf16", "chosen": "*bf16", "result": "*bf16", "place": "*i8"}
 NUMBERS = (
-    "pixels",
-    "inputs",
-    "height",
-    "width",
-    "rows",
-    "columns",
-    "channels",
-    "examples",
-    "units",
-    "n",
-    "between",
-    "runs",
-)
+    "pixels", "inputs", "height", "width", "rows", "columns", "channels", "examples", "units", "n", "between", "runs",
+)  # fmt: skip
 SOLVER = dict.fromkeys(("into_ptr", "out_ptr", "up_ptr", "down_ptr", "state_ptr", "setting_ptr"), "*fp64")
 LAYER = {"EXAMPLES": 128, "UNITS": 32, "KIND": 1}
 WHOLE = {"n": 500, "EXAMPLES": 128, "KIND": 1, "NORM": True, "BIAS": False, "APART": True, "KEEP": True}
