@@ -26,6 +26,10 @@ from paper.plan import ITEMS
 
 DPI = 200
 SHOWN = ("mlp_depth", "cifar_nv", "autoencoder", "controls")  # in README.md
+MAIN = (
+    "mlp_speedup", "cifar_best_test", "autoencoder_loss", "timing_one_epoch", "relu_exact", "batchnorm_training",
+    "controls_tuned", "controls_rows",
+)  # fmt: skip  # claims that sum the paper up
 LONG = 120  # letters of a finding there
 IN_README = ("claim", "paper", "ours", "interval", "verdict")
 IN_DOCS = ("claim", "paper", "ours", "interval", "rule", "verdict")
@@ -66,10 +70,17 @@ class Teller:
             _figure(self.found[item], "docs/figures") for item in SHOWN if self.found[item].table is not None
         )
 
+    def main(self) -> str:
+        """The claims that sum the paper up."""
+        rows = {claim["id"]: claim for claim in self._short()}
+        return markdown([rows[name] for name in MAIN], [name for name in IN_README if name != "interval"]).rstrip()
+
     def claims(self) -> str:
         """Every claim in short."""
-        rows = [{**claim, "ours": short(claim["ours"])} for o in self.found.values() for claim in o.claims]
-        return f"{self.verdicts()}\n\n{markdown(rows, IN_README).rstrip()}"
+        return f"{self.verdicts()}\n\n{markdown(self._short(), IN_README).rstrip()}"
+
+    def _short(self) -> list[dict[str, Any]]:
+        return [{**claim, "ours": short(claim["ours"])} for o in self.found.values() for claim in o.claims]
 
     def verdicts(self) -> str:
         """How many claims have which verdict."""
@@ -137,7 +148,7 @@ class Teller:
 
 # Markers by page.
 PAGES: dict[str, tuple[str, ...]] = {
-    "README.md": ("figures", "items", "claims"),
+    "README.md": ("figures", "main", "items", "claims"),
     "docs/library.md": ("zoo", "speed"),
     "docs/reproduction.md": ("summary", "cost", "reproduced"),
     "docs/scaling.md": ("training", "dag", "solver"),
@@ -220,7 +231,10 @@ def _section(outcome: Outcome) -> str:
 
 def _times(records: Mapping[str, Record]) -> str:
     rows = cost(records).groupby("hardware")[["runs", "seconds"]].sum()
-    parts = [f"{row.runs:.0f} runs in {_duration(row.seconds)} on {name}" for name, row in rows.iterrows()]
+    parts = [
+        f"{row.runs:.0f} {'run' if row.runs == 1 else 'runs'} in {_duration(row.seconds)} on {name}"
+        for name, row in rows.iterrows()
+    ]
     precisions = sorted({record["precision"] for record in records.values() if "precision" in record})
     return "; ".join(parts) + (f" ({', '.join(precisions)})" if precisions else "") + "."
 

@@ -108,7 +108,7 @@ def test_what_the_settings_leave_out_is_not_judged(claim, table):
         ("criteria_any_norm", 2, "sqrt(x^2 + 4 y^2): minimisers 0.7 apart in log lambda", 0.7, None),
         ("regimes_small_variance", 1, "at 1 of 2 values of alpha", 0.5, None),
         ("gelu_error", 0, "0.49 at 1 to 0.0049 at 3 hidden layers", 0.0049, [0.0049, 0.49]),
-        ("batchnorm_training", 1, "changes by 0 of itself at 1 hidden layers, 1e-10 at 2", 1.01e-10, [0.0, 1.01e-10]),
+        ("batchnorm_training", 1, "relative change, hidden layers 1: 0, 2: 1e-10", 1.01e-10, [0.0, 1.01e-10]),
         ("gelu_clamp", 0, "NaN; largest |u| without the bound 1, or 1 with GELU kept in diag(G)", 1.0, [1.0, 1.0]),
         ("gelu_clamp", 2, "no NaN; largest |u| without the bound 4.9, or 5.1 with GELU kept in diag(G)", 5.1,
          [4.9, 5.1]),

@@ -110,6 +110,8 @@ def test_what_is_missing_is_said(teller):
     assert "docs/figures/autoencoder.png" in teller.figures()
     assert "3 of 17 items are recorded. Not yet, or not all of it: `toy`, `mlp_depth`, `cifar_nv`" in teller.summary()
     assert teller.claims().count("| not run yet |") > 40
+    assert teller.main().count("| not run yet |") > 4
+    assert [line for line in teller.main().splitlines() if "Autoencoders end with" in line and "run yet" not in line]
 
 
 def test_a_figure_knows_what_it_was_drawn_from(teller, made):

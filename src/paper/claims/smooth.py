@@ -26,9 +26,8 @@ def _training(table: pd.DataFrame) -> Finding:
     rows = some(table, activation="relu", initialisation="default").sort_values("hidden_layers")
     errors = rows["train_error_mean"]
     ends = float(errors.min()), float(errors.max())
-    text = f"changes by {errors.iloc[0]:.2g} of itself at {rows['hidden_layers'].iloc[0]} hidden layers, " + (
-        f"{errors.iloc[-1]:.2g} at {rows['hidden_layers'].iloc[-1]}"
-    )
+    first, last = rows["hidden_layers"].iloc[[0, -1]]
+    text = f"relative change, hidden layers {first}: {errors.iloc[0]:.2g}, {last}: {errors.iloc[-1]:.2g}"
     return Finding(text, of_all((errors < EXACT).tolist()), ends[1], ends)
 
 
