@@ -26,10 +26,11 @@ from paper.plan import ITEMS
 
 DPI = 200
 SHOWN = ("mlp_depth", "cifar_nv", "autoencoder", "controls")  # in README.md
+# Claims that sum the paper up.
 MAIN = (
     "mlp_speedup", "cifar_best_test", "autoencoder_loss", "timing_one_epoch", "relu_exact", "batchnorm_training",
     "controls_tuned", "controls_rows",
-)  # fmt: skip  # claims that sum the paper up
+)  # fmt: skip
 LONG = 120  # letters of a finding there
 IN_README = ("claim", "paper", "ours", "interval", "verdict")
 IN_DOCS = ("claim", "paper", "ours", "interval", "rule", "verdict")

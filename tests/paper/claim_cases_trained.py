@@ -23,7 +23,7 @@ def mlp(method, depth, reached, lr=1e-3, accuracy=0.9):
     cell = {"network": f"mlp_{depth}x500", "hidden_layers": depth, "parameters": size, "method": method, "lr": lr}
     rows = [
         {**RUN, **cell, "epochs": LIMIT, "seed": seed, "reached": value, "final_train_accuracy": accuracy,
-         "max_log_scale": depth / 2 + seed}
+         "max_log_scale": depth / 2 + seed + (method == "optimum")}
         for seed, value in by_seed(reached)
     ]  # fmt: skip
     return pd.DataFrame(rows)

@@ -121,7 +121,7 @@ def test_what_is_missing_is_not_judged(claim, rows):
         ("controls_rows", 0, "3 hidden layers: rows 80%, columns 2%", 0.8025, [0.8025, 0.8025]),
         ("controls_exact", 2, "baseline over exact: hidden layers 3: open", None, None),
         ("controls_optimum", 2, "ten sweeps over optimum: hidden layers 3: 1.00, 6: 1.33; largest |log lambda| of "
-         "both: 2.0 and 2.0, 3.5 and 3.5", 4 / 3, [1.0, 4 / 3]),
+         "both: 2.0 and 3.0, 3.5 and 4.5", 4 / 3, [1.0, 4 / 3]),
         ("controls_autoencoder", 2, "1.040 (baseline 1.04 at lr 0.1, the end of those tried, PathCond 1 at lr 0.01, "
          "the end of those tried; open at lr 0.001)", 1.04, [1.04, 1.04]),
     ],

@@ -124,9 +124,13 @@ class Backend(ABC):
 
     def _several(self, count: int, size: int) -> None:
         """Steps on the next images of the order, whose place is kept on the device."""
-        for places in (self.at + torch.arange(count * size, device=self.device)).split(size):
-            self._next(places)
+        self._each((self.at + torch.arange(count * size, device=self.device)).split(size))
         self.at.add_(count * size)
+
+    def _each(self, steps: Sequence[Tensor]) -> None:
+        """Steps on the images at these places of the order."""
+        for places in steps:
+            self._next(places)
 
     def _next(self, places: Tensor) -> None:
         """One step on the images at these places of the order."""

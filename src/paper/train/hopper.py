@@ -24,7 +24,7 @@ from paper.train.stacked import KINDS, _tile_of
 EXAMPLES, LEAST = 128, 64  # at most so many examples, at least so wide layers
 MULTIPROCESSORS, RUNS = 132, 9  # that tiles are chosen for
 _EPS, _MOMENTUM = tl.constexpr(layers.EPS), tl.constexpr(layers.MOMENTUM)
-_ERROR = 3  # in place of an activation: the gradient of the mean square error
+_KINDS = {**KINDS, "error": 3}  # in place of an activation: the gradient of the mean square error
 
 
 @triton.jit
@@ -229,7 +229,7 @@ def _held(
     gamma, beta, *running = norm or (a, a if bias is None else bias, a, a)
     held = [gamma, beta, *running, a if row is None else row, mean, rstd, z, a]
     flags = {"NORM": norm is not None, "BIAS": bias is not None, "APART": row is not None, "KEEP": keep}
-    return a, (z, mean, rstd) if norm else z, held, {"KIND": KINDS.get(kind, _ERROR), **flags}
+    return a, (z, mean, rstd) if norm else z, held, {"KIND": _KINDS[kind], **flags}
 
 
 def _launch_up(

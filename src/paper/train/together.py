@@ -53,16 +53,13 @@ class Together(Backend):
                 rescale(module, torch.ones(1, self.stack.shape.widths[0]), run.cell["rescaling"])
                 self.stack.read_from(number, module)
 
-    def _several(self, count: int, size: int) -> None:
-        if self.stack.looks_ahead(size):
-            self._ahead((self.at + torch.arange(count * size, device=self.device)).split(size))
-            self.at.add_(count * size)
-        else:
-            super()._several(count, size)
+    def _each(self, steps: Sequence[Tensor]) -> None:
+        ahead = self.stack.looks_ahead(len(steps[0]))
+        (self._ahead if ahead else super()._each)(steps)
         self.stack.settle()
 
     def _ahead(self, steps: Sequence[Tensor]) -> None:
-        """Steps on the images at these places of the order, each of which begins the next."""
+        """Steps each of which begins the next."""
         batch = self._fetch(steps[0])
         for places in (*steps[1:], None):
             then = None

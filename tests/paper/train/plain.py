@@ -13,6 +13,7 @@ from paper.train.sets import Part, Sets
 CPU = torch.device("cpu")
 MLP = {"kind": "mlp", "inputs": 12, "hidden": [6, 5, 4], "outputs": 10, "activation": "relu"}
 BARE = {**MLP, "batchnorm": False}
+WIDE = {**MLP, "inputs": 96, "hidden": [72, 64, 68]}  # enough for kernels of whole layers
 AUTOENCODER = {"kind": "autoencoder", "inputs": 48, "compression": 2, "activation": "relu"}
 CONV = {"kind": "cifar_nv", "width": 0.03125, "image": 8}
 METHODS = ("baseline", "pathcond", "rows", "columns", "exact", "optimum")

@@ -11,7 +11,7 @@ from torch import nn
 from paper.train import layers
 from paper.train.backend import Run
 from paper.train.together import Together
-from tests.paper.train.plain import CPU, Own, cell, random_sets
+from tests.paper.train.plain import CPU, WIDE, Own, cell, random_sets
 
 pytest.importorskip("triton", reason="the kernels are written in Triton")
 pytest.importorskip("triton.experimental.gluon", reason="some are written in Gluon")
@@ -211,7 +211,6 @@ class Interpreted(Own):
     rebuild_gradient = staticmethod(hopper.rebuild_gradient)
 
 
-WIDE = {"kind": "mlp", "inputs": 96, "hidden": [72, 64, 68], "outputs": 10, "activation": "relu"}
 WHOLE = {
     "relu": WIDE,
     "bare": {**WIDE, "batchnorm": False},

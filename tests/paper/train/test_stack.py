@@ -10,7 +10,7 @@ import pathcond
 from paper import models
 from paper.train import layers
 from paper.train.alone import convolutions
-from paper.train.stack import Shape, Stack
+from paper.train.stack import ENOUGH, Shape, Stack, _own
 from paper.train.start import start
 from tests.paper.train.plain import AUTOENCODER, BARE, CPU, METHODS, MLP, assert_same, balance_units, cell, take_step
 
@@ -223,3 +223,14 @@ def test_outputs_are_those_in_eval_mode(name):
     found = pair.stack.outputs(x)
     for run, module in enumerate(pair.modules):
         torch.testing.assert_close(found[run], module.eval()(x), rtol=1e-10, atol=1e-10)
+
+
+def test_whole_layers_are_for_hopper_gpus_and_enough_runs(monkeypatch):
+    pytest.importorskip("triton.experimental.gluon", reason="the kernels are written in Gluon")
+    cuda = torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    assert _own(cuda, ENOUGH).__name__ == "paper.train.hopper"
+    assert _own(cuda, ENOUGH - 1) is None
+    assert _own(CPU, ENOUGH) is None
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    assert _own(cuda, ENOUGH) is None

@@ -11,13 +11,12 @@ from torch.utils._pytree import tree_leaves
 from paper.train import layers
 from paper.train.backend import Run
 from paper.train.together import Together
-from tests.paper.train.plain import CPU, Own, cell, random_sets
+from tests.paper.train.plain import CPU, WIDE, Own, cell, random_sets
 
-MLP = {"kind": "mlp", "inputs": 96, "hidden": [72, 64, 68], "outputs": 10, "activation": "relu"}
 NETWORKS = {
-    "mlp": MLP,
-    "bare": {**MLP, "batchnorm": False},
-    "narrow": {**MLP, "hidden": [72, 20, 68]},
+    "mlp": WIDE,
+    "bare": {**WIDE, "batchnorm": False},
+    "narrow": {**WIDE, "hidden": [72, 20, 68]},
     "autoencoder": {"kind": "autoencoder", "inputs": 72, "compression": 1},
 }
 
