@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.utils import _pair
 
-from paper.train import maps
+from paper.train import first, maps
 from paper.train.maps import TILE
 
 CHANNELS = 8  # tensor cores take channels by eight
@@ -62,6 +62,24 @@ class ConvRelu(torch.autograd.Function):
         return of_x, of_weight, total.sum(0), None, None
 
 
+class FirstRelu(torch.autograd.Function):
+    """A 3x3 convolution of images of 3 channels, with bias, and ReLU; no gradient of the images."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, dtype):  # type: ignore[no-untyped-def, override]
+        """Convolve, add, rectify."""
+        rows = torch.cat([weight.permute(2, 3, 1, 0).reshape(27, -1), bias[None]]).to(dtype)
+        out = first.first(x, functional.pad(rows, (0, 0, 0, first.PATCH.value - len(rows))))
+        ctx.save_for_backward(x, out)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def, override]
+        """Gradients of the weight and the bias."""
+        total = first.first_back(grad, *ctx.saved_tensors).sum(0)
+        return None, total[:27].view(3, 3, 3, -1).permute(3, 2, 0, 1), total[27], None
+
+
 def _operands(layer: nn.Conv2d, x: Tensor) -> tuple[Tensor, Tensor]:
     """Input, channels last, and weight of a convolution; few input channels are filled up with zeros."""
     weight = layer.weight
@@ -77,15 +95,21 @@ class Rectified(nn.Module):
     def __init__(self, layer: nn.Conv2d) -> None:
         super().__init__()
         self.layer = layer
+        shape = layer.kernel_size, layer.stride, layer.padding, layer.in_channels
+        self.first = shape == ((3, 3), (1, 1), (1, 1), 3) and layer.out_channels & (layer.out_channels - 1) == 0
 
     def forward(self, x: Tensor) -> Tensor:
         """Convolve and rectify."""
-        layer, (x, weight) = self.layer, _operands(self.layer, x)
+        layer, cast = self.layer, torch.is_autocast_enabled(x.device.type)
         bias: Tensor = layer.bias  # type: ignore[assignment]
+        if self.first and not x.requires_grad:
+            dtype = torch.get_autocast_dtype(x.device.type) if cast else x.dtype
+            return FirstRelu.apply(x, layer.weight, bias, dtype)  # type: ignore[no-any-return]
+        x, weight = _operands(layer, x)
         more = -layer.out_channels % TILE
         if more:
             weight, bias = functional.pad(weight, (0, 0, 0, 0, 0, 0, 0, more)), functional.pad(bias, (0, more))
-        if torch.is_autocast_enabled(x.device.type):
+        if cast:
             x, weight = (t.to(torch.get_autocast_dtype(x.device.type)) for t in (x, weight))
         out = ConvRelu.apply(x, weight, bias, list(layer.stride), list(layer.padding))
         return out[:, : layer.out_channels] if more else out  # type: ignore[no-any-return, index]

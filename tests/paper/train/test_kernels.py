@@ -40,6 +40,7 @@ def float32_products():
 
 BLOCKS = {
     "bias": lambda: [nn.Conv2d(3, 320, 3, padding=1), nn.ReLU()],
+    "first": lambda: [nn.Conv2d(3, 128, 3, padding=1), nn.ReLU()],
     "few outputs": lambda: [nn.Conv2d(64, 10, 1), nn.ReLU()],
     "stride": lambda: [nn.Conv2d(8, 64, 3, (2, 1), (1, 0)), nn.ReLU()],
     "norm": lambda: [nn.Conv2d(8, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)],

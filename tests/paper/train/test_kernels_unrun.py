@@ -14,7 +14,7 @@ pytest.importorskip("triton.experimental.gluon", reason="some are written in Glu
 from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction  # noqa: E402
 from triton.experimental.gluon.language import NVMMASharedLayout  # noqa: E402
 
-from paper.train import glide, hopper, maps, stacked  # noqa: E402
+from paper.train import first, glide, hopper, maps, stacked  # noqa: E402
 from pathcond.cuda_kernel import update_units  # noqa: E402
 from tests.paper.train import test_kernels  # noqa: E402
 
@@ -53,6 +53,8 @@ COMPILED = {
     "pool of one": (maps._pool, MAPS, {"C": 256, "BLOCK": 1, "TRAIN": False}),
     "pool_sums": (maps._pool_sums, MAPS, {"C": 128, "BLOCK": 32, "STEPS": 2}),
     "pool_back": (maps._pool_back, MAPS, {"C": 128, "BLOCK": 8}),
+    "first": (first._first, {**MAPS, "weight": "*bf16"}, {"C": 128, "BLOCK": 64}),
+    "first_back": (first._first_back, MAPS, {"C": 128, "BLOCK": 128, "STEPS": 4}),
     "relu_back": (maps._relu_back, MAPS, {"TILE": 64, "BLOCK": 64, "STEPS": 2}),
     "norm": (stacked._norm, {}, {**LAYER, "APART": True}),
     "plain": (stacked._plain, {}, {**LAYER, "APART": False, "BIAS": True}),
