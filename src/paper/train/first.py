@@ -10,8 +10,9 @@ from torch import Tensor
 
 from paper.train.maps import _last, _on
 
+CHANNELS = (16, 32, 64, 128)  # that it can make of the three
 PROGRAMS = 132  # that sum the way back, each over a share of the pixels
-BLOCK = 128  # pixels they take at once
+STAGES = 3  # steps of theirs whose maps are on the way at once
 PATCH = tl.constexpr(32)  # 3 x 3 cells of 3 channels, a one, and zeros up to a power of two
 
 
@@ -62,15 +63,20 @@ def _wide(x: Tensor, weight: Tensor) -> Tensor:
     return torch.empty(shape, dtype=weight.dtype, device=x.device, memory_format=torch.channels_last)
 
 
-def _steps(out: Tensor) -> tuple[int, int, int]:
-    """Pixels of a map, programs that sum them, and steps each of them takes."""
-    pixels = out.numel() // out.shape[1]
-    steps = triton.cdiv(pixels, BLOCK * PROGRAMS)
-    return pixels, triton.cdiv(pixels, BLOCK * steps), steps
+def _block(out: Tensor, shared: int) -> int:
+    """Pixels that a program of the way back takes at once: as many as shared memory has room for the maps of."""
+    pixel = (2 * STAGES - 1) * out.shape[1] * out.element_size() + STAGES * PATCH.value * 4
+    return min(128, 1 << (shared // pixel).bit_length() - 1)
+
+
+def _shared(device: torch.device) -> int:
+    """Bytes of shared memory that a program may have."""
+    properties = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
+    return getattr(properties, "shared_memory_per_block_optin", 1 << 16)
 
 
 def _patch_sums(out: Tensor) -> Tensor:
-    return torch.empty((_steps(out)[1], PATCH.value, out.shape[1]), dtype=torch.float32, device=out.device)
+    return torch.empty((PROGRAMS, PATCH.value, out.shape[1]), dtype=torch.float32, device=out.device)
 
 
 @torch.library.custom_op("paper::first", mutates_args=())
@@ -86,9 +92,11 @@ def first(x: Tensor, weight: Tensor) -> Tensor:
 @torch.library.custom_op("paper::first_back", mutates_args=())
 def first_back(grad: Tensor, x: Tensor, out: Tensor) -> Tensor:
     """Gradient of its weight, in shares."""
-    (_, c, height, width), total, (pixels, programs, steps) = out.shape, _patch_sums(out), _steps(out)
-    launch = _on(_first_back, programs)
-    launch(_last(grad), _last(x), _last(out), total, pixels, height, width, C=c, BLOCK=BLOCK, STEPS=steps)
+    (n, c, height, width), total, block = out.shape, _patch_sums(out), _block(out, _shared(out.device))
+    pixels = n * height * width
+    sizes = {"C": c, "BLOCK": block, "STEPS": triton.cdiv(pixels, block * PROGRAMS)}
+    launch = _on(_first_back, PROGRAMS)
+    launch(_last(grad), _last(x), _last(out), total, pixels, height, width, **sizes, num_stages=STAGES)
     return total
 
 

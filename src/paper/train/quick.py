@@ -96,7 +96,7 @@ class Rectified(nn.Module):
         super().__init__()
         self.layer = layer
         shape = layer.kernel_size, layer.stride, layer.padding, layer.in_channels
-        self.first = shape == ((3, 3), (1, 1), (1, 1), 3) and layer.out_channels & (layer.out_channels - 1) == 0
+        self.first = shape == ((3, 3), (1, 1), (1, 1), 3) and layer.out_channels in first.CHANNELS
 
     def forward(self, x: Tensor) -> Tensor:
         """Convolve and rectify."""

@@ -174,8 +174,8 @@ def stopping_after(asked):
 def test_cells_stopped_and_moved_from_cpu_to_gpu_are_whole(tmp_path):
     """A CPU trains one seed after the other, so a GPU finds seeds at different epochs."""
     data.prepare("generated", tmp_path / "generated.pt")
-    sizes = {"images": 130, "batch": 32, "test_images": 50, "epochs": 4, "seeds": [0, 1, 2]}
-    cells = [cell(MLP, method, lr=0.05, **sizes) for method in ("baseline", "enorm", "pathcond")]
+    sizes = {"images": 136, "batch": 32, "test_images": 50, "epochs": 4, "seeds": [0, 1, 2]}
+    cells = [cell(MLP, method, lr=0.01, **sizes) for method in ("baseline", "enorm", "pathcond")]
     cells.append(cell(NETWORKS["autoencoder"], "pathcond", lr=0.05, **sizes))
 
     def options(name, device, **more):

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 triton = pytest.importorskip("triton", reason="the kernels are written in Triton")
 from triton.backends.compiler import GPUTarget  # noqa: E402
@@ -74,14 +75,28 @@ COMPILED = {
 }
 
 
-@pytest.mark.parametrize("name", COMPILED)
-def test_kernels_compile_for_a_gpu(name):
-    """For a chip of the Hopper kind, without one: what the interpreter lets pass may not compile."""
-    kernel, types, constants = COMPILED[name]
+def compiled(kernel, types, constants):
+    """For a chip of the Hopper kind, without one."""
     kinds = {**dict.fromkeys(kernel.arg_names, "*fp32"), **dict.fromkeys(NUMBERS, "i32"), **types}
     signature = {a: "constexpr" if a in constants else kinds[a] for a in kernel.arg_names}
     values = {(kernel.arg_names.index(key),): value for key, value in constants.items()}
     source = (GluonASTSource if isinstance(kernel, GluonJITFunction) else ASTSource)(kernel, signature, values)
-    options = {"num_warps": constants.get("WARPS", 4)}
-    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-    assert made.asm["cubin"]
+    options = {"num_warps": constants.get("WARPS", 4), "num_stages": first.STAGES}
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_kernels_compile_for_a_gpu(name):
+    """What the interpreter lets pass may not compile."""
+    assert compiled(*COMPILED[name]).asm["cubin"]
+
+
+@pytest.mark.parametrize("shared", [65_536, 101_376, 232_448], ids=["Turing", "Ada", "Hopper"])
+@pytest.mark.parametrize(("kind", "dtype"), [("*bf16", torch.bfloat16), ("*fp32", torch.float32)])
+def test_the_way_back_fits_shared_memory(kind, dtype, shared):
+    for channels in (first.CHANNELS[0], first.CHANNELS[-1]):
+        block = first._block(torch.empty(1, channels, 1, 1, dtype=dtype), shared)
+        sizes = {"C": channels, "BLOCK": block, "STEPS": 4}
+        used = compiled(first._first_back, dict.fromkeys(("grad", "out"), kind), sizes).metadata.shared
+        assert used <= shared
+        assert block >= 16  # what a product asks for
