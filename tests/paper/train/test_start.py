@@ -172,3 +172,13 @@ def test_a_network_that_diverged_is_left_as_it_is(wrong, where):
     assert rescale(module, torch.ones(1, 12), cell(MLP, "pathcond")["rescaling"]) == 0
     for name, tensor in values(before).items():
         assert torch.equal(values(module)[name].nan_to_num(7.0), tensor.nan_to_num(7.0))
+
+
+@pytest.mark.parametrize("method", ["baseline", "pathcond"])
+def test_the_third_start_of_cifar_nv_has_no_output_for_cats(method):
+    """What docs/reproduction.md says of it: the network ends in a ReLU, and one output is zero on every image."""
+    images = torch.randn(16, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    spec = cell({"kind": "cifar_nv", "width": 1.0, "image": 32}, method)
+    with torch.no_grad():
+        outputs = [start(spec, seed).module.train()(images) for seed in (0, 1, 2)]
+    assert [[k for k in range(10) if not out[:, k].any()] for out in outputs] == [[], [], [3]]
