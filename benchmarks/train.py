@@ -23,8 +23,8 @@ Records: benchmarks/records/train_*.json. What was learned on an H200 (torch 2.1
   padded to 64, and there is no bias where BatchNorm takes it away. Where the compiler sees through own kernels it fills
   their results before they are written, 34 ms an epoch, so they are opaque to it. Bias and ReLU in the call to cuDNN
   save 12 ms an epoch, and 17 of 184 in evaluation. Of a batch's images, 3 channels padded to 8, cuDNN makes 128
-  channels in 49 us and the weight's gradient in 85; kernels for this layer (`first`) take 13 and 48. With them the
-  runs of the paper take 0.583 s an epoch with evaluation, 0.61 before.
+  channels in 49 us and the weight's gradient in 85; kernels for this layer (`first`) take 13 and 48. With them a
+  baseline's epoch with evaluation takes 0.583 s, 0.61 before.
 - On a CPU, products take four fifths of a step. Torch's own BatchNorm, `index_select` (four times as fast as indexing)
   and the update as a product of matrices, not of stacks of one, make it faster than a plain loop; runs of the paper's
   width are slower side by side, as weights leave the cache. A DataLoader takes about three times as long as the engine.

@@ -66,20 +66,19 @@ def _enorm(table: pd.DataFrame) -> Finding:
 
 def _all_classes(table: pd.DataFrame) -> Finding:
     rows = runs(table, lr=LR)
-    most = rows.groupby("seed")["final_train_accuracy"].max()
+    most = rows.groupby("seed")["best_train_accuracy"].max()
     if not (most > LEARNT).any():
         raise NotMeasured(f"no run has learnt {100 * LEARNT:.0f}% of its training images")
-    lacking = sorted(int(seed) for seed in most.index[most <= LACKING])
+    lacking = sorted(int(seed) for seed in most.index[~(most > LACKING)])
+    share, text = 1 - len(lacking) / len(most), f"{len(most) - len(lacking)} of {len(most)} seeds"
     if not lacking:
-        return Finding(f"{len(most)} of {len(most)} seeds", REPRODUCED)
+        return Finding(text, REPRODUCED, share)
     whole = rows[~rows["seed"].isin(lacking)]
     ours, base = (float(best_test(whole, method).mean()) for method in ("pathcond", "baseline"))
     seeds = ("seed " if len(lacking) == 1 else "seeds ") + ", ".join(str(seed) for seed in lacking)
-    text = (
-        f"{len(most) - len(lacking)} of {len(most)} seeds; with {seeds} every method ends at "
-        f"{100 * most[lacking].max():.1f}% or less; best test accuracy of the others {ours:.1f}% against {base:.1f}%"
-    )
-    return Finding(text, PARTLY if 2 * len(lacking) <= len(most) else NOT_REPRODUCED, ours - base)
+    text += f"; with {seeds} no method passes {100 * most[lacking].max():.1f}% of the training images"
+    text += f"; best test accuracy of the others {ours:.1f}% against {base:.1f}%"
+    return Finding(text, PARTLY if share >= 0.5 else NOT_REPRODUCED, share)
 
 
 CLAIMS = (
@@ -115,10 +114,10 @@ CLAIMS = (
     ),
     Claim(
         "cifar_all_classes",
-        "Every start of CIFAR-NV can learn all ten classes",
+        "From every start CIFAR-NV learns all ten classes at lr 1e-3",
         "not discussed",
-        "some method ends above 90.1% of the training images, which is more than nine of ten classes; all seeds: "
-        "reproduced, half of them: partly",
+        "some method passes 90.1% of the training images, which is more than nine of ten classes; all seeds: "
+        "reproduced, at least half of them: partly",
         _all_classes,
     ),
 )

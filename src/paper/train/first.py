@@ -1,6 +1,6 @@
 """A 3x3 convolution of images of 3 channels with bias and ReLU, and the way back to its weight, as kernels.
 
-cuDNN pads the channels to 8, and its kernels for so short sums take several times what reading the maps does.
+cuDNN's kernels want the channels padded to 8, and for such short sums take several times what reading the maps does.
 """
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from paper.train.maps import _last, _on
 
-CHANNELS = (16, 32, 64, 128)  # that it can make of the three
+CHANNELS = (64, 128)  # that it can make of the three
 PROGRAMS = 132  # that sum the way back, each over a share of the pixels
 STAGES = 3  # steps of theirs whose maps are on the way at once
 PATCH = tl.constexpr(32)  # 3 x 3 cells of 3 channels, a one, and zeros up to a power of two
@@ -64,7 +64,10 @@ def _wide(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _block(out: Tensor, shared: int) -> int:
-    """Pixels that a program of the way back takes at once: as many as shared memory has room for the maps of."""
+    """Pixels a program of the way back takes at once: a power of two, at most 128, whose maps fit in shared memory.
+
+    On their way are the map, its gradient and the patches; a product keeps one more map there.
+    """
     pixel = (2 * STAGES - 1) * out.shape[1] * out.element_size() + STAGES * PATCH.value * 4
     return min(128, 1 << (shared // pixel).bit_length() - 1)
 
@@ -85,7 +88,7 @@ def first(x: Tensor, weight: Tensor) -> Tensor:
     (n, _, height, width), out, block = x.shape, _wide(x, weight), 64
     pixels = n * height * width
     launch = _on(_first, triton.cdiv(pixels, block))
-    launch(_last(x), weight, out, pixels, height, width, C=weight.shape[1], BLOCK=block)
+    launch(_last(x), weight.contiguous(), out, pixels, height, width, C=weight.shape[1], BLOCK=block)
     return out
 
 

@@ -1,7 +1,7 @@
 """Layers of the convolutional network that are faster on a GPU than torch's own, with the same values and parameters.
 
-What stands between the convolutions is in `maps`. The first convolution, on 3 channels, and the last one, to 10, would
-miss the fast ways of the tensor cores, so channels of zeros are added.
+What stands between the convolutions is in `maps`, the first convolution in `first`. The last one, to 10 channels, would
+miss the fast ways of the tensor cores, so channels of zeros are added; likewise to few channels of an input.
 """
 
 import torch

@@ -15,7 +15,7 @@ from tests.paper.train.plain import CPU, WIDE, Own, cell, random_sets
 
 pytest.importorskip("triton", reason="the kernels are written in Triton")
 pytest.importorskip("triton.experimental.gluon", reason="some are written in Gluon")
-from paper.train import hopper, stacked  # noqa: E402
+from paper.train import first, hopper, stacked  # noqa: E402
 from paper.train.quick import quicken  # noqa: E402
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -89,6 +89,70 @@ def test_quick_layers_are_the_layers(name, size):
         net.eval()
     with torch.no_grad():
         torch.testing.assert_close(fast(x), plain(x), rtol=1e-4, atol=1e-4)
+
+
+def first_layers(channels=64, stride=1):
+    """A first convolution with ReLU, and the same for a GPU."""
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Conv2d(3, channels, 3, stride, 1), nn.ReLU()).to(DEVICE)
+    return plain, quicken(copy.deepcopy(plain))
+
+
+def weights_agree(fast, plain, bound):
+    for mine, other in zip(fast.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, other.grad, rtol=bound, atol=bound * float(other.grad.abs().max()))
+
+
+def test_which_layers_are_first():
+    assert [first_layers(*shape)[1][0].first for shape in ((64,), (128,), (320,), (64, 2))] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+
+
+@pytest.mark.usefixtures("float32_products")
+def test_first_layer_in_several_steps_from_any_layout(monkeypatch):
+    monkeypatch.setattr(first, "PROGRAMS", 2)
+    plain, fast = first_layers(128)
+    x = torch.randn(5, 3, 9, 7, device=DEVICE)
+    found, expected = fast(x), plain(x)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    grad = torch.randn(expected.shape, device=DEVICE) * ((found > 0) == (expected > 0))
+    found.backward(grad)
+    expected.backward(grad)
+    weights_agree(fast, plain, 1e-3)
+
+
+def test_first_layer_under_autocast():
+    half = torch.float16 if INTERPRETED else torch.bfloat16  # which the interpreter multiplies wrongly
+    plain, fast = first_layers()
+    x = torch.randn(4, 3, 8, 8, device=DEVICE).to(half).float()
+    with torch.no_grad():
+        for net in (plain, fast):
+            for parameter in net.parameters():
+                parameter.copy_(parameter.to(half))
+    with torch.autocast(DEVICE.type, half):
+        found = fast(x)
+    assert found.dtype == half
+    expected = plain(x)
+    torch.testing.assert_close(found, expected.to(half), rtol=1e-2, atol=1e-2)
+    grad = torch.randn_like(expected).to(half) * ((found > 0) & (expected > 0))
+    found.backward(grad)
+    expected.backward(grad.float())
+    assert all(parameter.grad.dtype == torch.float32 for parameter in fast.parameters())
+    weights_agree(fast, plain, 1e-2)
+
+
+@pytest.mark.usefixtures("float32_products")
+def test_images_that_want_a_gradient_get_it():
+    plain, fast = first_layers()
+    images = [torch.randn(2, 3, 6, 6, device=DEVICE, requires_grad=True)]
+    images.append(images[0].detach().clone().requires_grad_())
+    for net, x in zip((fast, plain), images, strict=True):
+        net(x).sum().backward()
+    torch.testing.assert_close(images[0].grad, images[1].grad, rtol=1e-4, atol=1e-4)
 
 
 def test_quick_layers_let_nan_through():

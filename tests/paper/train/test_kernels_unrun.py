@@ -94,7 +94,7 @@ def test_kernels_compile_for_a_gpu(name):
 @pytest.mark.parametrize("shared", [65_536, 101_376, 232_448], ids=["Turing", "Ada", "Hopper"])
 @pytest.mark.parametrize(("kind", "dtype"), [("*bf16", torch.bfloat16), ("*fp32", torch.float32)])
 def test_the_way_back_fits_shared_memory(kind, dtype, shared):
-    for channels in (first.CHANNELS[0], first.CHANNELS[-1]):
+    for channels in first.CHANNELS:
         block = first._block(torch.empty(1, channels, 1, 1, dtype=dtype), shared)
         sizes = {"C": channels, "BLOCK": block, "STEPS": 4}
         used = compiled(first._first_back, dict.fromkeys(("grad", "out"), kind), sizes).metadata.shared
