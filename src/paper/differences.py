@@ -22,8 +22,8 @@ DIFFERENCES = {
         "weights have a far smaller loss. Steps in float32 with torch's own layers do the same. The network ends in a "
         "ReLU, so an output can be zero on every image, where its own weights get no gradient. So it is with the cats "
         "at the third seed from the start, and PathCond leaves it so: while it lasts, train accuracy cannot pass 90% "
-        "nor the loss fall below ln(10) / 10 (`cifar_all_classes`). That seed accounts for two of the three points "
-        "that our mean test accuracies are below the paper's."
+        "nor the loss fall below ln(10) / 10 (`cifar_all_classes`). That seed accounts for most of what the mean "
+        "test accuracies of PathCond and the baseline are below the paper's."
     ),
     "regimes": (
         "Biases are drawn like the weights, with one variance for all layers: without biases a common factor of all "
@@ -72,8 +72,8 @@ DIFFERENCES = {
     "mlp_depth_lrs": "The paper does not name its learning rates; ours go from 5e-4 to 1e-1.",
     "cifar_nv_lrs": (
         "As `cifar_nv`, the third seed's lost class included: at lr 0.01 the baseline finds it again, PathCond and "
-        "ENorm do not, so their means end below the baseline's; one seed does not tell whether "
-        "that is chance. At the smallest rate there are 500 epochs, else 128."
+        "ENorm do not, so their means end below the baseline's; one seed does not tell whether that is chance. "
+        "At the smallest rate there are 500 epochs, else 128."
     ),
     "autoencoder_lrs": "As `autoencoder`.",
     "smooth": (

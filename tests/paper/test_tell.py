@@ -15,6 +15,7 @@ from tests.paper.test_claims import PAPER, runs_of_eight
 from tests.paper.trained_tables import cell
 
 ROOT = Path(__file__).parents[2]
+RECORDED = "results/paper/train/classify/cifar_nv/*.csv"
 GPU = {"hardware": "A GPU", "seconds": 30.0, "precision": "float32", "parameters": 1_000_000}
 STEPS = {"graph": 1.0, "diag_g": 1.0, "solve": 2.0, "apply": 1.0, "total": 5.0, "epoch": 7.0}
 
@@ -159,6 +160,18 @@ def test_short(text, short):
 
 def test_every_item_has_its_differences():
     assert set(DIFFERENCES) == set(ITEMS)
+
+
+def test_what_is_said_of_the_lost_class_is_in_the_records():
+    """Best train accuracy of the third seed at lr 0.01, and which mean test accuracies are near the paper's."""
+    runs = {path.stem.rsplit("-", 1)[0]: store.read_result(path)[0] for path in ROOT.glob(RECORDED)}
+    best = {name: rows.groupby("seed").max() for name, rows in runs.items()}
+    most = {m: best[f"{m}-lr0.01"].loc[2, "train_accuracy"] for m in ("baseline", "pathcond", "enorm")}
+    assert most["baseline"] > 0.99
+    assert max(most["pathcond"], most["enorm"]) < 0.901
+    for method, paper in {"pathcond": 0.80, "baseline": 0.77}.items():
+        test = best[f"{method}-lr0.001"]["test_accuracy"]
+        assert paper - test.drop(2).mean() < (paper - test.mean()) / 2
 
 
 @pytest.mark.skipif(not PAPER.exists(), reason="the paper's source is not here")

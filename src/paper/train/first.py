@@ -13,21 +13,22 @@ from paper.train.maps import _last, _on
 CHANNELS = (64, 128)  # that it can make of the three
 PROGRAMS = 132  # that sum the way back, each over a share of the pixels
 STAGES = 3  # steps of theirs whose maps are on the way at once
-PATCH = tl.constexpr(32)  # 3 x 3 cells of 3 channels, a one, and zeros up to a power of two
+CELLS = tl.constexpr(27)  # 3 x 3 of 3 channels
+PATCH = tl.constexpr(32)  # with a one for the bias, and zeros up to a power of two
 
 
 @triton.jit
 def _patches(x, pixel, pixels, height, width, TYPE: tl.constexpr):
-    # The 3x3 cells of 3 channels around each pixel, then a one for the bias, then zeros: 32 numbers.
+    # Of each pixel, the cells around it, a one, zeros.
     j = (pixel % width)[:, None]
     i = ((pixel // width) % height)[:, None]
     n = (pixel // (width * height))[:, None]
     k = tl.arange(0, PATCH)[None, :]
     h = i + k // 9 - 1
     w = j + (k // 3) % 3 - 1
-    there = (pixel < pixels)[:, None] & (k < PATCH - 5) & (h >= 0) & (h < height) & (w >= 0) & (w < width)
+    there = (pixel < pixels)[:, None] & (k < CELLS) & (h >= 0) & (h < height) & (w >= 0) & (w < width)
     value = tl.load(x + ((n * height + h) * width + w) * 3 + k % 3, mask=there, other=0.0).to(tl.float32)
-    return tl.where(k == PATCH - 5, 1.0, value).to(TYPE)
+    return tl.where(k == CELLS, 1.0, value).to(TYPE)
 
 
 @triton.jit

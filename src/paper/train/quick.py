@@ -68,7 +68,7 @@ class FirstRelu(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, bias, dtype):  # type: ignore[no-untyped-def, override]
         """Convolve, add, rectify."""
-        rows = torch.cat([weight.permute(2, 3, 1, 0).reshape(27, -1), bias[None]]).to(dtype)
+        rows = torch.cat([weight.permute(2, 3, 1, 0).reshape(first.CELLS.value, -1), bias[None]]).to(dtype)
         out = first.first(x, functional.pad(rows, (0, 0, 0, first.PATCH.value - len(rows))))
         ctx.save_for_backward(x, out)
         return out
@@ -77,7 +77,8 @@ class FirstRelu(torch.autograd.Function):
     def backward(ctx, grad):  # type: ignore[no-untyped-def, override]
         """Gradients of the weight and the bias."""
         total = first.first_back(grad, *ctx.saved_tensors).sum(0)
-        return None, total[:27].view(3, 3, 3, -1).permute(3, 2, 0, 1), total[27], None
+        of_weight, of_bias = total[: first.CELLS.value], total[first.CELLS.value]
+        return None, of_weight.view(3, 3, 3, -1).permute(3, 2, 0, 1), of_bias, None
 
 
 def _operands(layer: nn.Conv2d, x: Tensor) -> tuple[Tensor, Tensor]:

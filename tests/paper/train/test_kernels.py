@@ -103,13 +103,11 @@ def weights_agree(fast, plain, bound):
         torch.testing.assert_close(mine.grad, other.grad, rtol=bound, atol=bound * float(other.grad.abs().max()))
 
 
-def test_which_layers_are_first():
-    assert [first_layers(*shape)[1][0].first for shape in ((64,), (128,), (320,), (64, 2))] == [
-        True,
-        True,
-        False,
-        False,
-    ]
+@pytest.mark.parametrize(
+    ("channels", "stride", "own"), [(64, 1, True), (128, 1, True), (320, 1, False), (64, 2, False)]
+)
+def test_which_layers_are_first(channels, stride, own):
+    assert first_layers(channels, stride)[1][0].first == own
 
 
 @pytest.mark.usefixtures("float32_products")

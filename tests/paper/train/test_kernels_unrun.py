@@ -75,14 +75,15 @@ COMPILED = {
 }
 
 
-def compiled(kernel, types, constants):
+def compiled(kernel, types, constants, **options):
     """For a chip of the Hopper kind, without one."""
     kinds = {**dict.fromkeys(kernel.arg_names, "*fp32"), **dict.fromkeys(NUMBERS, "i32"), **types}
     signature = {a: "constexpr" if a in constants else kinds[a] for a in kernel.arg_names}
     values = {(kernel.arg_names.index(key),): value for key, value in constants.items()}
     source = (GluonASTSource if isinstance(kernel, GluonJITFunction) else ASTSource)(kernel, signature, values)
-    options = {"num_warps": constants.get("WARPS", 4), "num_stages": first.STAGES}
-    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    return triton.compile(
+        source, target=GPUTarget("cuda", 90, 32), options={"num_warps": constants.get("WARPS", 4), **options}
+    )
 
 
 @pytest.mark.parametrize("name", COMPILED)
@@ -97,6 +98,6 @@ def test_the_way_back_fits_shared_memory(kind, dtype, shared):
     for channels in first.CHANNELS:
         block = first._block(torch.empty(1, channels, 1, 1, dtype=dtype), shared)
         sizes = {"C": channels, "BLOCK": block, "STEPS": 4}
-        used = compiled(first._first_back, dict.fromkeys(("grad", "out"), kind), sizes).metadata.shared
-        assert used <= shared
+        made = compiled(first._first_back, dict.fromkeys(("grad", "out"), kind), sizes, num_stages=first.STAGES)
+        assert made.metadata.shared <= shared
         assert block >= 16  # what a product asks for
