@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pathcond.checks import check_shapes, largest_entries
+from pathcond.device import on_cpu
 from pathcond.errors import ApplyError
 from pathcond.graph import ParamScales, ScaleGraph
 
@@ -16,6 +17,7 @@ _CHUNK = 1 << 22
 _PLAIN = 40.0  # factors up to exp of this are applied one after the other
 
 
+@on_cpu
 def apply_scales_(model: nn.Module, graph: ScaleGraph, u: Tensor, *, force: bool = False) -> None:
     """Rescale a model in place: what enters unit h is multiplied by ``exp(u[h] / 2)``, what leaves it divided by it.
 
@@ -80,6 +82,7 @@ def apply_known_(model: nn.Module, graph: ScaleGraph, u: Tensor, force: bool, to
                         p.mul_(factor[index].to(p.dtype))
             else:
                 _scale_(p, graph.params[name], half)
+        torch.clear_autocast_cache()  # it holds copies of the weights
 
 
 def _span(scales: ParamScales, half: Tensor) -> tuple[float, float]:
@@ -101,9 +104,10 @@ def _check_range(
     over, under = int((log > high).sum()), int(((log < low) & (size >= limits.smallest_normal)).sum())
     if over or under:
         what = f"{over} weights of '{name}' would overflow" if over else f"{under} weights of '{name}' would vanish"
+        wider = {torch.float64: "", torch.float32: "use model.double(), "}.get(p.dtype, "use model.float(), ")
         raise ApplyError(
             f"expected scaled weights within {p.dtype} ({limits.smallest_normal:.2g} to {limits.max:.2g}), but {what}. "
-            "Nothing was written. Bound the scales with clamp=, use model.float(), or pass force=True."
+            f"Nothing was written. Bound the scales with clamp=, {wider}or pass force=True."
         )
 
 

@@ -8,8 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from pathcond.errors import ApplyError, PathCondError
+from pathcond.trace import Trace
 
 FORMATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -20,6 +22,13 @@ def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
         raise PathCondError(f"expected {name} to be one of {', '.join(map(repr, choices))}, got {value!r}.")
 
 
+def check_flags(**flags: Any) -> None:
+    """Refuse what is neither True nor False, such as the word 'no', which counts as true."""
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise PathCondError(f"expected {name} to be True or False, got {value!r}.")
+
+
 def check_model(model: nn.Module) -> None:
     """Refuse models whose parameters cannot be rescaled at all.
 
@@ -28,6 +37,10 @@ def check_model(model: nn.Module) -> None:
     """
     if not isinstance(model, nn.Module):
         raise PathCondError(f"expected a torch.nn.Module, got {type(model).__name__}. Wrap the function in a module.")
+    if isinstance(model, nn.DataParallel):
+        raise PathCondError("expected the model itself, got it in nn.DataParallel. Pass model.module, which it holds.")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise PathCondError("expected a module run by Python, got a scripted one. Rescale it, then script or trace it.")
     parameters = dict(model.named_parameters())
     if not parameters:
         raise PathCondError(f"expected a model with parameters, got {type(model).__name__} without any.")
@@ -72,6 +85,8 @@ def check_dense(inputs: Sequence[Tensor]) -> None:
 
 def mismatch(model: nn.Module, inputs: Sequence[Tensor]) -> str:
     """A sentence on devices and dtypes, for an error, if an input's are not the model's; else nothing."""
+    if not inputs:
+        return "The example input holds no tensor: pass one, a tuple of arguments, or a dict of keyword arguments. "
     own, given = ({f"{t.dtype} on {t.device.type}" for t in part} for part in (model.parameters(), inputs))
     return "" if given <= own else f"The model has {', '.join(sorted(own))}; its input is {', '.join(sorted(given))}. "
 
@@ -103,16 +118,51 @@ def shared_memory(model: nn.Module) -> tuple[dict[str, str], list[str]]:
     for name, p in model.named_parameters():
         if not p.numel():
             continue
-        first = int(p.storage_offset())
-        last = first + sum((n - 1) * stride for n, stride in zip(p.shape, p.stride(), strict=True))
-        layout = (first, tuple(p.shape), p.stride())
+        layout = (p.storage_offset(), tuple(p.shape), p.stride(), p.dtype)
         if any(stride == 0 and n > 1 for n, stride in zip(p.shape, p.stride(), strict=True)):
             overlapping.add(name)
-        key = p.untyped_storage().data_ptr()
+        key, first, last = _span(p)
         for other_first, other_last, other, other_layout in spans.setdefault(key, []):
             if layout == other_layout:
                 alias[name] = other
             elif first <= other_last and other_first <= last:
                 overlapping |= {name, other}
-        spans[key].append((first, int(last), name, layout))
+        spans[key].append((first, last, name, layout))
     return alias, sorted(overlapping)
+
+
+def shared_with_others(model: nn.Module, traces: Sequence[Trace]) -> list[str]:
+    """Parameters on whose memory lies something else that a pass reads: a buffer, or a tensor kept elsewhere."""
+    buffers = dict(model.named_buffers())
+    leaves = [value.leaf for trace in traces for value in trace.values if value.leaf is not None]
+    read = [buffers.get(leaf.name) if leaf.kind == "buffer" else leaf.tensor for leaf in leaves]
+    real = {id(t): t for t in read if t is not None and not isinstance(t, FakeTensor) and t.layout == torch.strided}
+    spans = [_span(t) for t in real.values() if t.numel()]
+    storages = {key for key, _, _ in spans}
+    found = []
+    for name, p in model.named_parameters():
+        if p.numel() and p.untyped_storage().data_ptr() in storages:
+            key, first, last = _span(p)
+            if any(key == other and first <= end and start <= last for other, start, end in spans):
+                found.append(name)
+    return found
+
+
+def unread_note(model: nn.Module, traces: Sequence[Trace]) -> list[str]:
+    """A note if the model has parameters that no recorded pass reads: nothing is known of what they meet elsewhere."""
+    read = {value.leaf.name for trace in traces for value in trace.values if value.leaf and value.leaf.kind == "param"}
+    unread = [n for n, p in model.named_parameters() if n not in read and p.numel() and p.is_floating_point()]
+    if not unread:
+        return []
+    names = ", ".join(f"'{name}'" for name in unread[:6]) + (f" and {len(unread) - 6} more" if len(unread) > 6 else "")
+    return [
+        f"the pass on the example input does not use {names}: a call that does may give another result than before. "
+        "If there are such calls, pass a module whose forward makes them too"
+    ]
+
+
+def _span(t: Tensor) -> tuple[int, int, int]:
+    """A tensor's storage, and its first and last byte there."""
+    first = int(t.storage_offset()) * t.element_size()
+    reach = sum((n - 1) * stride for n, stride in zip(t.shape, t.stride(), strict=True))
+    return t.untyped_storage().data_ptr(), first, first + (reach + 1) * t.element_size() - 1

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from pathcond import ops
+from pathcond.device import as_asked
 from pathcond.trace import WRITE, Call, Trace, flatten, refs, run
 
 
@@ -25,6 +26,11 @@ class Constants:
         """The call that made a value, None for a leaf."""
         made = self._maker.get(value)
         return made[0] if made else None
+
+    def is_parameter(self, value: int) -> bool:
+        """Whether a value is a parameter itself."""
+        leaf = self._trace.values[value].leaf
+        return leaf is not None and leaf.kind == "param"
 
     def holds_parameter(self, value: int) -> bool:
         """Whether a value is a parameter, or may be made from one."""
@@ -83,7 +89,7 @@ class Constants:
         if call.mutates:
             inputs = {r: tensor.clone() for r, tensor in inputs.items() if tensor is not None}
         cuda = sorted({t.device.index for t in inputs.values() if t is not None and t.is_cuda})
-        with torch.no_grad(), torch.random.fork_rng(devices=cuda):
+        with torch.no_grad(), torch.random.fork_rng(devices=cuda), as_asked():
             results = flatten(run(call, inputs.__getitem__))
         if call.mutates and call.fn is not WRITE:
             changed = [inputs[r] for r in self._reads(value)]

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from pathcond import label_layers, label_moves  # noqa: F401 - they enter the rules
-from pathcond.checks import check_choice, check_model, shared_memory
+from pathcond.checks import check_choice, check_flags, check_model, shared_memory, shared_with_others, unread_note
 from pathcond.constants import Constants
+from pathcond.device import on_cpu
 from pathcond.errors import RecordError
-from pathcond.labels import Labels, Reason
+from pathcond.label_types import Reason
+from pathcond.labels import Labels
 from pathcond.record import Recorder
 from pathcond.trace import Trace
 
@@ -55,7 +57,9 @@ class ScaleGraph:
         shapes: shape of every parameter of the model, by name.
         frozen: hidden units without a free scale, and why.
         notes: what to know about this graph, for example that it keeps the function only approximately.
-        exact: whether applying scales keeps the function in every mode recorded.
+        exact: whether applying scales keeps the function in every mode, and no parameter is unknown to the recorded
+            passes while units are free.
+        approximate: whether even the recorded passes are kept only approximately, as with ``smooth``.
         trace: the record of the forward pass in eval mode.
     """
 
@@ -67,6 +71,7 @@ class ScaleGraph:
     frozen: tuple[Frozen, ...]
     notes: tuple[str, ...]
     exact: bool
+    approximate: bool
     trace: Trace = field(repr=False)
 
     @property
@@ -88,6 +93,7 @@ class ScaleGraph:
         return {name: full[numbers.to(u.device)] for name, numbers in self.layers.items()}
 
 
+@on_cpu
 def extract_graph(
     model: nn.Module,
     example_input: Any,
@@ -110,7 +116,7 @@ def extract_graph(
             weights before it do, as in the paper (exact only in eval mode at initialisation, and for one rescaling).
         shortcuts: ``tie``: the channels along identity shortcuts share one scale. ``freeze``: they stay as they are.
         smooth: let scales cross GELU, SiLU and the like; the function is then kept only approximately.
-        strict: raise at an operation without a rule instead of freezing.
+        strict: raise at an operation without a rule instead of freezing, where hidden units lose their scale by it.
 
     Returns:
         The :class:`ScaleGraph`.
@@ -125,32 +131,43 @@ def extract_graph(
         >>> pathcond.extract_graph(model, torch.ones(1, 3)).units
         4
     """
+    check_flags(smooth=smooth, strict=strict)
     check_choice("batchnorm", batchnorm, ("affine", "exclude"))
     check_choice("shortcuts", shortcuts, ("tie", "freeze"))
     check_model(model)
     alias, overlapping = shared_memory(model)
     labels = Labels(batchnorm=batchnorm, smooth=smooth, strict=strict, alias=alias, lineage=shortcuts == "freeze")
     notes: list[str] = []
-    first_numbers, trace, recorder = 1, None, Recorder(model, example_input)
+    traces: list[Trace] = []
+    first_numbers, recorder = 1, Recorder(model, example_input)
     for mode in _modes(model):
         try:
             found = recorder.record(mode)
         except RecordError as error:
-            if trace is None or mode is None or mode == model.training:
+            if not traces or mode is None or mode == model.training:
                 raise
             notes.append(f"the function is kept in eval mode; training mode could not be recorded: {error}")
             continue
         labels.follow(found, Constants(found, model))
-        if trace is None:
-            first_numbers, trace = labels.count, found
+        traces.append(found)
+        if len(traces) == 1:
+            first_numbers = labels.count
     for name in overlapping:
         labels.hold(name, Reason("param", "", f"parameter '{name}' shares memory with another parameter"))
-    for name in [name for name, p in model.named_parameters() if not p.is_floating_point()]:
-        labels.hold(name, Reason("param", "", f"parameter '{name}' holds whole numbers"))
-    assert trace is not None  # noqa: S101 - the first mode raises or is recorded
+    _hold_others(model, labels, traces)
     if shortcuts == "freeze":
         _freeze_shortcuts(labels)
-    return _assemble(model, labels, trace, first_numbers, notes)
+    graph = _assemble(model, labels, traces, first_numbers, notes)
+    return replace(graph, notes=(*graph.notes, *recorder.note()))
+
+
+def _hold_others(model: nn.Module, labels: Labels, traces: list[Trace]) -> None:
+    """Hold parameters that are no real numbers, or on the memory of a tensor that is read beside them."""
+    for name in shared_with_others(model, traces):
+        text = f"parameter '{name}' shares memory with a tensor that is read as well"
+        labels.hold(labels.alias.get(name, name), Reason("param", "", text))
+    for name in [name for name, p in model.named_parameters() if not p.is_floating_point()]:
+        labels.hold(name, Reason("param", "", f"parameter '{name}' holds whole numbers"))
 
 
 def _modes(model: nn.Module) -> Iterator[bool | None]:
@@ -198,7 +215,9 @@ def _settle_uses(labels: Labels) -> None:
                 labels.freeze(use.col, labels.held[name])
 
 
-def _assemble(model: nn.Module, labels: Labels, trace: Trace, first_numbers: int, notes: list[str]) -> ScaleGraph:
+def _assemble(
+    model: nn.Module, labels: Labels, traces: list[Trace], first_numbers: int, notes: list[str]
+) -> ScaleGraph:
     _settle_uses(labels)
     edges = torch.cat([torch.zeros(2, 0, dtype=torch.int64), *labels.edges], 1)
     root = _components(labels.count, edges)
@@ -222,6 +241,7 @@ def _assemble(model: nn.Module, labels: Labels, trace: Trace, first_numbers: int
         scales = ParamScales(number[uses[0].row.clamp(min=0)], number[uses[0].col.clamp(min=0)])
         if bool(scales.row.any()) or bool(scales.col.any()):
             params[name] = scales
+    notes = [*notes, *unread_note(model, traces)] if bool(free.any()) else notes
     firsts = torch.tensor([layer.first for layer in labels.layers])
     owners = torch.bucketize(free.nonzero()[:, 0], firsts, right=True)
     return ScaleGraph(
@@ -230,10 +250,11 @@ def _assemble(model: nn.Module, labels: Labels, trace: Trace, first_numbers: int
         groups=tuple(owners.unique_consecutive(return_counts=True)[1].tolist()),
         params=params,
         shapes={name: tuple(p.shape) for name, p in model.named_parameters()},
-        frozen=_frozen(labels, is_root, why, left, first_numbers),
+        frozen=_frozen(labels, root, why, left, first_numbers),
         notes=(*notes, *sorted(labels.approximate)),
         exact=not labels.approximate and not notes,
-        trace=trace,
+        approximate=bool(labels.approximate),
+        trace=traces[0],
     )
 
 
@@ -247,15 +268,18 @@ def _layers(labels: Labels, number: Tensor) -> dict[str, Tensor]:
     return found
 
 
-def _frozen(labels: Labels, is_root: Tensor, why: Tensor, left: Tensor, first_numbers: int) -> tuple[Frozen, ...]:
+def _frozen(labels: Labels, root: Tensor, why: Tensor, left: Tensor, first_numbers: int) -> tuple[Frozen, ...]:
     """Count the frozen hidden units by reason, each once, whichever mode found it."""
+    sizes = torch.tensor([1, *(layer.size for layer in labels.layers)])
+    hidden = torch.zeros(labels.count, dtype=torch.bool)
+    hidden[root[torch.tensor([False, *(layer.hidden for layer in labels.layers)]).repeat_interleave(sizes)]] = True
     known = {layer.name for layer in labels.layers if layer.first < first_numbers}
     counts: dict[tuple[str, str], int] = {}
     for layer in labels.layers:
         if layer.first >= first_numbers and layer.name in known:
             continue
         numbers = torch.arange(layer.first, layer.first + layer.size)
-        numbers = numbers[is_root[numbers] & (why[numbers] < len(labels.reasons))]
+        numbers = numbers[(root[numbers] == numbers) & hidden[numbers] & (why[numbers] < len(labels.reasons))]
         for index, count in zip(*(t.tolist() for t in why[numbers].unique(return_counts=True)), strict=True):
             reason = labels.reasons[index]
             if reason.kind in ("output", "norm", "weight"):

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from pathcond import ops
-from pathcond.labels import FROZEN, ZERO, Labels, ParamView, Reason, at_least, fit, rule, spread
+from pathcond.label_types import FROZEN, ZERO, ParamView, Reason, at_least, fit
+from pathcond.labels import Labels, rule, spread
 from pathcond.trace import Call, Ref
 
 # ---- element by element
@@ -80,9 +81,11 @@ def _added(s: Labels, x: Any, y: Any, call: Call) -> Tensor:
                 i - label.ndim for i in range(label.ndim) if i - label.ndim >= -len(shape) and shape[i - label.ndim] > 1
             ]
             row = s.collapse(label, wide, Reason("tie", call.where, f"shares one entry of parameter '{view.name}'"))
+            row = row.clamp(min=FROZEN)
+            label = torch.where(label == ZERO, row, label)  # what was zero now holds the parameter's entry
             row = row.reshape(row.shape[label.ndim - len(shape) :])
-            s.use(view, torch.where(row == ZERO, FROZEN, row), torch.zeros_like(row))
-            return torch.where(label == ZERO, FROZEN, label)
+            s.use(view, row, torch.zeros_like(row))
+            return label
     constant = Reason("op", call.where, f"is added to a value without scale by `{call.name}`")
     return s.tie(s.label(x), s.label(y), constant)
 
@@ -157,11 +160,9 @@ def _bias(s: Labels, call: Call, bias: Any, ids: Tensor) -> None:
 def _fixed(s: Labels, call: Call, channel: int) -> None:
     """A layer whose weights are no parameter: its inputs freeze, and its outputs count as frozen units."""
     s.unknown(call, f"enters `{call.name}` with weights that are not a parameter")
-    shape = s.shape(call.outs[0])
-    if len(shape) >= -channel:
-        ids = s.fresh(shape[channel], call.where, torch.tensor([FROZEN]))
-        s.freeze(ids, Reason("op", call.where, f"leaves `{call.name}` with weights that are not a parameter"))
-        s.out(call, fit(ids.reshape(-1, *[1] * (-channel - 1)), shape))
+    ids = s.lose(call, channel, " with weights that are not a parameter")
+    if ids is not None:
+        s.out(call, fit(ids.reshape(-1, *[1] * (-channel - 1)), s.shape(call.outs[0])))
 
 
 def _owner(name: str) -> str:
@@ -196,6 +197,9 @@ def _matmul(s: Labels, call: Call, a: dict[str, Any]) -> None:
         _dense(s, call, y, x, None, (0, 1), -2)
     else:
         s.unknown(call)
+        for fixed, channel in ((y, -1), (x, -2)):
+            if fixed.id not in s.flow.data and len(s.shape(fixed.id)) > 1:
+                s.lose(call, channel, " with weights that are not a parameter")
 
 
 @rule("addmm")

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from pathcond import ops
 from pathcond.label_layers import _add
-from pathcond.labels import FROZEN, ZERO, Labels, ParamView, Reason, fit, rule, spread
+from pathcond.label_types import FROZEN, ZERO, ParamView, Reason, fit
+from pathcond.labels import Labels, rule, spread
 from pathcond.trace import WRITE, Call, Ref, View, flatten, refs, run
 
 # ---- pools and reductions

@@ -19,54 +19,8 @@ from torch import Tensor
 from pathcond import ops
 from pathcond.constants import Constants
 from pathcond.errors import PathCondError, UnsupportedOpError
-from pathcond.trace import WRITE, Call, Ref, Trace, refs
-
-FROZEN, ZERO = 0, -1
-
-
-@dataclass(frozen=True, slots=True)
-class Reason:
-    """Why scales are frozen.
-
-    ``kind`` is ``op``, ``tie``, ``param``, or, where no hidden unit is lost by it, ``output``, ``norm``, ``weight``.
-    """
-
-    kind: str
-    where: str
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class ParamView:
-    """A parameter as it is, up to the order of its axes and axes of size one.
-
-    ``axes[i]`` is the parameter's own axis that axis ``i`` shows, None where the size is one; ``rank`` counts its axes.
-    """
-
-    name: str
-    axes: tuple[int | None, ...]
-    rank: int
-
-
-@dataclass(frozen=True, slots=True)
-class Use:
-    """Numbers of the channels a parameter's elements enter (``row``) and leave (``col``), broadcast to its shape."""
-
-    row: Tensor
-    col: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """A run of fresh numbers ``first .. first + size - 1``: the outputs of the module ``name``.
-
-    ``ancestors`` has bit ``i`` set where layer ``i`` lies before this one, if lineage is kept.
-    """
-
-    name: str
-    first: int
-    size: int
-    ancestors: int
+from pathcond.label_types import FROZEN, ZERO, Layer, ParamView, Reason, Use, at_least, unview
+from pathcond.trace import WRITE, Call, Flow, Ref, Trace, follow_data, refs
 
 
 @dataclass
@@ -86,7 +40,8 @@ class Labels:
     layers: list[Layer] = field(default_factory=list)
     held: dict[str, Reason] = field(default_factory=dict)
     approximate: set[str] = field(default_factory=set)
-    reached: set[int] = field(default_factory=set)
+    flow: Flow = Flow(frozenset(), frozenset(), frozenset())
+    hidden: bool = False
     seen: set[int] = field(default_factory=set)
     trace: Trace | None = None
     values: dict[int, Tensor | ParamView] = field(default_factory=dict)
@@ -97,7 +52,7 @@ class Labels:
     def follow(self, trace: Trace, constants: Constants) -> None:
         """Label every value of ``trace``; numbers go on from earlier traces of the same model."""
         self.trace, self.values, self.constants = trace, {}, constants
-        self.reached = set(trace.inputs)
+        self.flow = follow_data(trace)
         for call in trace.calls:
             self._step(call)
         for value in trace.outputs:
@@ -106,23 +61,28 @@ class Labels:
             self.freeze(self.label(Ref(value)), Reason("op", "", "is kept in the model from one call to the next"))
 
     def _step(self, call: Call) -> None:
-        inputs = [self.look_up(ref.id) for ref in refs([*call.args, call.kwargs])]
+        reads = {ref.id for ref in refs([*call.args, call.kwargs])}
+        inputs = [self.look_up(value) for value in reads]
         op = ops.TABLE.get(call.fn)
-        if not any(ref.id in self.reached for ref in refs([*call.args, call.kwargs])):
+        self.hidden = not self.flow.hidden.isdisjoint(call.outs)
+        if reads.isdisjoint(self.flow.data):
             self._without_data(call, op)
             return
-        self.reached.update(call.outs)
         moving = any(isinstance(x, ParamView) or bool((x != FROZEN).any()) for x in inputs)
         if call.fn is WRITE:
             RULES["write"](self, call, {})
         elif op is not None and op.kind == "zeros":
             self.out(call, *(self.constant(out, ZERO) for out in call.outs))
-        elif not moving:
-            self.out(call)
         elif op is None or op.kind not in RULES or (op.kind != "compare" and not self.floating(call.outs[0])):
             self.unknown(call)
-        else:
+            if any(sum(n > 1 for n in self.shape(i)) > 1 for i in reads & self.flow.weights):
+                self.lose(call, -1, ", which has no rule")
+        elif moving:
             self._by_rule(call, op)
+        else:
+            if op.kind in ops.LAYERS:
+                self._by_rule(call, op)  # counts the units it makes
+            self.out(call)
 
     def _by_rule(self, call: Call, op: ops.Op) -> None:
         """Run the rule; whatever it did not look at must not carry a scale."""
@@ -146,9 +106,7 @@ class Labels:
         elif op is not None and op.kind in ("same", "cast", "move", "reshape", "cat", "pad", "embedding"):
             RULES[op.kind](self, call, ops.bind(op, call.args, call.kwargs))
         else:
-            for ref in refs([*call.args, call.kwargs]):
-                self.label(ref)  # holds a parameter
-            self.out(call)
+            self.unknown(call, f"enters `{call.name}`, which is not followed where no data comes in")
 
     def look_up(self, value: int) -> Tensor | ParamView:
         """The label of a value, or the parameter it is."""
@@ -202,7 +160,7 @@ class Labels:
         ancestors = 0
         for index in self.layers_of(source[source > 0]) if self.lineage else []:
             ancestors |= self.layers[index].ancestors | (1 << index)
-        self.layers.append(Layer(name, self.count, size, ancestors))
+        self.layers.append(Layer(name, self.count, size, ancestors, self.hidden))
         self.count += size
         return torch.arange(self.count - size, self.count)
 
@@ -249,7 +207,7 @@ class Labels:
         if not (row.numel() and col.numel()):
             raise PathCondError(f"expected layers with units, got '{view.name}' without entries. Drop its layer.")
         row, col = (self._project(view, numbers) for numbers in (row, col))
-        self.uses.setdefault(view.name, []).append(Use(_unview(view, row), _unview(view, col)))
+        self.uses.setdefault(view.name, []).append(Use(unview(view, row), unview(view, col)))
 
     def _project(self, view: ParamView, numbers: Tensor) -> Tensor:
         """Tie numbers along axes on which the parameter is broadcast."""
@@ -277,34 +235,29 @@ class Labels:
         what = why or f"crosses `{call.name}`, which has no rule"
         for ref in refs([*call.args, call.kwargs]):
             label = self.label(ref)
-            if self.strict and bool((label > 0).any()):
-                raise UnsupportedOpError(
-                    f"expected operations that scales can cross (strict=True), got `{call.name}` at "
-                    f"'{call.where or 'the model'}': a scale {what}. Register a rule with pathcond.register_op, "
-                    "or drop strict to freeze the scales on both sides of it."
-                )
+            if bool((label > 0).any()):
+                self._refuse(call, what)
             self.freeze(label, Reason("op", call.where, what))
         self.out(call)
 
+    def lose(self, call: Call, channel: int, why: str) -> Tensor | None:
+        """A layer that no scale can enter: its output channels, if it has such an axis, count as frozen units."""
+        shape, what = self.shape(call.outs[0]), f"leaves `{call.name}`{why}"
+        if len(shape) < -channel or not self.floating(call.outs[0]):
+            return None
+        self._refuse(call, what)
+        ids = self.fresh(shape[channel], call.where, torch.tensor([FROZEN]))
+        self.freeze(ids, Reason("op", call.where, what))
+        return ids
 
-def _unview(view: ParamView, numbers: Tensor) -> Tensor:
-    """Turn numbers laid out along a view's axes to the parameter's own axes."""
-    numbers = at_least(numbers, len(view.axes))
-    order = sorted((axis, i) for i, axis in enumerate(view.axes) if axis is not None)
-    shape = [1] * view.rank
-    for axis, i in order:
-        shape[axis] = numbers.size(i)
-    return numbers.permute([*(i for _, i in order), *(i for i, a in enumerate(view.axes) if a is None)]).reshape(shape)
-
-
-def at_least(label: Tensor, ndim: int) -> Tensor:
-    """A label with at least ``ndim`` axes, new ones in front."""
-    return label.reshape((*[1] * (ndim - label.ndim), *label.shape))
-
-
-def fit(label: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """A label with as many axes as ``shape``."""
-    return at_least(label, len(shape))
+    def _refuse(self, call: Call, what: str) -> None:
+        """With ``strict``, raise where a scale of a hidden unit is lost; past the last layer none is."""
+        if self.strict and self.hidden:
+            raise UnsupportedOpError(
+                f"expected operations that scales can cross (strict=True), got `{call.name}` at "
+                f"'{call.where or 'the model'}': a scale {what}. Register a rule with pathcond.register_op, "
+                "or drop strict to freeze the scales on both sides of it."
+            )
 
 
 def spread(call: Call) -> Reason:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from pathcond import squared_layers, squared_moves  # noqa: F401 - they enter the rules
 from pathcond.checks import check_choice, check_model, check_shapes, largest_entries, shared_memory
 from pathcond.constants import Constants
+from pathcond.device import on_cpu
 from pathcond.errors import PathCondError
 from pathcond.graph import ScaleGraph
 from pathcond.record import as_arguments, record, tensors_in
@@ -39,6 +40,7 @@ class PathMagnitudes(dict[str, Tensor]):
         self.log_scale: dict[str, float] = dict.fromkeys(values, 0.0) | dict(log_scale or {})
 
 
+@on_cpu
 def path_magnitudes(
     model: nn.Module,
     example_input: Any,
@@ -54,7 +56,8 @@ def path_magnitudes(
 
     Args:
         model: the model; BatchNorm enters with its running statistics.
-        example_input: gives the shapes; floating-point inputs count as ones, others (token ids) as they are.
+        example_input: gives the shapes; floating-point inputs count as ones, and so do whole numbers where a layer
+            reads them as data; token ids and masks count as they are.
         pooling: ``exact``: a maximum counts as a sum over its window and an average's coefficient is squared.
             ``plain``: pools are left as they are, as in the paper's convolutional figures.
         graph: a graph of this model, to reuse its record of the forward pass.
@@ -111,6 +114,7 @@ def scaled_magnitudes(
     return {n: (g.t, g.log) for n, _ in model.named_parameters() if (g := sums.grads.get(n)) is not None}
 
 
+@on_cpu
 def count_paths(
     model: nn.Module, example_input: Any, *, pooling: Literal["paper", "all"] = "paper", log10: bool = False
 ) -> float:
@@ -179,12 +183,15 @@ def _passes(
 def _apart(model: nn.Module) -> Iterator[None]:
     """Full precision, whatever the caller's inference mode, autocast and TF32 settings; each is put back."""
     kind = next(model.parameters()).device.type
+    with torch.inference_mode(False), torch.autocast(kind, enabled=False), full_precision():
+        yield
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """No TF32, and the same result each time; the settings are put back."""
     matmul = torch.backends.cuda.matmul.allow_tf32
-    with (
-        torch.inference_mode(False),
-        torch.autocast(kind, enabled=False),
-        torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False),
-    ):
+    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
         try:
             torch.backends.cuda.matmul.allow_tf32 = False
             yield

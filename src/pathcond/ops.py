@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._library.custom_ops import CustomOpDef
 from torch._subclasses.fake_tensor import FakeTensor
 
 from pathcond.errors import PathCondError
@@ -122,6 +123,9 @@ _list("setitem", "__setitem__", "input index value")
 _list("copy", "copy_", "input src", spaces=[torch.Tensor])
 _list("zeros", "zeros zeros_like new_zeros zero_", "input")
 
+# Linear maps of data by weights; an embedding reads no data.
+LAYERS = frozenset({"linear", "matmul", "addmm", *(f"{name}{d}" for d in (1, 2, 3) for name in ("conv", "convt"))})
+
 QUERIES = frozenset(
     getattr(torch.Tensor, name)
     for name in [
@@ -169,6 +173,14 @@ _NORMS = frozenset(f for f, op in TABLE.items() if op.kind == "batch_norm") | {F
 _LIKE = _NORMS | {F.relu, torch.relu, torch.Tensor.relu}
 
 
+_SHAPED = {
+    torch.ones_like: torch.ones,
+    torch.full_like: torch.full,
+    torch.rand_like: torch.rand,
+    torch.randn_like: torch.randn,
+}
+
+
 def stand_in(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
     """A tensor like the result of a common call, made without running it; None for all other calls.
 
@@ -196,6 +208,20 @@ def make_fake(mode: Any, like: Tensor, shape: Any, stride: Any) -> FakeTensor:
         else:
             inner = torch.empty_strided(shape, stride, dtype=like.dtype, device="meta")
         return FakeTensor(mode, inner, like.device)
+
+
+def without_model(function: Any, arguments: Any, result: Any) -> tuple[Any, Any]:
+    """A call that makes a tensor like another, of which it reads the shape alone, as one that is given the shape."""
+    if function not in _SHAPED:
+        return function, arguments
+    args, kwargs = arguments
+    given = [kwargs.get("fill_value", *args[1:2])] if function is torch.full_like else []
+    return _SHAPED[function], ((tuple(result.shape), *given), {"dtype": result.dtype, "device": result.device})
+
+
+def kind_of(function: Any) -> str | None:
+    """The kind of map a function is, None if it is not listed."""
+    return TABLE[function].kind if function in TABLE else None
 
 
 def writes(function: Any, kwargs: Any) -> bool:
@@ -247,7 +273,7 @@ def register_op(function: Callable[..., Any], like: Callable[..., Any]) -> None:
         like: a torch function with a rule, for example ``torch.relu`` for a positively homogeneous activation.
 
     Raises:
-        PathCondError: ``like`` has no rule itself.
+        PathCondError: ``like`` has no rule itself, or torch does not see calls of ``function`` as such.
 
     Example:
         >>> import torch, pathcond
@@ -259,4 +285,15 @@ def register_op(function: Callable[..., Any], like: Callable[..., Any]) -> None:
             f"expected `like` to be an operation with a rule, got {name_of(like)!r}. "
             "torch.relu stands for any positively homogeneous activation, torch.nn.functional.linear for a linear map."
         )
+    if isinstance(function, CustomOpDef):
+        function = function._opoverload
+    code = getattr(function, "__code__", None)
+    if isinstance(function, (type, torch.nn.Module)) or (code and "handle_torch_function" not in code.co_names):
+        raise PathCondError(
+            f"expected an operation that torch sees as one, got {name_of(function)!r}, of which it sees only what is "
+            "called within. Make it a torch.library.custom_op, or register the operations that it calls."
+        )
+    packet = isinstance(function, torch._ops.OpOverloadPacket)
+    for seen in [getattr(function, name) for name in function.overloads()] if packet else []:
+        TABLE[seen] = TABLE[like]
     TABLE[function] = TABLE[like]

@@ -6,12 +6,11 @@ and in-place writes are followed, so that the :class:`pathcond.trace.Trace` is i
 
 from __future__ import annotations
 
+import gc
 import logging
-import traceback
-from collections import OrderedDict
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import copy
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -24,11 +23,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pathcond import ops
 from pathcond.checks import check_dense, mismatch
+from pathcond.constants import Constants
+from pathcond.device import as_asked
 from pathcond.errors import RecordError
-from pathcond.tape import Tape
+from pathcond.explain import explain
+from pathcond.intact import held_tensors, in_mode, same_random, untouched
+from pathcond.tape import Known, Tape
 from pathcond.trace import Leaf, Ref, Trace, flatten, map_leaves
-
-_BOXES = (list, dict, set, OrderedDict)
 
 
 class _Functions(TorchFunctionMode):
@@ -51,13 +52,14 @@ class _Functions(TorchFunctionMode):
         try:
             if self.twins or ops.writes(func, kwargs):
                 args, kwargs = map_leaves(lambda x: self._twin(x, func, kwargs), (args, kwargs))
-            tensors = tensors_in([args, kwargs])
+            tensors = tensors_in([kwargs.get("out"), args, kwargs])  # the target first
             before = [t._version for t in tensors]
             refs_in = map_leaves(lambda x: Ref(self.tape.read(x)) if isinstance(x, Tensor) else x, (args, kwargs))
             result = ops.stand_in(func, args, kwargs)
             result = func(*args, **kwargs) if result is None else result
             changed = _written(tensors, before)
             if changed or flatten(result):
+                func, refs_in = ops.without_model(func, refs_in, result)
                 self.tape.add(func, refs_in, result, tensors, changed)
             return result
         finally:
@@ -135,6 +137,7 @@ class Recorder:
         self.leaves = {id(p): Leaf("param", n) for n, p in model.named_parameters()}
         self.leaves |= {id(b): Leaf("buffer", n) for n, b in model.named_buffers()}
         self.tensors: dict[str, Tensor] = {}
+        self.stored: dict[str, None] = {}
         args = as_arguments(example_input)
         check_dense(tensors_in(args))
         with torch.inference_mode(False), torch.no_grad():
@@ -156,37 +159,91 @@ class Recorder:
         Raises:
             RecordError: the pass raised, or its way depends on values; the message names the line of code.
         """
+        trace, made = self._pass(training)
+        if any(ref() is not None for ref, _ in made):
+            gc.collect()
+        alive = [(fake, value) for ref, value in made if (fake := ref()) is not None]
+        made.clear()
+        for value in self._mend(trace, alive) if alive else ():
+            call = next(call for call in trace.calls if value in call.outs)
+            self.stored.setdefault(f"`{call.name}` at '{call.where or 'the model'}'")
+        return trace
+
+    def note(self) -> list[str]:
+        """A note if results were stored where they could not be put back."""
+        if not self.stored:
+            return []
+        return [
+            f"the forward pass stores the result of {', '.join([*self.stored][:3])} outside of the model (a class, a "
+            "global, a cache): a tensor without values may be there until it is stored again. If later calls read it, "
+            "the function may change"
+        ]
+
+    def _pass(self, training: bool | None) -> tuple[Trace, list[tuple[weakref.ref[Tensor], int]]]:
+        """The trace, and the fake tensors made on the way with their values: none should outlive the pass."""
         tape = Tape({id(m): n for n, m in self.model.named_modules()}, self.leaves)
         functions = _Functions(tape, self.fake)
         with (
             torch.inference_mode(False),
             torch.no_grad(),
-            untouched(self.model),
+            untouched(self.model, tensors=False),
             in_mode(self.model, training),
+            same_random([]),
             _quiet(),
         ):
+            _plain_averages(self.model)
             inputs = tuple(tape.read(t) for t in self.inputs)
             try:
-                with torch.random.fork_rng(devices=[]), self.fake, _Kernels(functions), functions:
+                with as_asked(), self.fake, _Kernels(functions), functions:
                     result = functional_call(self.model, self.tensors, *self.arguments)
             except Exception as error:
-                raise RecordError(_explain(error, tape.module_names, mismatch(self.model, self.inputs))) from error
-            outputs = tuple(tape.read(t) for t in _outputs(result))
+                made = [(known.tensor, known.value) for known in self._made(tape)]
+                self._mend(Trace(tuple(tape.values), tuple(tape.calls), inputs, ()), made)
+                raise RecordError(explain(error, tape.module_names, mismatch(self.model, self.inputs))) from error
+            outputs = tuple(tape.read(t) for t in outputs_in(result))
             kept = tuple(tape.read(t) for t in self._kept(tape))
         if not outputs:
             raise RecordError(
                 f"expected the forward pass to return at least one tensor, got {type(result).__name__}. "
                 "Return the output tensors (tuples, lists, dicts and dataclasses of tensors are fine)."
             )
-        return Trace(tuple(tape.values), tuple(tape.calls), inputs, outputs, kept)
+        made = [(weakref.ref(known.tensor), known.value) for known in self._made(tape)]
+        return Trace(tuple(tape.values), tuple(tape.calls), inputs, outputs, kept), made
+
+    def _made(self, tape: Tape) -> list[Known]:
+        """The fake tensors that calls made."""
+        return [k for k in tape.known.values() if isinstance(k.tensor, FakeTensor) and id(k.tensor) not in self.leaves]
+
+    def _mend(self, trace: Trace, made: list[tuple[Tensor, int]]) -> list[int]:
+        """Turn fake tensors that no input reaches, such as cached tables, into what they stand for; list the others."""
+        constants, lost = Constants(trace, self.model), []
+        for fake, value in made:
+            try:
+                real = constants.get(value)
+                _become(fake, real.detach()) if real is not None else lost.append(value)
+            except Exception:  # noqa: BLE001 - whatever fails, it stays fake
+                lost.append(value)
+        return lost
 
     def _kept(self, tape: Tape) -> list[Tensor]:
         """Tensors that the pass leaves behind in the model: they may decide what the next call does."""
         found = [t for n, t in self.tensors.items() if id(t) in tape.known and not tape.is_leaf(t)]
-        for module in self.model.modules():
-            state = [v for k, v in vars(module).items() if k not in ("_parameters", "_buffers", "_modules")]
-            found += [t for t in tensors_in(state) if isinstance(t, FakeTensor) and id(t) in tape.known]
-        return found
+        return found + [t for t in held_tensors(self.model) if isinstance(t, FakeTensor) and id(t) in tape.known]
+
+
+def _become(fake: Tensor, real: Tensor) -> None:
+    """As torch.utils.swap_tensors, which minds weak references such as those torch itself keeps to fake tensors."""
+    fake.__class__, real.__class__ = real.__class__, fake.__class__
+    vars(fake).clear()
+    vars(fake).update(vars(real))
+    torch._C._swap_tensor_impl(fake, real)
+
+
+def _plain_averages(model: nn.Module) -> None:
+    """Let BatchNorm that averages over all batches, and reads how many there were, take a fixed weight for a pass."""
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._NormBase) and module.momentum is None:
+            module.momentum = 0.1
 
 
 @contextmanager
@@ -210,93 +267,19 @@ def _fake(fake: FakeTensorMode, tensor: Tensor) -> Tensor:
     return made
 
 
-@contextmanager
-def untouched(model: nn.Module) -> Iterator[None]:
-    """Put back, afterwards, all attributes of all submodules, what lists, dicts and sets among them hold, and tensors.
-
-    Parameters and buffers are left out: those who run the model give it others.
-    """
-    found = [(m, dict(vars(m)), {k: copy(v) for k, v in vars(m).items() if type(v) in _BOXES}) for m in model.modules()]
-    registered = {id(t) for t in (*model.parameters(), *model.buffers())}
-    loose = {id(t): t for _, attributes, _ in found for t in tensors_in(list(attributes.values()))}
-    saved = [
-        (t, t._version, t.detach().clone()) for k, t in loose.items() if k not in registered and not t.is_inference()
-    ]
-    try:
-        yield
-    finally:
-        for module, attributes, boxes in found:
-            vars(module).clear()
-            vars(module).update(attributes)
-            for key, content in boxes.items():
-                box = attributes[key]
-                box.clear()
-                box.extend(content) if isinstance(box, list) else box.update(content)
-        with torch.no_grad():
-            for tensor, version, content in saved:
-                if tensor._version != version:
-                    tensor.copy_(content)
-
-
-@contextmanager
-def in_mode(model: nn.Module, training: bool | None) -> Iterator[None]:
-    """Set the training flag of every submodule, and put each back as found."""
-    found = {module: module.training for module in model.modules()}
-    try:
-        if training is not None:
-            for module in found:
-                module.training = training
-        yield
-    finally:
-        for module, flag in found.items():
-            module.training = flag
-
-
-def _outputs(result: Any) -> list[Tensor]:
+def outputs_in(result: Any) -> list[Tensor]:
     """The tensors a forward pass returned, also inside containers; anything that could hide one is refused."""
     if isinstance(result, Tensor):
         return [result]
     if result is None or isinstance(result, (str, bytes, int, float, complex, torch.Size, torch.dtype, torch.device)):
         return []
     if isinstance(result, Mapping):
-        return [t for item in result.values() for t in _outputs(item)]
+        return [t for item in result.values() for t in outputs_in(item)]
     if isinstance(result, (list, tuple, set, frozenset)):
-        return [t for item in result for t in _outputs(item)]
+        return [t for item in result for t in outputs_in(item)]
     if is_dataclass(result) and not isinstance(result, type):
-        return [t for f in fields(result) for t in _outputs(getattr(result, f.name))]
+        return [t for f in fields(result) for t in outputs_in(getattr(result, f.name))]
     raise RecordError(
         f"expected tensors in tuples, lists, dicts or dataclasses as the model's output, got {type(result).__name__}, "
         "in which tensors could hide. Wrap the model in a module whose forward returns the tensors themselves."
-    )
-
-
-_VALUE_DEPENDENT = ("DataDependentOutputException", "DynamicOutputShapeException", "GuardOnDataDependentSymNode")
-
-
-def _explain(error: Exception, module_names: Mapping[int, str], hint: str) -> str:
-    """Name the line of the user's code that stopped the recording, and the way out."""
-    place, module = "", ""
-    for frame, line in traceback.walk_tb(error.__traceback__):
-        owner = frame.f_locals.get("self")
-        if isinstance(owner, nn.Module) and id(owner) in module_names:
-            module = module_names[id(owner)] or type(owner).__name__
-        package = frame.f_globals.get("__name__", "").split(".")[0]
-        if package not in ("torch", "pathcond", "contextlib"):
-            summary = traceback.extract_stack(frame, limit=1)[0]
-            source = (summary.line or "").strip()
-            place = f"{summary.filename.rsplit('/', 1)[-1]}:{line}: `{source}`"
-    at = f" in module '{module}'" if module else ""
-    at += f", at {place}" if place else ""
-    if isinstance(error, RecordError):
-        return str(error)
-    if type(error).__name__ in _VALUE_DEPENDENT:
-        return (
-            f"cannot record this model: its control flow depends on the values of a tensor{at} ({error}). Expected a "
-            "forward pass whose calls depend on shapes only. Pass a submodule without that branch, or replace the "
-            "branch by tensor operations such as torch.where."
-        )
-    return (
-        f"the forward pass failed while it was recorded on fake tensors{at}: {type(error).__name__}: {error}. {hint}"
-        "Check that model(example_input) runs; if it does, the code above needs real values or an operation that "
-        "knows no fake tensors: pass the part of the model without it, or register a fake version of the operation."
     )

@@ -6,20 +6,22 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from pathcond.apply import apply_known_, apply_scales_
-from pathcond.checks import check_model, mismatch
-from pathcond.errors import PathCondError, RecordError
+from pathcond.checks import check_flags, check_model
+from pathcond.device import on_cpu
+from pathcond.errors import PathCondError
 from pathcond.graph import Frozen, ScaleGraph, extract_graph
 from pathcond.magnitude import finite_entries, scaled_magnitudes
 from pathcond.problem import build_problem
-from pathcond.record import as_arguments, in_mode, tensors_in, untouched
+from pathcond.record import as_arguments, tensors_in
 from pathcond.solve import Result, Solution, solve_problem
+from pathcond.verify import Check
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class Rescaling:
 
     Attributes:
         u: log-scales by module, each of shape (channels,); a channel was multiplied by ``exp(u / 2)``.
-        units: number of free units.
+        units: number of free units, those without a path through them included.
         frozen: hidden units that stayed as they are, and why.
         objective: F before, then after each sweep.
         mean_update: mean absolute change of the log-scales in each sweep.
@@ -36,7 +38,7 @@ class Rescaling:
         result: how the solver ended.
         seconds: wall time by step: ``graph``, ``diag_g``, ``solve``, ``apply``, ``check``.
         output_change: largest change of the model's output on the example input, relative to its largest entry;
-            None if the check was turned off.
+            infinite where finite entries became infinite or NaN, None if the check was turned off.
         exact: whether the function is kept in every mode.
         notes: what to know, for example why the function is kept only approximately.
         graph: the units, to be reused.
@@ -73,8 +75,10 @@ class Rescaling:
 
     def __str__(self) -> str:
         top = float(self.solution.u.abs().amax()) / 2 if self.units else 0.0
+        dead = len(self.solution.dead)
+        still = f"{self.graph.frozen_units} frozen" + (f", {dead} without a path" if dead else "")
         lines = [
-            f"rescaled {self.units} units ({self.graph.frozen_units} frozen), largest |log lambda| {top:.3g}",
+            f"rescaled {self.units - dead} units ({still}), largest |log lambda| {top:.3g}",
             f"objective {self.objective_before:.6g} -> {self.objective_after:.6g} in {self.solution.steps} steps "
             f"(residual {self.residual:.1e}; {self.result.value})",
         ]
@@ -87,6 +91,7 @@ class Rescaling:
         return "\n".join(lines + [f"note: {note}" for note in self.notes])
 
 
+@on_cpu
 def rescale_(
     model: nn.Module,
     example_input: Any,
@@ -109,7 +114,7 @@ def rescale_(
     Args:
         model: any module that can be run on ``example_input``.
         example_input: a tensor, a tuple or list of positional arguments, or a dict of keyword arguments; only its
-            shapes matter, and a batch of one is enough and fastest.
+            shapes matter, and a batch of one is enough and fastest. It must reach every branch the model is used with.
         method: ``sweeps`` (the paper's method) or ``optimum``; see :func:`pathcond.solve`, also for ``sweeps``,
             ``tol`` and ``clamp``.
         sweeps: number of sweeps over all units.
@@ -123,14 +128,15 @@ def rescale_(
         pooling: how pools enter diag(G); see :func:`pathcond.path_magnitudes`.
         graph: a graph extracted before; the four options above it are then not used.
         check: run the model before and after, and report the largest change of its output; in the model's present mode,
-            or in eval mode where it cannot train on the example (BatchNorm on a batch of one).
+            or in eval mode where it cannot train on the example (BatchNorm on a batch of one). A change that neither
+            rounding nor a random forward pass explains is undone and raised, if the graph is exact.
         force: write scaled weights even where they leave the range of their dtype.
 
     Returns:
         A :class:`Rescaling`; ``print`` it.
 
     Raises:
-        PathCondError: see the three steps; an error leaves the model as it was.
+        PathCondError: see the three steps, and ``check``. An error leaves the model as it was.
 
     Example:
         >>> import torch, pathcond
@@ -141,17 +147,16 @@ def rescale_(
         >>> report.undo_(model)
     """
     check_model(model)
+    check_flags(smooth=smooth, strict=strict, check=check, force=force)
     if graph is not None and not isinstance(graph, ScaleGraph):
         raise PathCondError(f"expected graph to be a ScaleGraph or None, got {type(graph).__name__}.")
     clock = _Clock(model)
+    with clock("check"):  # before the record, so that what the model caches is real
+        checked = Check(model, example_input) if check else None
     if graph is None:
         with clock("graph"):
             options = {"batchnorm": batchnorm, "shortcuts": shortcuts, "smooth": smooth, "strict": strict}
             graph = extract_graph(model, example_input, **options)
-    before, mode = None, None
-    with clock("check"):
-        if check:
-            before, mode = _first_outputs(model, example_input)
     with clock("diag_g"):
         tops = finite_entries(model)
         g = scaled_magnitudes(model, example_input, pooling, graph, None, tops)
@@ -160,10 +165,26 @@ def rescale_(
         solution = solve_problem(problem, method, sweeps, tol, clamp)
         del problem
     with clock("apply"):
-        apply_known_(model, graph, solution.u, force, tops)
+        if checked is not None:
+            checked.save(graph)
+        apply = partial(apply_known_, model, graph, solution.u, force, tops)
+        try:
+            apply()
+        except BaseException:
+            if checked is not None:
+                checked.put_back()
+            raise
     with clock("check"):
-        change = _change(before, _outputs(model, example_input, mode)) if before is not None else None
-    dead = (Frozen(len(solution.dead), "", "has no path through it (zero weights)"),) if solution.dead else ()
+        change, notes = checked.after(graph, apply) if checked is not None else (None, ())
+    if not tensors_in(as_arguments(example_input)):
+        notes += (
+            "the example input shows no tensor (those in tuples, lists and dicts are seen), so no unit depends on it",
+        )
+    dead = (
+        (Frozen(len(solution.dead), "", "has no path through it (zero weights, or a gate after it)"),)
+        if solution.dead
+        else ()
+    )
     return Rescaling(
         u=graph.by_module(solution.u),
         units=graph.units,
@@ -175,7 +196,7 @@ def rescale_(
         seconds=clock.seconds,
         output_change=change,
         exact=graph.exact,
-        notes=graph.notes,
+        notes=(*graph.notes, *notes),
         graph=graph,
         solution=solution,
     )
@@ -195,42 +216,3 @@ class _Clock:
         for device in self._devices:
             torch.cuda.synchronize(device)
         self.seconds[step] = self.seconds.get(step, 0.0) + time.perf_counter() - start
-
-
-def _first_outputs(model: nn.Module, example_input: Any) -> tuple[list[Tensor], bool | None]:
-    """Outputs in the model's present mode and None; or, where only training mode fails, in eval mode and False.
-
-    BatchNorm refuses to train on a single example, which is enough for everything else here.
-    """
-    try:
-        try:
-            return _outputs(model, example_input, None), None
-        except ValueError:
-            if not any(module.training for module in model.modules()):
-                raise
-            return _outputs(model, example_input, False), False
-    except Exception as error:
-        hint = mismatch(model, tensors_in(as_arguments(example_input)))
-        raise RecordError(
-            f"expected a model that runs on the example input, got {type(error).__name__}: {error}. {hint}Nothing was "
-            "changed. Pass an input that the model takes, or check=False if only its shapes are right."
-        ) from error
-
-
-def _outputs(model: nn.Module, example_input: Any, training: bool | None) -> list[Tensor]:
-    """Outputs in a mode (None: the present one), without touching the model's buffers or the random state."""
-    args, kwargs = as_arguments(example_input)
-    cuda = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
-    tensors = {name: b.clone() for name, b in model.named_buffers()}
-    with torch.no_grad(), torch.random.fork_rng(devices=cuda), untouched(model), in_mode(model, training):
-        torch.manual_seed(0)
-        return [t.detach() for t in tensors_in(functional_call(model, tensors, args, kwargs)) if t.is_floating_point()]
-
-
-def _change(before: list[Tensor], after: list[Tensor]) -> float:
-    found = [
-        float((b.double() - a.double()).abs().amax() / b.double().abs().amax().clamp(min=1e-300))
-        for b, a in zip(before, after, strict=True)
-        if b.numel()
-    ]
-    return max(found, default=0.0)

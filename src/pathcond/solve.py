@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pathcond import cuda
 from pathcond.checks import check_choice
+from pathcond.device import on_cpu
 from pathcond.errors import PathCondError, SolveError
 from pathcond.graph import ScaleGraph
 from pathcond.magnitude import PathMagnitudes
@@ -59,6 +60,7 @@ class Solution:
         return len(self.mean_update)
 
 
+@on_cpu
 def solve(
     graph: ScaleGraph,
     g: Mapping[str, Tensor],
@@ -111,6 +113,8 @@ def solve_problem(problem: Problem, method: str, sweeps: int, tol: float, clamp:
         raise PathCondError(f"expected tol >= 0, got {tol!r}.")
     if clamp is not None and not (_is_number(clamp) and clamp > 0):
         raise PathCondError(f"expected clamp to be positive or None, got {clamp!r}.")
+    if not problem.size and not problem.units:
+        return Solution(torch.zeros(0, dtype=torch.float64), (0.0,), (), 0.0, Result.NOTHING, (), 0)
     done = cuda.solve(problem, sweeps) if method == "sweeps" and tol == 0.0 and clamp is None else None
     if done is not None:
         updates = tuple(moved / problem.units for moved in done.moved)
@@ -121,9 +125,9 @@ def solve_problem(problem: Problem, method: str, sweeps: int, tol: float, clamp:
 
 def _solve_here(problem: Problem, method: str, sweeps: int, tol: float, clamp: float | None) -> Solution:
     state = Sweeper(problem, clamp)
-    trail = _Trail([problem.size * state.log_sum], [])
+    trail = _Trail([problem.size * state.log_sum if problem.size else 0.0], [])
     full, result = state.full, Result.NOTHING
-    if problem.units:
+    if problem.units and problem.size:
         count, stop = (min(2, sweeps), 0.0) if method == "optimum" else (sweeps, tol)
         full, result = _run_sweeps(state, trail, count, stop)
         if method == "optimum":

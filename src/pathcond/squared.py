@@ -22,6 +22,7 @@ from torch import Tensor
 
 from pathcond import ops
 from pathcond.constants import Constants
+from pathcond.errors import PathCondError
 from pathcond.trace import WRITE, Call, Ref, Trace, flatten, refs, run
 
 _LOG2 = math.log(2.0)
@@ -70,7 +71,8 @@ class PathSums:
 
     ``pooling`` is ``exact``, ``plain`` or ``all``; with ``ones`` every parameter counts as 1 and so each path as 1.
     ``tops`` holds the largest absolute entry of parameters and buffers, by name; ``deep`` the values with a parameter
-    before them, the only ones whose gradient is needed.
+    before them, the only ones whose gradient is needed; ``whole`` the values made from inputs of whole numbers alone,
+    and ``weights`` those made from parameters alone.
     """
 
     trace: Trace
@@ -85,6 +87,8 @@ class PathSums:
     grads: dict[str, Scaled] = field(default_factory=dict)
     steps: list[_Step] = field(default_factory=list)
     gates: set[int] = field(default_factory=set)
+    whole: set[int] = field(default_factory=set)
+    weights: set[int] = field(default_factory=set)
     deep: set[int] = field(default_factory=set)
     delta: dict[int, Scaled] = field(default_factory=dict)
 
@@ -95,16 +99,34 @@ class PathSums:
         for value in self.trace.inputs:
             if self.trace.values[value].dtype.is_floating_point:
                 self.fresh(value)
+            else:
+                self.whole.add(value)
         for call in self.trace.calls:
             op = ops.TABLE.get(call.fn)
             kind = "write" if call.fn is WRITE else op.kind if op is not None else ""
-            if kind != "embedding" and not any(ref.id in self.mass for ref in refs([*call.args, call.kwargs])):
+            reads = [ref.id for ref in refs([*call.args, call.kwargs])]
+            if not self._starts(call, kind, reads):
                 continue
             bound = ops.bind(op, call.args, call.kwargs) if op is not None else {}
-            reads = [ref.id for ref in refs([*call.args, call.kwargs])]
             if any(r in self.deep or self.constants.holds_parameter(r) for r in reads):
                 self.deep.update(call.outs)
             RULES.get(kind, no_rule)(self, call, bound)
+
+    def _starts(self, call: Call, kind: str, reads: list[int]) -> bool:
+        """Whether a path leads through a call, or starts there: where a layer, not a mask, reads whole numbers."""
+        known = any(r in self.mass for r in reads)
+        whole = [r for r in reads if r in self.whole and r not in self.mass] if self.whole else []
+        if kind == "embedding" or (known and not (whole and kind == "cat")):
+            return True
+        layer = known or any(r in self.weights or self.constants.is_parameter(r) for r in reads)
+        if whole and layer:
+            numbers = [r for r in whole if self.trace.values[r].dtype.is_floating_point]
+            known = known or bool(numbers) or not kind
+            for r in numbers:
+                self.fresh(r)
+        if not known:
+            (self.whole if whole else self.weights if layer else set()).update(call.outs)
+        return known
 
     def backward(self) -> None:
         """One pass back from ones at every output; fills ``grads``."""
@@ -120,6 +142,8 @@ class PathSums:
     def total(self) -> Scaled:
         """Sum of the masses of all outputs."""
         sums = [Scaled(m.t.sum(), m.log) for v in self.trace.outputs if (m := self.mass.get(v)) is not None]
+        if not sums:
+            raise PathCondError("expected a path from an input or a bias to an output, got none. Give another output.")
         found = sums[0]
         for other in sums[1:]:
             found = found + other

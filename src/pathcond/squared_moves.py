@@ -61,7 +61,8 @@ def _move(s: PathSums, call: Call, a: dict[str, Any]) -> None:
         fills: dict[int, Any] = dict(zip(sources, leaves, strict=True))
         for v in named:
             if v in data and v not in fills:
-                fills[v] = s.square(Ref(v)).at(log)
+                known = s.constant(Ref(v)) is not None
+                fills[v] = s.square(Ref(v)).at(log) if known else leaves[0].new_zeros(s.trace.values[v].shape)
             elif v not in fills:
                 fixed = s.constant(Ref(v))
                 fills[v] = torch.empty(s.trace.values[v].shape, device=s.device) if fixed is None else fixed

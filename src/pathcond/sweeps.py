@@ -161,7 +161,10 @@ class Sweeper:
         )  # fmt: skip
         moved = torch.tensor(changes, dtype=torch.float64, device=own.device)
         self.full[where] = own.masked_scatter(alive, own[alive] + moved)
-        self.log_sum += math.log(total)
+        if total > 0.0:
+            self.log_sum += math.log(total)
+        else:  # next to nothing is left of it
+            self.log_sum = self.problem.log_sum(self.full)
 
 
 def _recurrence_of_one(

@@ -7,7 +7,9 @@ made once and never changed: an in-place operation makes a new value, and writes
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,6 +80,33 @@ class Trace:
     kept: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """Values of a trace that depend on data, those made from parameters alone, and those that a later layer reads."""
+
+    data: frozenset[int]
+    weights: frozenset[int]
+    hidden: frozenset[int]
+
+
+def follow_data(trace: Trace) -> Flow:
+    """Find where data and parameters go."""
+    data, weights = set(trace.inputs), {i for i, v in enumerate(trace.values) if v.leaf and v.leaf.kind == "param"}
+    hidden: set[int] = set()
+    steps = [(call, ops.kind_of(call.fn), {r.id for r in refs([*call.args, call.kwargs])}) for call in trace.calls]
+    for call, _, reads in steps:
+        if reads & data:
+            data.update(call.outs)
+        elif reads & weights:
+            weights.update(call.outs)
+    many = {i for i in weights if math.prod(trace.values[i].shape) > 1}
+    for call, kind, reads in reversed(steps):
+        layer = reads - data if kind in ops.LAYERS else reads & many if kind not in ("add", "maximum") else ()
+        if layer or not hidden.isdisjoint(call.outs):
+            hidden |= reads
+    return Flow(frozenset(data), frozenset(weights), frozenset(hidden))
+
+
 def WRITE(base: Tensor, piece: Tensor, view: View) -> Tensor:  # noqa: N802 - a marker in traces, written as one
     """Return ``base`` with the part that ``view`` shows replaced by ``piece``."""
     places = torch.arange(base.numel(), device=base.device).reshape(base.shape)
@@ -109,11 +138,15 @@ def flatten(tree: Any) -> list[Tensor]:
 def map_leaves(change: Callable[[Any], Any], tree: Any) -> Any:
     """``tree`` (nested tuples, lists and dicts) with ``change`` applied to everything else in it."""
     if isinstance(tree, tuple):
-        return tuple(map_leaves(change, item) for item in tree)
+        items = [map_leaves(change, item) for item in tree]
+        return getattr(type(tree), "_make", tuple)(items)
     if isinstance(tree, list):
         return [map_leaves(change, item) for item in tree]
     if isinstance(tree, dict):
-        return {key: map_leaves(change, item) for key, item in tree.items()}
+        made = {} if type(tree) is dict else copy(tree)
+        for key, item in tree.items():
+            made[key] = map_leaves(change, item)
+        return made
     return change(tree)
 
 

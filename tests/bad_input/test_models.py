@@ -89,11 +89,11 @@ MODELS = {
     "a model that fails": (by(boom), X, RecordError, "in module 'Lambda', at test_models.py.*boom"),
     "a choice by value": (by(lambda s, x: s.m(x) if x.sum() > 0 else x), X, RecordError, "depends on the values"),
     "no tensor comes out": (by(lambda s, x: 3), X, RecordError, "at least one tensor, got int"),
-    "input of another width": (mlp, torch.ones(1, 7), RecordError, r"\[1, 7\].*Check that model\(example_input\) runs"),
+    "input of another width": (mlp, torch.ones(1, 7), RecordError, r"in module '1': .*\(1x7 .*Pass an input that"),
     "input of another rank": (
         lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3)), X, RecordError, "in module '0'",
     ),
-    "no input": (mlp, None, RecordError, "Check that model"),
+    "no input": (mlp, None, RecordError, "The example input holds no tensor: pass one"),
     "input of no words": (mlp, (), RecordError, "missing 1 required positional argument"),
     "input under another name": (mlp, {"pixels": X}, RecordError, "unexpected keyword argument 'pixels'"),
     "text": (mlp, "image", RecordError, "'str' object has no attribute"),
