@@ -108,7 +108,9 @@ def _timing(runs: Runs) -> pd.DataFrame:
 def _timing_depth(runs: Runs) -> pd.DataFrame:
     depth = _joined([run for run in runs if run[1]["spec"]["item"] == "timing_depth"])
     split = _timing([run for run in runs if run[1]["spec"]["item"] == "timing"])
-    depth = _summary(depth, [*_KEYS["timing_depth"], *_TIMED], ["seconds"])
+    by = [*_KEYS["timing_depth"], *_TIMED]
+    medians = depth.groupby(by, sort=False)["seconds"].median().rename("seconds_median").reset_index()
+    depth = _summary(depth, by, ["seconds"]).merge(medians, on=by)
     return pd.concat([depth.assign(panel="depth"), split.assign(panel="split")], ignore_index=True)
 
 

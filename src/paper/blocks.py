@@ -137,7 +137,7 @@ _CHOICES = {"activation": _ACTIVATION, "batchnorm": FLAG, "bias": _BIAS}
 NETWORKS = {
     "mlp": Block({"kind": ANY, "inputs": COUNT, "hidden": WIDTHS, "outputs": COUNT}, _CHOICES),
     "cifar_nv": Block(_CONV, {**_CHOICES, "bias": FLAG, "bn": _one_of("blocks", "last")}),
-    "resnet18_c": Block(_CONV, {"activation": _ACTIVATION}),
+    "resnet18_c": Block(_CONV, {"activation": _ACTIVATION, "held": FLAG}),
 }
 _AUTOENCODER = Block({"kind": ANY, "inputs": COUNT, "compression": COUNT}, {"activation": _ACTIVATION})
 _MODEL = Kinds("kind", {**NETWORKS, "autoencoder": _AUTOENCODER})

@@ -1,5 +1,6 @@
 """The paper's networks, built from blocks of config.yaml: MLP, CIFAR-NV, ResNet-18 type C, autoencoder."""
 
+import dataclasses
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -8,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import pathcond
 from paper.errors import PaperError
 from paper.seeds import seeded
 
@@ -122,6 +124,7 @@ KINDS: dict[str, Callable[..., nn.Sequential]] = {
     "autoencoder": autoencoder,
 }
 _IMAGES = ("cifar_nv", "resnet18_c")  # kinds that take images, of side `image`
+_MORE = {"cifar_nv": ("image",), "resnet18_c": ("image", "held")}  # keys that are not for the function
 
 
 def build(model: Mapping[str, Any]) -> nn.Module:
@@ -129,18 +132,17 @@ def build(model: Mapping[str, Any]) -> nn.Module:
 
     Args:
         model: ``kind`` and the arguments of the function of that name in this module; convolutional networks may also
-            have ``image``, the side of their inputs.
+            have ``image``, the side of their inputs, and resnet18_c ``held`` (see :func:`units`).
 
     Raises:
         PaperError: the kind or a key is unknown.
     """
     kind = _kind(model)
-    given = {key: value for key, value in model.items() if key not in ("kind", "image")}
     known = list(inspect.signature(KINDS[kind]).parameters)
-    unknown = [key for key in model if key not in ("kind", *known, *(["image"] if kind in _IMAGES else []))]
+    unknown = [key for key in model if key not in ("kind", *known, *_MORE.get(kind, ()))]
     if unknown:
         raise PaperError(f"keys of a model of kind {kind}: expected {', '.join(known)}; got {', '.join(unknown)}.")
-    return KINDS[kind](**given)
+    return KINDS[kind](**{key: value for key, value in model.items() if key in known})
 
 
 def make(model: Mapping[str, Any], seed: int, *names: object, initialisation: str = "default") -> nn.Module:
@@ -189,6 +191,35 @@ def fit_images(images: Tensor, model: Mapping[str, Any]) -> Tensor:
     first = room // 2
     cut = images[..., first : first + side, first : first + side]
     return cut.flatten(1) if len(shape) == 1 else cut
+
+
+def units(module: nn.Module, x: Tensor, model: Mapping[str, Any]) -> pathcond.ScaleGraph:
+    """The units of a network as the paper counts them, BatchNorm left out; ``held`` leaves those before the last layer.
+
+    The paper's solver holds the channels that ResNet-18-C's last block puts out, though they can be rescaled.
+    """
+    graph = pathcond.extract_graph(module, x, batchnorm="exclude")
+    if not model.get("held"):
+        return graph
+    last = [name for name, part in module.named_modules() if isinstance(part, nn.Linear)][-1]
+    return _without(graph, graph.params[f"{last}.weight"].col)
+
+
+def _without(graph: pathcond.ScaleGraph, held: Tensor) -> pathcond.ScaleGraph:
+    """A graph in which these units have no scale; the others are counted anew."""
+    free = torch.ones(graph.units + 1, dtype=torch.bool)
+    free[held] = free[0] = False
+    number = free.cumsum(0) * free
+    groups = (int(part.sum()) for part in free[1:].split(list(graph.groups)))
+    return dataclasses.replace(
+        graph,
+        units=int(free.sum()),
+        layers={name: number[units] for name, units in graph.layers.items()},
+        groups=tuple(size for size in groups if size),
+        params={
+            name: pathcond.ParamScales(number[units.row], number[units.col]) for name, units in graph.params.items()
+        },
+    )
 
 
 def parameters(module: nn.Module) -> int:

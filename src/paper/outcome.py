@@ -11,11 +11,10 @@ import pandas as pd
 
 from paper import store
 from paper.aggregate import aggregate
-from paper.claims.rules import judged
+from paper.claims.rules import NOT_YET, judged
 from paper.plan import ITEMS, runs, settings, sources, stamp, without
 from paper.recorded import lacking, narrowed
 
-NOT_YET = "not run yet"
 Record = dict[str, Any]
 Claims = list[dict[str, Any]]
 
@@ -75,7 +74,9 @@ def _claims(item: str, table: pd.DataFrame | None, scale: str, left_out: str) ->
         artifact = f"results/{scale}/aggregate/{item}.csv"
         return [judged(claim, item, table, scale, artifact, left_out) for claim in claims]
     unknown = {"item": item, "ours": NOT_YET, "value": None, "interval": None, "verdict": NOT_YET, "scale": scale}
-    return [{**unknown, "id": c.id, "claim": c.text, "paper": c.paper, "rule": c.rule} for c in claims]
+    return [
+        {**unknown, "id": c.id, "source": c.source, "claim": c.said, "paper": c.paper, "rule": c.rule} for c in claims
+    ]
 
 
 def recorded(config: Mapping[str, Any], results: Path) -> dict[str, Record]:

@@ -15,6 +15,7 @@ import pandas as pd
 import yaml
 
 from paper import cli, store
+from paper.claims.rules import counted
 from paper.errors import PaperError
 from paper.plan import ITEMS, SCALES, key, runs, settings, sources
 from paper.recorded import items
@@ -56,11 +57,7 @@ def item_page(
 
 def claims_page(claims: list[dict]) -> str:
     """The page of all claims, with the rule behind each verdict."""
-    counts = pd.Series([claim["verdict"] for claim in claims]).value_counts()
-    summary = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
-    return _page(
-        "Claims and verdicts", [f"<p>{len(claims)} claims: {escape(summary)}.</p>", _claims_table(claims, True)]
-    )
+    return _page("Claims and verdicts", [f"<p>{escape(counted(claims))}</p>", _claims_table(claims, True)])
 
 
 def configuration_page(config: dict) -> str:

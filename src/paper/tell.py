@@ -17,11 +17,11 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from paper import cli, config, speeds, store
-from paper.claims.rules import NOT_REPRODUCED, NOT_RUN, PARTLY, REPRODUCED, markdown
+from paper.claims.rules import NOT_YET, counted, markdown
 from paper.differences import DIFFERENCES
 from paper.errors import PaperError
 from paper.figures.__main__ import picture
-from paper.outcome import NOT_YET, Outcome, Record, cost, outcomes, plain_loop, recorded
+from paper.outcome import Outcome, Record, cost, outcomes, plain_loop, recorded
 from paper.plan import ITEMS
 
 DPI = 200
@@ -29,7 +29,7 @@ SHOWN = ("mlp_depth", "cifar_nv", "autoencoder", "controls")  # in README.md
 # Claims that sum the paper up.
 MAIN = (
     "mlp_speedup", "cifar_best_test", "autoencoder_loss", "timing_one_epoch", "relu_exact", "batchnorm_training",
-    "controls_tuned", "controls_rows",
+    "mlp_lrs_tuned", "controls_rows",
 )  # fmt: skip
 LONG = 120  # letters of a finding there
 IN_README = ("claim", "paper", "ours", "interval", "verdict")
@@ -85,10 +85,7 @@ class Teller:
 
     def verdicts(self) -> str:
         """How many claims have which verdict."""
-        every = [claim["verdict"] for o in self.found.values() for claim in o.claims]
-        order = (REPRODUCED, PARTLY, NOT_REPRODUCED, NOT_RUN, NOT_YET)
-        counts = ", ".join(f"{every.count(verdict)} {verdict}" for verdict in order if verdict in every)
-        return f"{len(every)} claims: {counts}."
+        return counted([claim for o in self.found.values() for claim in o.claims])
 
     def cost(self) -> str:
         """What everything took, added up from the records."""
@@ -210,10 +207,14 @@ def _figure(outcome: Outcome, folder: str) -> str:
     return f"![{entry.title}]({folder}/{outcome.item}.png)\n\n*{entry.where}: {entry.title}.*"
 
 
+def _place(where: str) -> str:
+    return where if where == "ours" else f"{where} of the paper"
+
+
 def _section(outcome: Outcome) -> str:
     item, entry = outcome.item, ITEMS[outcome.item]
     shows = importlib.import_module(f"paper.figures.{item}").PAPER
-    parts = [f"### {entry.title} (`{item}`)", f"**The paper** ({entry.where}): {shows}"]
+    parts = [f"### {entry.title} (`{item}`)", f"**What is drawn** ({_place(entry.where)}): {shows}"]
     asked = len(outcome.lacking) + len(outcome.records)
     if outcome.table is None:
         parts.append(f"**What we see**: {NOT_YET}; {len(outcome.records)} of {asked} runs are recorded.")

@@ -110,6 +110,13 @@ def tuned(epochs):
     return mlps(*cells)
 
 
+def rescaled(largest):
+    """PathCond's largest log-rescaling by depth; the baseline has none."""
+    rows = mlps(*((method, depth, 50.0) for depth in largest for method in ("pathcond", "baseline")))
+    scale = rows["hidden_layers"].map(largest)
+    return rows.assign(max_log_scale=scale.where(rows["method"] == "pathcond", 0.0))
+
+
 def tuned_coder(losses):
     """Losses by method and learning rate, among MLPs that no claim on autoencoders reads."""
     cells = [coder({method: {4: value}}, lr) for method, found in losses.items() for lr, value in found.items()]
@@ -147,7 +154,14 @@ CASES: dict[str, list[tuple[str, pd.DataFrame]]] = {
         (YES, speed({2: 0.9, 3: 1.5, 4: 1.49, 8: 1.01})),
         (PARTLY, speed({3: 1.5, 4: 1.51, 5: 1.2})),
         (PARTLY, speed({3: 1.5, 4: 1.2, 5: 0.99})),
+        (PARTLY, both(speed({3: 1.5, 5: 1.2}), mlps(("pathcond", 4, 40.0), ("baseline", 4, [42.0, 60.0])))),
+        (YES, both(speed({3: 1.5}), mlps(("pathcond", 4, 90.0), ("baseline", 4, [99.0, NEVER])))),
         (NO, speed({3: 1.5, 4: 1.51, 5: 0.99})),
+    ],
+    "mlp_deep_rescaling": [
+        (YES, rescaled({2: 3.0, 3: 2.0, 4: 1.0})),
+        (PARTLY, rescaled({2: 3.0, 3: 1.0, 4: 2.0})),
+        (NO, rescaled({2: 1.0, 3: 2.0, 4: 3.0})),
     ],
     "mlp_parameters": [
         *((YES, mlps(("baseline", 8, 40.0), ("pathcond", 5, ours), ("pathcond", 8, 1.0))) for ours in (41.9, 10.0)),
@@ -163,6 +177,8 @@ CASES: dict[str, list[tuple[str, pd.DataFrame]]] = {
     "mlp_lrs_shrinks": [
         (YES, speeds({3: {5e-4: 1.5, 1e-3: 1.6, 1e-2: 1.1, 1e-1: 1.0}})),  # rank correlation -0.8
         (PARTLY, speeds({3: {1e-3: 1.5, 1e-2: 1.1}, 4: {1e-3: 1.1, 1e-2: 1.2}})),
+        (YES, both(speeds({3: {1e-3: 1.5, 1e-2: 1.1}, 4: {1e-2: 1.2}}),
+                   mlps(("baseline", 4, NEVER), ("pathcond", 4, 90.0)))),  # at least 1.11: not decided
         (NO, speeds({3: {5e-4: 1.1, 1e-3: 1.6, 1e-2: 1.5, 1e-1: 1.0}})),  # -0.4
         (NO, speeds({3: {1e-3: 1.0, 1e-2: 1.0}})),
     ],
@@ -173,6 +189,22 @@ CASES: dict[str, list[tuple[str, pd.DataFrame]]] = {
         (NO, both(speed(dict.fromkeys(range(2, 10), 1.0)), speed({10: 0.96, 11: 0.9}))),
         (NO, mlps(("baseline", 3, NEVER, 1e-3, 0.906), ("pathcond", 3, NEVER, 1e-3, 0.9))),
         (NO, mlps(("baseline", 3, 99.0), ("pathcond", 3, [90.0, NEVER]))),
+    ],
+    "mlp_lrs_never": [
+        (YES, speeds({3: {1e-3: 0.98, 1e-1: 1.5}})),
+        (PARTLY, both(speed(dict.fromkeys(range(2, 11), 1.0)), speed({11: 0.96}, lr=1e-1))),
+        (NO, speeds({3: {1e-3: 1.5, 1e-1: 0.96}})),
+    ],
+    "mlp_lrs_degrades": [
+        (YES, speeds({3: {1e-3: 1.5, 1e-1: 0.96}, 4: {1e-1: 0.5}})),
+        (PARTLY, speeds({3: {1e-3: 1.5, 1e-1: 0.98}, 4: {1e-1: 0.5}})),
+        (NO, speeds({3: {1e-3: 0.5, 1e-1: 0.98}})),
+    ],
+    "mlp_lrs_tuned": [
+        (YES, tuned({n: {"baseline": {1e-3: NEVER, 1e-1: 30 * r}, "pathcond": BEST} for n, r in ((3, 1.01), (6, 2))})),
+        (PARTLY, tuned({n: {"baseline": {1e-2: 30 * r}, "pathcond": BEST} for n, r in ((3, 1.0), (6, 1.5))})),
+        (PARTLY, tuned({n: {"baseline": {1e-2: e}, "pathcond": BEST} for n, e in ((3, [31.0, 60.0]), (6, 40.0))})),
+        (NO, tuned({3: {"baseline": {1e-3: 99.0, 1e-2: 29.0}, "pathcond": BEST}})),
     ],
     "mlp_lrs_large": [
         (YES, speeds({3: {1e-3: 1.5, 1e-1: 0.91}, 4: {1e-1: 1.09}})),

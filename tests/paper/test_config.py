@@ -129,11 +129,13 @@ def test_a_wrong_value_is_named_with_what_was_expected(path, value, said):
     [
         (
             [("scales.tiny.bcd.networks", ["mlp", "resnet"])],
-            "scales.tiny.bcd.networks: no network 'resnet'; scales.tiny.networks has mlp, cifar_nv, resnet18_c.",
+            "scales.tiny.bcd.networks: no network 'resnet'; scales.tiny.networks has mlp, cifar_nv, resnet18_c, "
+            "resnet18_c_held.",
         ),
         (
             [("scales.tiny.timing.networks", ["vgg"])],
-            "scales.tiny.timing.networks: no network 'vgg'; scales.tiny.networks has mlp, cifar_nv, resnet18_c.",
+            "scales.tiny.timing.networks: no network 'vgg'; scales.tiny.networks has mlp, cifar_nv, resnet18_c, "
+            "resnet18_c_held.",
         ),
         (
             [("scales.tiny.networks.mlp.width", 1.0)],

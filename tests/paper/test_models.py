@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-import pathcond
 from paper import hardware, models
 from paper.errors import PaperError
 
@@ -26,14 +25,15 @@ BLOCKS = {
         ({"kind": "cifar_nv"}, 2_618_378, 1_792),
         ({"kind": "cifar_nv", "bias": False}, 2_616_576, 1_792),
         ({"kind": "resnet18_c"}, 11_528_266, 3_904),
+        ({"kind": "resnet18_c", "held": True}, 11_528_266, 3_392),
         ({"kind": "autoencoder", "compression": 4}, 326_977, 441),
     ],
 )
 def test_sizes_of_the_paper(model, parameters, units):
     module = models.build(model)
     assert models.parameters(module) == parameters
-    graph = pathcond.extract_graph(module, models.example_input(model), batchnorm="exclude")
-    assert graph.units == units
+    graph = models.units(module, models.example_input(model), model)
+    assert graph.units == units == sum(graph.groups)
 
 
 @pytest.mark.parametrize("kind", BLOCKS)

@@ -224,7 +224,7 @@ def test_shipped_plan_covers_every_item_at_every_scale():
     for scale in SHIPPED["scales"]:
         specs = plan.runs({**SHIPPED, "scale": scale})
         assert {made["item"] for made in specs.values()} == set(BLOCKS) - {"networks"}
-        assert len(specs) == 7 + 3 + 3  # one job an item, one a network where there are three
+        assert len(specs) == 7 + 4 + 3  # one job an item, one a network of bcd and of timing
 
 
 def test_planning_needs_no_torch_and_no_tables():

@@ -29,7 +29,7 @@ SETTINGS = {"lr": 0.02, "starts": [[1, 2, 3]], "note": NASTY}
 
 def claim(verdict="reproduced", **other):
     texts = {"claim": "faster", "paper": "all", "ours": "2 of 3", "rule": "all: reproduced", "item": "toy"}
-    return {**texts, "verdict": verdict, **other}
+    return {**texts, "source": "paper", "verdict": verdict, **other}
 
 
 class Page(HTMLParser):
@@ -123,7 +123,7 @@ def test_no_text_breaks_out_of_a_page(figure):
 def test_the_page_of_claims_counts_and_marks_them():
     verdicts = ["reproduced", "partly", "not reproduced", "not run at this scale", "reproduced"]
     page = Page(report.claims_page([claim(verdict, item=f"item{n}") for n, verdict in enumerate(verdicts)]))
-    assert "5 claims: 2 reproduced, 1 partly, 1 not reproduced, 1 not run at this scale." in page.text
+    assert "5 claims of the paper: 2 reproduced, 1 partly, 1 not reproduced, 1 not run at this scale." in page.text
     assert page.classes == ["reproduced", "partly", "not", "unrun", "reproduced"]
     head, *rows = page.rows
     assert head == ["claim", "paper", "ours", "verdict", "rule", "item"]
@@ -165,5 +165,5 @@ def test_the_program_writes_every_page(tmp_path, monkeypatch, figure):
     pages = {path.stem: Page(path.read_text("utf-8")) for path in Path("pages").iterdir()}
     assert set(pages) == {*ITEMS, "claims", "configuration", "runtimes"}
     assert all(ITEMS[item].title in pages[item].text for item in ITEMS)
-    assert f"{len(ITEMS)} claims: {len(ITEMS)} reproduced." in pages["claims"].text
+    assert f"{len(ITEMS)} claims of the paper: {len(ITEMS)} reproduced." in pages["claims"].text
     assert f"{len(runs(config))} runs" in pages["runtimes"].text

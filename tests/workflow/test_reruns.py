@@ -82,7 +82,7 @@ def test_seeds_of_training(tree: Tree):
 
 def test_seed_list(tree: Tree):
     tree.set("tiny", "bcd", "seeds", "[0, 2]")
-    measured = {f"measure bcd/{network}" for network in ("mlp", "cifar_nv", "resnet18_c")}
+    measured = {f"measure bcd/{network}" for network in ("mlp", "cifar_nv", "resnet18_c", "resnet18_c_held")}
     assert names(tree.due()) == {*measured, *after_measuring("bcd")}
 
 

@@ -41,5 +41,6 @@ CLAIMS = (
         "final train loss below those of baseline and ENorm by 0.1%, mean over seeds; every rate and compression: "
         "reproduced, some: partly; a run that diverged has an infinite loss",
         _loss,
+        ours=True,
     ),
 )

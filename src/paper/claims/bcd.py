@@ -5,6 +5,7 @@ import pandas as pd
 from paper.claims.rules import (
     NOT_REPRODUCED,
     PARTLY,
+    RANGE,
     REPRODUCED,
     Claim,
     Finding,
@@ -15,7 +16,8 @@ from paper.claims.rules import (
     within,
 )
 
-CONVOLUTIONAL = ("cifar_nv", "resnet18_c")
+CONVOLUTIONAL = ("cifar_nv", "resnet18_c_held")  # with the units that the paper's solver has
+LITTLE = (0.15, 0.40)  # what 20 to 30% may be
 
 
 def _at(table: pd.DataFrame, network: str, sweep: int, value: str) -> tuple[float, tuple[float, float]]:
@@ -33,15 +35,18 @@ def _mlp_decrease(table: pd.DataFrame) -> Finding:
 def _realised(table: pd.DataFrame) -> Finding:
     found = {network: 1 - _at(table, network, 10, "normalised")[0] for network in CONVOLUTIONAL}
     text = ", ".join(f"{network} {100 * v:.0f}% ({100 * (1 - v):.0f}% remaining)" for network, v in found.items())
-    verdict = of_all([0.15 <= value <= 0.35 for value in found.values()])
-    return Finding(text, verdict, max(found.values()), (min(found.values()), max(found.values())))
+    return _few(text, found)
 
 
 def _remaining(table: pd.DataFrame) -> Finding:
     found = {network: _at(table, network, 10, "normalised")[0] for network in CONVOLUTIONAL}
     text = ", ".join(f"{network} {100 * v:.0f}% remaining" for network, v in found.items())
-    verdict = of_all([0.15 <= value <= 0.40 for value in found.values()])
-    return Finding(text, verdict, max(found.values()), (min(found.values()), max(found.values())))
+    return _few(text, found)
+
+
+def _few(text: str, found: dict[str, float]) -> Finding:
+    verdict = of_all([LITTLE[0] <= value <= LITTLE[1] for value in found.values()])
+    return Finding(text, verdict, max(found.values()), (min(found.values()), max(found.values())), RANGE)
 
 
 def _needed(table: pd.DataFrame) -> Finding:
@@ -63,7 +68,7 @@ def _conv_update(table: pd.DataFrame) -> Finding:
     found = {network: _at(table, network, 20, "update")[0] for network in CONVOLUTIONAL}
     text = ", ".join(f"{network} {value:.3g}" for network, value in found.items())
     verdict = of_all([0.03 <= value <= 0.3 for value in found.values()])
-    return Finding(text, verdict, max(found.values()), (min(found.values()), max(found.values())))
+    return Finding(text, verdict, max(found.values()), (min(found.values()), max(found.values())), RANGE)
 
 
 def _optimum(table: pd.DataFrame) -> Finding:
@@ -72,7 +77,7 @@ def _optimum(table: pd.DataFrame) -> Finding:
     text = ", ".join(f"{network} {100 * value:.0f}% left" for network, value in found.items())
     verdict = of_all([value <= 0.1 for value in found.values()])
     ends = min(found.values()), max(found.values())
-    return Finding(f"of the decrease to the optimum: {text}", verdict, ends[1], ends)
+    return Finding(f"of the decrease to the optimum: {text}", verdict, ends[1], ends, RANGE)
 
 
 def _printed(table: pd.DataFrame) -> Finding:
@@ -95,15 +100,16 @@ CLAIMS = (
         "bcd_conv_ten",
         "For CIFAR-NV and ResNet-18-C, ten sweeps make only 20-30% of the decrease",
         "20-30% made",
-        "15% to 35% made; both networks: reproduced, one: partly",
+        "15% to 40% made; both networks: reproduced, one: partly",
         _realised,
     ),
     Claim(
         "bcd_conv_ten_remaining",
-        "Read as what is left instead: ten sweeps leave 20-30% (our reading of the same sentence)",
+        "Read the other way, ten sweeps leave 20-30% of the decrease",
         "20-30% left",
         "15% to 40% left; both networks: reproduced, one: partly",
         _remaining,
+        ours=True,
     ),
     Claim(
         "bcd_conv_needed",

@@ -5,7 +5,7 @@ import math
 import pandas as pd
 
 from paper.claims.cifar_nv import gain
-from paper.claims.rules import NOT_REPRODUCED, PARTLY, REPRODUCED, Claim, Finding, NotMeasured, of_all, some
+from paper.claims.rules import NOT_REPRODUCED, PARTLY, RANGE, REPRODUCED, Claim, Finding, NotMeasured, of_all, some
 from paper.claims.trained import LR, head_start, runs
 
 
@@ -31,16 +31,16 @@ def _shrinks(table: pd.DataFrame) -> Finding:
     values = [0.0 if math.isnan(share) else share for share in shares.values()]
     *smaller, largest = values
     verdict = REPRODUCED if largest <= 0.05 < min(smaller) else PARTLY if largest < smaller[0] else NOT_REPRODUCED
-    return Finding(f"epochs saved at lr {_listed(shares)}", verdict, largest, (min(values), max(values)))
+    return Finding(f"epochs saved at lr {_listed(shares)}", verdict, largest, (min(values), max(values)), RANGE)
 
 
 def _small(table: pd.DataFrame) -> Finding:
     shares = {lr: share for lr, share in _saved(table).items() if lr <= LR}
     better, parts = [], []
     for lr, share in shares.items():
-        points, _ = gain(runs(table, lr=lr), "pathcond")
+        points, (low, high) = gain(runs(table, lr=lr), "pathcond")
         better.append(share > 0 and points > 0)
-        parts.append(f"{lr:g}: {points:+.1f}")
+        parts.append(f"{lr:g}: {points:+.1f} ({low:+.1f} to {high:+.1f})")
     text = f"epochs saved at lr {_listed(shares)}; points of best test accuracy at lr {', '.join(parts)}"
     return Finding(text, of_all(better), sum(better))
 

@@ -54,7 +54,12 @@ CLAIMS = (
         _agree(("gradient_norm", "hessian_trace", "inverse_norm"), chains=True),
     ),
     Claim(
-        "criteria_pathcond", "PathCond's minimiser is the same point", "implied", _RULE, _agree(("pathcond",), False)
+        "criteria_pathcond",
+        "PathCond's minimiser is the same point",
+        "not said, but implied",
+        _RULE,
+        _agree(("pathcond",), False),
+        ours=True,
     ),
     Claim(
         "criteria_any_norm",

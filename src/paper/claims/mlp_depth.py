@@ -4,8 +4,22 @@ import math
 
 import pandas as pd
 
-from paper.claims.rules import NOT_REPRODUCED, PARTLY, REPRODUCED, Claim, Finding, NotMeasured, of_all, within
-from paper.claims.trained import AT_LEAST, BOUNDS, LR, epochs_ratio, known, listed, of, ratios, runs, span
+from paper.claims.rules import NOT_REPRODUCED, PARTLY, RANGE, REPRODUCED, Claim, Finding, NotMeasured, of_all, within
+from paper.claims.trained import (
+    AT_LEAST,
+    AT_MOST,
+    BOUNDS,
+    LR,
+    Ratio,
+    epochs_ratio,
+    known,
+    listed,
+    of,
+    rank,
+    ratios,
+    runs,
+    span,
+)
 
 DEPTH = 3  # hidden layers where the paper's gain is largest
 SMALL, LARGE = 2.5e6, 3.25e6  # parameters of the networks the paper calls equal
@@ -17,7 +31,7 @@ def _faster(table: pd.DataFrame) -> Finding:
     verdict = within(best.value, (1.35, math.inf), (1.1, math.inf))
     more = ", more than the paper's 1.5" if best.value > 1.65 else ""
     text = f"{best} times at {depth:g} hidden layers{more} ({listed(found, 'by hidden layers')})"
-    return Finding(text, verdict, best.value, best.interval)
+    return Finding(text, verdict, best.value, best.interval, f"95% at {depth:g}:")
 
 
 def _strongest(table: pd.DataFrame) -> Finding:
@@ -34,7 +48,7 @@ def _strongest(table: pd.DataFrame) -> Finding:
         verdict = PARTLY
     else:
         verdict = NOT_REPRODUCED
-    return Finding(listed(found, "hidden layers"), verdict, here.value, here.interval)
+    return Finding(listed(found, "hidden layers"), verdict, here.value, here.interval, f"95% at {DEPTH}:")
 
 
 def _deeper(table: pd.DataFrame) -> Finding:
@@ -43,8 +57,26 @@ def _deeper(table: pd.DataFrame) -> Finding:
     if DEPTH not in values:
         raise NotMeasured(f"no ratio at {DEPTH} hidden layers")
     deeper = {depth: ratio for depth, ratio in values.items() if depth > DEPTH}
-    verdict = of_all([1 < ratio.value < values[DEPTH].value for ratio in deeper.values()])
-    return Finding(listed(found, "hidden layers"), verdict, span(deeper)[0], span(deeper))
+    verdict = of_all([_sure(ratio) and ratio.value < values[DEPTH].value for ratio in deeper.values()])
+    unsure = [f"{depth:g}" for depth, ratio in deeper.items() if not _sure(ratio)]
+    text = listed(found, "hidden layers") + (f"; 95% intervals reach 1 at {', '.join(unsure)}" if unsure else "")
+    return Finding(text, verdict, span(deeper)[0], span(deeper), RANGE)
+
+
+def _sure(ratio: Ratio) -> bool:
+    """Whether a gain is no chance: its interval, or the bound that stands for it, is above 1."""
+    return (ratio.interval[0] if ratio.interval else ratio.value) > 1 and ratio.bound != AT_MOST
+
+
+def _rescaling(table: pd.DataFrame) -> Finding:
+    scales = of(runs(table, lr=LR), "pathcond").groupby("hidden_layers")["max_log_scale"].mean()
+    if len(scales) < 3:
+        raise NotMeasured("fewer than three depths show no trend")
+    trend = rank(scales.to_dict())
+    text = "largest |log lambda| at hidden layers " + ", ".join(f"{depth:g}: {v:.2f}" for depth, v in scales.items())
+    ends = float(scales.min()), float(scales.max())
+    verdict = REPRODUCED if trend <= -0.7 else PARTLY if trend < 0 else NOT_REPRODUCED
+    return Finding(text, verdict, trend, ends, RANGE)
 
 
 def _parameters(table: pd.DataFrame) -> Finding:
@@ -66,7 +98,7 @@ def _enorm(table: pd.DataFrame) -> Finding:
     found = ratios(runs(table, lr=LR), "hidden_layers", fast="enorm")
     values = known(found)
     verdict = of_all([ratio.value <= 1.05 for ratio in values.values()])
-    return Finding(listed(found, "hidden layers"), verdict, span(values)[1], span(values))
+    return Finding(listed(found, "hidden layers"), verdict, span(values)[1], span(values), RANGE)
 
 
 CLAIMS = (
@@ -91,8 +123,16 @@ CLAIMS = (
         "mlp_deeper",
         "Networks deeper than that gain less, but all gain",
         "modest, at every depth",
-        f"ratio of epochs above 1 and below that at 3; every deeper network: reproduced, some: partly; {BOUNDS}",
+        "ratio of epochs above 1, its 95% interval too, and below that at 3; every deeper network: reproduced, some: "
+        f"partly; {BOUNDS}",
         _deeper,
+    ),
+    Claim(
+        "mlp_deep_rescaling",
+        "Deep networks gain less because, nearer to constant width, they have less to rescale",
+        "given as the explanation",
+        "rank correlation of the largest |log lambda| with depth is at most -0.7: reproduced; negative: partly",
+        _rescaling,
     ),
     Claim(
         "mlp_parameters",

@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from paper.claims.rules import Claim, Finding, NotMeasured, of_all
+from paper.claims.rules import RANGE, Claim, Finding, NotMeasured, of_all
 
 
 def _irregular(table: pd.DataFrame) -> Finding:
@@ -15,7 +15,7 @@ def _irregular(table: pd.DataFrame) -> Finding:
         ranks.append(rank)
         parts.append(f"variance {variance:g}: {ends.iloc[0]:.2g} -> {ends.iloc[-1]:.2g} (rank correlation {rank:.2f})")
     verdict = of_all([rank <= -0.8 for rank in ranks])
-    return Finding("; ".join(parts), verdict, max(ranks), (min(ranks), max(ranks)))
+    return Finding("; ".join(parts), verdict, max(ranks), (min(ranks), max(ranks)), RANGE)
 
 
 def _variance(table: pd.DataFrame) -> Finding:
@@ -32,7 +32,7 @@ def _root(table: pd.DataFrame) -> Finding:
     text = ", ".join(f"{variance:g}: {100 * share:.2g}%" for variance, share in shares.items())
     verdict = of_all([share == 0 for share in shares])
     ends = float(shares.min()), float(shares.max())
-    return Finding(f"not positive in float64 at variance {text} of the networks", verdict, ends[1], ends)
+    return Finding(f"not positive in float64 at variance {text} of the networks", verdict, ends[1], ends, RANGE)
 
 
 CLAIMS = (

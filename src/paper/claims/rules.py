@@ -9,6 +9,8 @@ import pandas as pd
 
 REPRODUCED, PARTLY, NOT_REPRODUCED = "reproduced", "partly", "not reproduced"
 NOT_RUN = "not run at this scale"
+NOT_YET = "not run yet"
+RANGE = "range"
 COLUMNS = ("claim", "paper", "ours", "interval", "verdict", "item")
 
 # 97.5% points of Student's t by degrees of freedom; beyond the list the normal one is near enough.
@@ -23,13 +25,15 @@ class Finding:
         ours: our value in words, as printed.
         verdict: one of REPRODUCED, PARTLY, NOT_REPRODUCED.
         value: our value as a number, where it is one.
-        interval: what it lies in: a 95% interval over seeds, or the range over cases.
+        interval: what it lies in.
+        of: what the interval is, if not 95% over seeds of that value: RANGE over cases, or 95% of one of several.
     """
 
     ours: str
     verdict: str
     value: float | None = None
     interval: tuple[float, float] | None = None
+    of: str = ""
 
 
 class NotMeasured(Exception):
@@ -46,6 +50,7 @@ class Claim:
         paper: the paper's value.
         rule: how the verdict follows from the value, in words.
         judge: the same in code.
+        ours: whether it is a question of ours, which the paper does not put.
     """
 
     id: str
@@ -53,6 +58,17 @@ class Claim:
     paper: str
     rule: str
     judge: Callable[[pd.DataFrame], Finding]
+    ours: bool = False
+
+    @property
+    def said(self) -> str:
+        """The claim, with a remark if it is ours."""
+        return f"{self.text} (ours)" if self.ours else self.text
+
+    @property
+    def source(self) -> str:
+        """Whose claim it is."""
+        return "ours" if self.ours else "paper"
 
 
 def judged(
@@ -66,11 +82,13 @@ def judged(
     return {
         "id": claim.id,
         "item": item,
-        "claim": claim.text,
+        "source": claim.source,
+        "claim": claim.said,
         "paper": claim.paper,
         "ours": f"{without}: {finding.ours}" if without else finding.ours,
         "value": _finite(finding.value),
         "interval": None if finding.interval is None else [_finite(end) for end in finding.interval],
+        "interval_of": finding.of,
         "rule": claim.rule,
         "verdict": finding.verdict if scale == "paper" else NOT_RUN,
         "scale": scale,
@@ -83,10 +101,22 @@ def markdown(claims: Sequence[Mapping[str, Any]], columns: Sequence[str] = COLUM
     lines = ["| " + " | ".join(columns) + " |", "| --- " * len(columns) + "|"]
     for claim in claims:
         ends = claim["interval"] or [None]
-        interval = "" if None in ends else f"{ends[0]:.3g} to {ends[1]:.3g}"
+        interval = "" if None in ends else f"{claim['interval_of']} {ends[0]:.3g} to {ends[1]:.3g}".lstrip()
         texts = {**claim, "interval": interval, "item": f"`{claim['item']}`"}
         lines.append("| " + " | ".join(texts[column].replace("|", "\\|") for column in columns) + " |")
     return "\n".join(lines) + "\n"
+
+
+def counted(claims: Sequence[Mapping[str, Any]]) -> str:
+    """How many claims have which verdict, the paper's and ours apart."""
+    parts = []
+    for source, name in (("paper", "of the paper"), ("ours", "of ours")):
+        found = [claim["verdict"] for claim in claims if claim["source"] == source]
+        order = (REPRODUCED, PARTLY, NOT_REPRODUCED, NOT_RUN, NOT_YET)
+        counts = ", ".join(f"{found.count(verdict)} {verdict}" for verdict in order if verdict in found)
+        if found:
+            parts.append(f"{len(found)} claims {name}: {counts}")
+    return "; ".join(parts) + "."
 
 
 def of_all(true: Sequence[bool]) -> str:

@@ -167,22 +167,39 @@ def growth(values: Mapping[float, float]) -> str:
     return PARTLY if ordered[-1] > ordered[0] else NOT_REPRODUCED
 
 
+def tuned(rows: pd.DataFrame, value: str) -> tuple[pd.DataFrame, str]:
+    """A method's runs at the learning rate where its mean is least, among those where every seed has a finite value.
+
+    Returns:
+        The runs, none if there is no such rate, and the mean and rate in words, with a remark if the rate is at an end
+        of those tried.
+    """
+    means = rows.assign(value=rows[value].replace(float("inf"), float("nan"))).groupby("lr")["value"]
+    complete = means.mean()[means.count() == means.size()]
+    if complete.empty:
+        return rows.iloc[:0], "open"
+    lr = complete.idxmin()
+    end = ", the end of those tried" if lr in (rows["lr"].min(), rows["lr"].max()) else ""
+    return rows[rows["lr"] == lr], f"{complete.min():.3g} at lr {lr:g}{end}"
+
+
 def more_accurate(rows: pd.DataFrame, first: str, second: str) -> float:
     """How much higher the first method's final train accuracy is, mean over seeds."""
     values = [of(rows, method).set_index("seed")["final_train_accuracy"] for method in (first, second)]
     return float((values[0] - values[1]).mean())
 
 
-def head_start(table: pd.DataFrame, value: str) -> tuple[float, int]:
-    """How many epochs earlier PathCond's mean curve gets to where the baseline's ends.
+def head_start(table: pd.DataFrame, value: str, level: float | None = None) -> tuple[float, int]:
+    """How many epochs earlier PathCond's mean curve gets to a level.
 
     Args:
         table: of one network and learning rate.
         value: metric of the curves.
+        level: of an accuracy; None for where the baseline ends.
 
     Returns:
-        Epochs between the first times that the baseline and PathCond are there (NaN if PathCond never is), and the
-        epochs of a run.
+        Epochs between the first times that the baseline and PathCond are there (NaN if one never is), and the epochs
+        of a run.
 
     Raises:
         NotMeasured: a method was left out, or the baseline diverged.
@@ -191,7 +208,7 @@ def head_start(table: pd.DataFrame, value: str) -> tuple[float, int]:
     for method in ("baseline", "pathcond"):
         rows = some(table, panel="curve", method=method).sort_values("epoch").set_index("epoch")
         curves[method] = rows[f"{value}_mean"] * (-1 if value.endswith("loss") else 1)
-    level = curves["baseline"].iloc[-1]
+    level = curves["baseline"].iloc[-1] if level is None else level
     if math.isnan(level):
         raise NotMeasured("the baseline diverged")
     first = {method: curve.index[curve >= level].min() for method, curve in curves.items()}

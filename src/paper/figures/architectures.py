@@ -7,7 +7,11 @@ from matplotlib.figure import Figure
 from paper.figures import style
 from paper.table_1 import TABLE_1
 
-PAPER = "Parameters, hidden units and paths of six networks on images of 32x32 pixels."
+PAPER = (
+    "Parameters, hidden units and paths of six networks on images of 32x32 pixels, with a mark at each number that "
+    "the paper prints alike. Free units are the scales that can be chosen freely: channels tied by skip connections "
+    "share one. Paths are counted with pools left as they are, as the paper has them, and with each input of a pool."
+)
 NAMES = {
     "mlp": "MLP 3×500",
     "cifar_nv": "CIFAR-NV",
@@ -48,6 +52,7 @@ def plot(table: pd.DataFrame) -> Figure:
     for number, row in enumerate(table.to_dict("records")):
         _row(axes, number + 2.15, row)
     axes.text(1.0, rows, "✓ as the paper prints it", ha="right", va="bottom", fontsize="x-small", color=style.GREEN)
+    style.note(figure, "free units: scales that can be chosen freely; channels tied by skip connections share one")
     return figure
 
 

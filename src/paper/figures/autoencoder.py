@@ -7,7 +7,7 @@ from paper.figures import curves, style
 
 PAPER = (
     "MNIST autoencoders by compression factor. Top: loss on the training images after the last epoch. Bottom: largest "
-    "log-rescaling at the start, of which the paper plots the double. Mean and deviation over seeds."
+    "|log λ| at the start; the paper plots its double. Means over seeds; bars are one standard deviation."
 )
 
 
@@ -22,9 +22,9 @@ def plot(table: pd.DataFrame) -> Figure:
     """
     figure, (top, bottom) = style.panels(2, 1, style.COLUMN, 3.9, sharex=True, height_ratios=(1.4, 1))
     table = curves.at_paper_lr(table)
-    curves.compression(top, bottom, table)
-    top.set_title(f"Final train loss, lr {table['lr'].iloc[0]:g}")
+    curves.final_losses([top], [table])
+    curves.rescaling(bottom, table)
+    top.set(title=f"Final train loss, lr {table['lr'].iloc[0]:g}", xlabel="")
     bottom.set_title("Largest log-rescaling at the start")
-    curves.note_twice(bottom)
     curves.legend(figure, table)
     return figure

@@ -8,8 +8,9 @@ from paper.figures import style
 
 PAPER = (
     "Left: how far the objective is above its last value, as a fraction of its whole decrease, after each sweep. "
-    "Right: mean absolute change of the log-scales in each sweep. Mean and deviation over seeds. Without pools, as in "
-    "the MLP, both ways to count them are one."
+    "Right: mean absolute change of u = 2 log λ in each sweep. Means over seeds; bands of one standard deviation are "
+    'smaller than the lines. The MLP has no pools: both ways to count them are one, and so are its curves. In "held", '
+    "the channels before the last layer are not rescaled, as in the paper's solver."
 )
 LINES = {"plain": ("-", "pools as they are"), "exact": ("--", "exact pools")}
 USED = 10  # sweeps of the paper's experiments
@@ -37,7 +38,7 @@ def plot(table: pd.DataFrame) -> Figure:
         if max(table["sweep"]) > USED:
             axes.axvline(USED, color=style.GREY, linewidth=0.8, linestyle=":", zorder=1)
     left.set(ylabel="share of the decrease left", ylim=(-0.02, 1.02), title="Normalised objective")
-    right.set(ylabel=r"mean $|u^{(k)} - u^{(k-1)}|$", yscale="log", title="Mean update of the log-scales")
+    right.set(ylabel=r"mean $|u^{(k)} - u^{(k-1)}|$", yscale="log", title=r"Mean update of $u = 2\,\log\,\lambda$")
     if max(table["sweep"]) > USED:
         place = {"xytext": (3, 0), "textcoords": "offset points", "va": "top", "color": style.GREY}
         top = (USED, 0.98)
@@ -47,15 +48,17 @@ def plot(table: pd.DataFrame) -> Figure:
 
 
 def _curve(axes: Axes, rows: pd.DataFrame, value: str, network: str, pooling: str) -> None:
-    colour, mean, deviation = style.NETWORKS[network][0], rows[f"{value}_mean"], rows[f"{value}_sd"].fillna(0.0)
-    axes.plot(rows["sweep"], mean, color=colour, linestyle=LINES[pooling][0])
+    mean, deviation = rows[f"{value}_mean"], rows[f"{value}_sd"].fillna(0.0)
+    colour, marker, _ = style.NETWORKS[network]
+    axes.plot(rows["sweep"], mean, color=colour, marker=marker, markevery=0.12, linestyle=LINES[pooling][0])
     low = (mean - deviation).clip(lower=0.01 * mean)  # zero would leave the logarithmic axis
     axes.fill_between(rows["sweep"], low, mean + deviation, color=colour, alpha=0.2, linewidth=0)
 
 
 def _legend(axes: Axes, networks: list[str], poolings: list[str]) -> None:
     for network in networks:
-        axes.plot([], [], color=style.NETWORKS[network][0], label=style.NETWORKS[network][2])
+        colour, marker, label = style.NETWORKS[network]
+        axes.plot([], [], color=colour, marker=marker, label=label)
     for pooling in poolings:
         axes.plot([], [], color=style.GREY, linestyle=LINES[pooling][0], label=LINES[pooling][1])
     axes.legend(loc="upper right")

@@ -7,7 +7,8 @@ from paper.figures import curves, style
 
 PAPER = (
     "CIFAR-NV on CIFAR-10, over the epochs: loss and accuracy on the training images, accuracy on the test images. "
-    "Smoothed by an exponential moving average with factor 0.2. Mean and deviation over seeds."
+    "Smoothed by an exponential moving average with factor 0.2. Means over seeds; bands are one standard deviation, "
+    "cut off at 30% of a mean loss."
 )
 
 

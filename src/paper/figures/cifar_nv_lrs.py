@@ -6,8 +6,8 @@ from matplotlib.figure import Figure
 from paper.figures import curves, style
 
 PAPER = (
-    "Curves of CIFAR-NV as in the main figure, for four learning rates: loss and accuracy on the training images, "
-    "accuracy on the test images; 128 epochs, and 500 for the smallest rate."
+    "The curves of CIFAR-NV, smoothed and with bands as above, one row a learning rate: loss and accuracy on the "
+    "training images, accuracy on the test images; 128 epochs, and 500 at lr 0.0001."
 )
 
 

@@ -13,9 +13,10 @@ from matplotlib.ticker import FixedLocator, MultipleLocator, NullLocator
 from paper.figures import style
 
 PAPER = (
-    "Appendix: on products of numbers the norm of the parameters or of their inverses, of the gradient and of the "
-    "Hessian, its trace and its condition number, and PathCond's objective, are all least at the balanced rescaling. "
-    "The last panel is ours: two minima part for a norm that treats the coordinates differently."
+    "Criteria along rescalings of products of numbers: the norm of the parameters, of their inverses, of the gradient "
+    "and of the Hessian, the Hessian's trace and condition number, and PathCond's objective. Dots below the curves "
+    "are their minima, all at the balanced rescaling. The last panel is ours: two minima part for a norm that treats "
+    "the coordinates differently."
 )
 
 

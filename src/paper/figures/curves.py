@@ -11,15 +11,18 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
+from matplotlib.ticker import NullLocator
 from matplotlib.transforms import Transform, offset_copy
 
-from paper.figures import style
+from paper.figures import ordinate, style
 
 PAPER_LR = 1e-3  # of the paper's main figures
 PAPER_DEPTH = 3  # hidden layers of the network whose curves it shows
 SPREAD = 15.0  # points across which the methods' markers stand at one abscissa
-OPEN = "open: no seed met the target in time\n(k/n: only k of n did)"
+SIDE = "markers at one tick stand side by side, for legibility"
+OPEN = "open: target not met\nbefore the end"
+SOME = "\n(k/n: by k of n seeds)"
+END = "end of training"
 CROSS = "cross: diverged (k/n: k of n seeds)"
 EPOCHS = tuple(float(f"{first}e{power}") for power in range(4) for first in (1, 2, 3, 5, 7))  # ticks
 LINES = {"enorm": "--"}  # it often lies on the baseline
@@ -76,10 +79,11 @@ def parameters_axis(axes: Axes, table: pd.DataFrame) -> None:
 
 
 def rates_axis(axes: Axes, table: pd.DataFrame) -> None:
-    """A logarithmic abscissa of learning rates."""
-    lrs = table["lr"]
-    axes.set(xscale="log", xlabel="learning rate", xlim=(lrs.min() / 1.5, lrs.max() * 1.5))
-    axes.xaxis.set_minor_formatter(NullFormatter())
+    """A logarithmic abscissa of learning rates, with a tick at each."""
+    lrs = sorted(set(table["lr"]))
+    axes.set(xscale="log", xlabel="learning rate", xlim=(lrs[0] / 1.5, lrs[-1] * 1.5))
+    axes.set_xticks(lrs, [f"{lr:g}" for lr in lrs])
+    axes.xaxis.set_minor_locator(NullLocator())
 
 
 def epochs_axis(axes: Axes, table: pd.DataFrame, log: bool = False) -> None:
@@ -114,12 +118,9 @@ def reach(axes: Axes, table: pd.DataFrame, x: str) -> None:
                 _count(axes, at, cell["reached_n"], cell["n"], look["color"], transform=higher, va="bottom")
 
 
-def settled(axes: Axes, table: pd.DataFrame, x: str, value: str) -> None:
+def settled(axes: Axes, table: pd.DataFrame, x: str, value: str, log: bool = False) -> None:
     """Means of a final loss against `x`; where seeds diverged, a cross at the top with the count."""
-    cells = panel(table, "cell")
-    mean, deviation = cells[f"{value}_mean"], cells[f"{value}_sd"].fillna(0.0)
-    values = pd.concat([panel(table, "run")[value], mean - deviation, mean + deviation])
-    loss_axis(axes, values, room=0.3 if len(_lost(table)) else 0.0)
+    ordinate.losses(axes, _values(table, value), room=0.3 if len(_lost(table)) else 0.0, log=log)
     for cells, shift, look in _by_method(table, x):
         _means(axes, table, cells, x, value, shift, look)
         for cell in _lost(cells).to_dict("records"):
@@ -134,7 +135,7 @@ def over_epochs(axes: Axes, table: pd.DataFrame, value: str, title: str = "") ->
     accuracy = value.endswith("accuracy")
     curves = _with_band(panel(table, "curve").sort_values("epoch"), value, accuracy)
     if not accuracy:
-        loss_axis(axes, pd.concat([curves["low"], curves["high"]]))
+        ordinate.losses(axes, pd.concat([curves["low"], curves["high"]]))
         _note_diverged(axes, table)
     for method in methods(curves):
         rows, colour = curves[curves["method"] == method], style.METHODS[method][0]
@@ -149,47 +150,25 @@ def learning(axes: Sequence[Axes], table: pd.DataFrame) -> None:
         over_epochs(place, table, value)
 
 
-def compression(top: Axes, bottom: Axes, table: pd.DataFrame) -> None:
-    """Final train loss of every method, and PathCond's largest log-rescaling, against the compression factor."""
-    settled(top, table, "compression", "final_train_loss")
+def final_losses(axes: Sequence[Axes], tables: Sequence[pd.DataFrame]) -> None:
+    """Final train losses against the compression factor, a table a panel; logarithmic in all panels or in none."""
+    log = any(ordinate.wide(_values(table, "final_train_loss")) for table in tables)
+    for place, table in zip(axes, tables, strict=True):
+        settled(place, table, "compression", "final_train_loss", log)
+        _compressions(place, table)
+    axes[0].set_ylabel("final train loss" + " (log scale)" * log)
+
+
+def rescaling(axes: Axes, table: pd.DataFrame) -> None:
+    """PathCond's largest log-rescaling against the compression factor, and how the paper's differ from ours."""
     for cells, shift, look in _by_method(table[table["method"] == "pathcond"], "compression"):
-        _means(bottom, table, cells, "compression", "max_log_scale", shift, look)
+        _means(axes, table, cells, "compression", "max_log_scale", shift, look)
         high = (cells["max_log_scale_mean"] + cells["max_log_scale_sd"].fillna(0.0)).max()
-        bottom.set_ylim(0, 1.15 * high)
-    top.set_ylabel("final train loss")
-    bottom.set(xlabel="compression factor", ylabel=r"largest $|\log\,\lambda|$")
-    for axes in (top, bottom):
-        axes.set_xlim(_around(table["compression"]))
-        axes.set_xticks(sorted(set(table["compression"])), [f"{c:g}" for c in sorted(set(table["compression"]))])
-
-
-def note_twice(axes: Axes) -> None:
-    """Say how the paper's log-rescalings differ from ours."""
+        axes.set_ylim(0, 1.15 * high)
+    axes.set(ylabel=r"largest $|\log\,\lambda|$")
+    _compressions(axes, table)
     place: dict[str, Any] = {"transform": axes.transAxes, "ha": "right", "va": "bottom"}
     axes.text(0.98, 0.04, "the paper plots twice this", fontsize="x-small", color=style.GREY, **place)
-
-
-def loss_axis(axes: Axes, values: pd.Series, room: float = 0.0) -> None:
-    """Limits of an ordinate of losses, logarithmic where they span a factor of three or more.
-
-    Args:
-        axes: where.
-        values: the losses that are drawn; others than finite positive ones do not count.
-        room: share of the height left free at the top.
-    """
-    finite = values[np.isfinite(values) & (values > 0)]
-    if finite.empty:
-        return
-    low, high = float(finite.min()), float(finite.max())
-    if high >= 3 * low:
-        axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(subs=_steps(high / low), numticks=20))
-        axes.yaxis.set_minor_locator(NullLocator())
-        axes.yaxis.set_major_formatter("{x:g}")
-        axes.set_ylim(low * (low / high) ** 0.06, high * (high / low) ** (0.06 + room))
-    else:
-        span = (high - low) or 0.1 * high
-        axes.set_ylim(low - 0.08 * span, high + (0.08 + room) * span)
 
 
 def open_cells(table: pd.DataFrame) -> bool:
@@ -211,9 +190,13 @@ def legend(figure: Figure, table: pd.DataFrame, spare: Axes | None = None, marke
         handles.append(Line2D([], [], color=colour, label=label, **line))
     gap: dict[str, Any] = {"linestyle": "", "color": style.GREY}
     if markers and open_cells(table):
-        handles.append(Line2D([], [], marker="o", markerfacecolor="white", label=OPEN, **gap))
+        handles.append(Line2D([], [], color=style.GREY, linewidth=0.6, linestyle="--", label=END))
+        label = OPEN + SOME * bool(panel(table, "cell").eval("0 < reached_n < n").any())
+        handles.append(Line2D([], [], marker="o", markerfacecolor="white", label=label, **gap))
     if markers and not table["compression"].isna().all() and len(_lost(table)):
         handles.append(Line2D([], [], marker="x", label=CROSS, **gap))
+    if markers and len(methods(table)) > 1:
+        style.note(figure, SIDE)
     if spare is not None:
         spare.set_axis_off()
         spare.legend(handles=handles, loc="center", handlelength=2.6)
@@ -264,15 +247,24 @@ def _count(axes: Axes, at: tuple[float, float], part: float, whole: float, colou
     axes.text(*at, f"{part:.0f}/{whole:.0f}", fontsize="x-small", color=colour, rotation=90, ha="center", **place)
 
 
-def _around(values: pd.Series) -> tuple[float, float]:
+def _around(values: pd.Series, share: float = 0.09) -> tuple[float, float]:
     """Limits with a margin."""
-    margin = 0.09 * (values.max() - values.min()) or 0.1 * values.max()
+    margin = share * (values.max() - values.min()) or 0.1 * values.max()
     return values.min() - margin, values.max() + margin
 
 
-def _steps(ratio: float) -> tuple[float, ...]:
-    """First digits of the ticks of a logarithmic axis that spans this factor."""
-    return (1.0,) if ratio > 200 else (1.0, 2.0, 5.0) if ratio > 10 else (1.0, 2.0, 3.0, 5.0, 7.0)
+def _compressions(axes: Axes, table: pd.DataFrame) -> None:
+    """An abscissa of compression factors, with a tick at each."""
+    factors = sorted(set(table["compression"]))
+    axes.set(xlabel="compression factor", xlim=_around(table["compression"], 0.15))
+    axes.set_xticks(factors, [f"{factor:g}" for factor in factors])
+
+
+def _values(table: pd.DataFrame, value: str) -> pd.Series:
+    """What is drawn of a final value: that of each run, and the ends of the cells' bars."""
+    cells = panel(table, "cell")
+    mean, deviation = cells[f"{value}_mean"], cells[f"{value}_sd"].fillna(0.0)
+    return pd.concat([panel(table, "run")[value], mean - deviation, mean + deviation])
 
 
 def _lost(table: pd.DataFrame) -> pd.DataFrame:

@@ -8,7 +8,7 @@ from paper.figures import curves
 PAPER = (
     "Left: epochs of SGD until 99% of the training images are right, for MLPs of 2 to 8 hidden layers on CIFAR-10, "
     "against their number of parameters. Middle and right: accuracy and loss on the training images for three hidden "
-    "layers. Mean and deviation over seeds."
+    "layers. Means over seeds; bars and bands are one standard deviation."
 )
 
 

@@ -7,7 +7,7 @@ from paper.figures import curves, style
 
 PAPER = (
     "Epochs until 99% of the training images are right against the number of parameters, for MLPs of 2 to 8 hidden "
-    "layers, one panel a learning rate."
+    "layers, one panel a learning rate. Means over seeds; bars are one standard deviation."
 )
 
 
@@ -32,8 +32,6 @@ def plot(table: pd.DataFrame) -> Figure:
         place.set_title(f"lr {lr:g}")
         if number % columns:
             place.set_ylabel("")
-        if number + columns < len(lrs):
-            place.set_xlabel("")
     for empty in axes[len(lrs) + 1 :]:
         empty.set_axis_off()
     curves.legend(figure, table, axes[len(lrs)] if len(axes) > len(lrs) else None)

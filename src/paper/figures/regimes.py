@@ -9,8 +9,9 @@ from matplotlib.ticker import LogLocator, NullLocator
 from paper.figures import style
 
 PAPER = (
-    "Largest log-rescaling that PathCond asks for at initialisation, against how even the widths of the hidden layers "
-    "are (Dirichlet concentration), for several variances of the weights. Median and quartiles over networks."
+    "Largest log-rescaling, |log λ|, that PathCond asks for at initialisation, against how even the widths of the "
+    "hidden layers are (Dirichlet concentration), for several variances of the weights. Medians over networks; bands "
+    "are the quartiles."
 )
 
 
@@ -24,8 +25,7 @@ def plot(table: pd.DataFrame) -> Figure:
         One panel, a column wide.
     """
     figure, (axes,) = style.panels(1, 1, style.COLUMN, 2.5)
-    looks = zip(cycle(style.SERIES), cycle(style.MARKERS), strict=False)
-    for (variance, rows), (colour, marker) in zip(table.groupby("variance"), looks, strict=False):
+    for (variance, rows), (colour, marker) in zip(table.groupby("variance"), cycle(style.SERIES), strict=False):
         rows = rows.sort_values("alpha")
         alpha, median, low, high = (rows[name].tolist() for name in ("alpha", "median", "low", "high"))
         label = f"variance {variance:g}"

@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 from paper.figures import style
 
 PAPER = (
-    "Left: GELU and SiLU beside ReLU. Right: relative output change made by the rescaling in MLPs with these "
-    "activations, against depth; bands are one deviation over seeds."
+    "Left: GELU and SiLU beside ReLU. Right: relative change of the output that the rescaling makes in MLPs with "
+    "these activations, against depth, for two initialisations. Means over seeds; bands are one standard deviation."
 )
 # Colour, marker, label and graph of an activation.
 ACTIVATIONS = {
@@ -54,9 +54,10 @@ def plot(table: pd.DataFrame) -> Figure:
 
 def _activations(axes: Axes, names: list[str]) -> None:
     x = np.linspace(-4, 3, 281)
-    for name in names:
-        colour, _, label, function = ACTIVATIONS[name]
-        axes.plot(x, [function(value) for value in x], color=colour, label=label)
+    for number, name in enumerate(names):
+        colour, marker, label, function = ACTIVATIONS[name]
+        look = {"color": colour, "marker": marker, "markevery": (10 * number, 40)}
+        axes.plot(x, [function(value) for value in x], label=label, **look)
     axes.set(xlabel="$x$", ylabel="activation", xlim=(-4, 3), title="Activations")
     axes.legend(loc="upper left")
 

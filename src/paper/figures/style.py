@@ -33,6 +33,7 @@ NETWORKS = {
     "mlp": (BLUE, "o", "MLP"),
     "cifar_nv": (ORANGE, "s", "CIFAR-NV"),
     "resnet18_c": (GREEN, "^", "ResNet-18-C"),
+    "resnet18_c_held": (PINK, "D", "ResNet-18-C, held"),
 }
 # Steps of the rescaling, where a figure splits its time.
 STEPS = {
@@ -41,9 +42,8 @@ STEPS = {
     "solve": (RED, "solve"),
     "apply": (YELLOW, "apply"),
 }
-# Values that are not of a kind above: take them in this order.
-SERIES = (BLUE, ORANGE, GREEN, PINK, SKY, BLACK)
-MARKERS = ("o", "s", "^", "D", "v", "P")
+# Colours and markers of values that are not of a kind above: take them in this order.
+SERIES = ((BLUE, "o"), (ORANGE, "s"), (GREEN, "^"), (PINK, "D"), (SKY, "v"), (BLACK, "P"))
 
 
 @contextmanager
@@ -94,6 +94,12 @@ def band(
     axes.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
 
 
+def note(figure: Figure, text: str) -> None:
+    """Something to know about the figure, which `stamp` sets above its own line."""
+    figure.supxlabel(text)
+
+
 def stamp(figure: Figure, text: str) -> None:
-    """One grey line under the figure: scale, images, epochs, seeds, hardware."""
-    figure.supxlabel(text, x=0.5, fontsize=mpl.rcParams["font.size"] - 2, color=GREY)
+    """One grey line under the figure and its note: scale, images, epochs, seeds, hardware."""
+    lines = [line for line in (figure.get_supxlabel(), text) if line]
+    figure.supxlabel("\n".join(lines), x=0.5, fontsize=mpl.rcParams["font.size"] - 2, color=GREY)

@@ -1,4 +1,4 @@
-"""Time of the rescaling against one epoch of training, for three networks."""
+"""Time of the rescaling as a share of one epoch of training, for three networks."""
 
 import math
 from typing import Any
@@ -10,13 +10,15 @@ from matplotlib.figure import Figure
 from paper.figures import style
 
 PAPER = (
-    "Wall time of the whole rescaling at initialisation beside that of one training epoch on CIFAR-10, for three "
-    "networks; mean and deviation over runs after a warm-up. Percentages are shares of the epoch."
+    "Time of the whole rescaling at initialisation as a share of one training epoch on CIFAR-10, for three networks; "
+    "means over runs after a warm-up, bars are one standard deviation. The MLP has no pools: both ways to count them "
+    "are one computation, and drawn once."
 )
 POOLINGS = {
-    "plain": (style.METHODS["pathcond"][0], "PathCond, pools as they are"),
-    "exact": (style.ORANGE, "PathCond, exact pools"),
+    "plain": (style.METHODS["pathcond"][0], "^", "pools as they are"),
+    "exact": (style.BLUE, "s", "exact pools"),
 }
+NO_POOLS = "mlp"  # both ways to count pools are one computation
 
 
 def plot(table: pd.DataFrame) -> Figure:
@@ -31,30 +33,32 @@ def plot(table: pd.DataFrame) -> Figure:
     figure, (axes,) = style.panels(1, 1, style.COLUMN, 2.7)
     networks = [name for name in style.NETWORKS if name in set(table["network"])]
     poolings = [name for name in POOLINGS if name in set(table["pooling"])]
-    width = 0.84 / (len(poolings) + 1)
     epochs = _rows(table, networks, poolings[0], "epoch")
     for number, pooling in enumerate(poolings):
-        places = [place + (number - len(poolings) / 2) * width for place in range(len(networks))]
-        totals = _rows(table, networks, pooling, "total")
-        _bars(axes, places, totals, width, *POOLINGS[pooling])
-        for x, total, epoch in zip(places, totals, epochs, strict=True):
-            share = percent(total["seconds_mean"] / epoch["seconds_mean"])
-            top = total["seconds_mean"] + _deviation(total)
-            place = {"xytext": (0, 4), "textcoords": "offset points", "ha": "center", "va": "bottom"}
-            axes.annotate(share, (x, top), rotation=90, fontsize="x-small", **place)
-    places = [place + len(poolings) / 2 * width for place in range(len(networks))]
-    _bars(axes, places, epochs, width, style.METHODS["baseline"][0], "one training epoch")
-    shown = table.query("step == 'total' or step == 'epoch'")["seconds_mean"]
-    axes.set(yscale="log", ylabel="seconds", ylim=(0.3 * min(shown), 30 * max(shown)), title=hardware_note(table))
-    axes.set_xticks(range(len(networks)), [style.NETWORKS[network][2] for network in networks])
+        colour, marker, label = POOLINGS[pooling]
+        axes.plot([], [], color=colour, marker=marker, linestyle="", label=label)
+        for place, total in enumerate(_rows(table, networks, pooling, "total")):
+            alone = networks[place] == NO_POOLS
+            if number and alone:
+                continue
+            x = place + (0.0 if alone else 0.4 * (number - (len(poolings) - 1) / 2))
+            _dot(axes, x, total, epochs[place]["seconds_mean"], colour, marker)
+    axes.set(ylabel="time of the rescaling,\n% of one training epoch", title=hardware_note(table))
+    axes.set(xlim=(-0.5, len(networks) - 0.5), ylim=(0.0, 1.35 * axes.get_ylim()[1]))
+    axes.set_xticks(range(len(networks)), [_name(*pair) for pair in zip(networks, epochs, strict=True)])
     axes.grid(visible=False, axis="x")
-    axes.legend(loc="upper left", borderaxespad=0.1)
+    axes.legend(loc="upper left", borderaxespad=0.1, ncols=2)
     return figure
 
 
 def percent(share: float) -> str:
     """A share as text with two digits or more, such as 0.86% or 103%."""
     return f"{100 * share:#.2g}%" if share < 0.0995 else f"{100 * share:.0f}%"
+
+
+def duration(seconds: float) -> str:
+    """A time as text with three digits, such as 38.2 ms or 1.25 s."""
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
 
 
 def hardware_note(table: pd.DataFrame) -> str:
@@ -75,7 +79,19 @@ def _deviation(row: dict[str, Any]) -> float:
     return 0.0 if math.isnan(row["seconds_sd"]) else row["seconds_sd"]
 
 
-def _bars(axes: Axes, places: list[float], rows: list[dict[str, Any]], width: float, colour: str, label: str) -> None:
-    means, deviations = [row["seconds_mean"] for row in rows], [_deviation(row) for row in rows]
-    error = {"elinewidth": 0.8, "capthick": 0.8}
-    axes.bar(places, means, 0.92 * width, yerr=deviations, color=colour, label=label, error_kw=error)
+def _name(network: str, epoch: dict[str, Any]) -> str:
+    """A network, and how long its epoch takes."""
+    pools = " (no pools)" if network == NO_POOLS else ""
+    spread = f" ± {float(f'{_deviation(epoch):.1g}'):g}" if _deviation(epoch) else ""
+    seconds = epoch["seconds_mean"]
+    mean = f"{seconds:.3g}" if seconds < 1000 else f"{seconds:,.0f}"
+    return f"{style.NETWORKS[network][2]}{pools}\nepoch:\n{mean}{spread} s"
+
+
+def _dot(axes: Axes, x: float, total: dict[str, Any], epoch: float, colour: str, marker: str) -> None:
+    """Share of an epoch with its deviation, and the share and the time in words."""
+    share, deviation = total["seconds_mean"] / epoch, _deviation(total) / epoch
+    axes.errorbar(x, 100 * share, 100 * deviation, color=colour, marker=marker)
+    place = {"xytext": (0, 4), "textcoords": "offset points", "ha": "center", "va": "bottom"}
+    text = f"{percent(share)}\n{duration(total['seconds_mean'])}"
+    axes.annotate(text, (x, 100 * (share + deviation)), fontsize="x-small", **place)

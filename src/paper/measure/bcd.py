@@ -28,9 +28,9 @@ def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
 
 
 def _seed(settings: Mapping[str, Any], seed: int, device: torch.device) -> pd.DataFrame:
-    model = models.make(settings["model"], seed, settings["network"]).to(device).eval()
+    model = models.make(settings["model"], seed, settings["model"]["kind"]).to(device).eval()
     x = models.example_input(settings["model"]).to(device)
-    graph = pathcond.extract_graph(model, x, batchnorm="exclude")
+    graph = models.units(model, x, settings["model"])
     frames = []
     for pooling in settings["poolings"]:
         g = pathcond.path_magnitudes(model, x, graph=graph, pooling=pooling, dtype=torch.float64)

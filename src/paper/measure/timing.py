@@ -110,7 +110,7 @@ class Bench:
         self.epoch_batches = math.ceil(len(data.images) / batch)
         self.batches = min(batches, self.epoch_batches)
         self.x = models.example_input(model).to(device)
-        self.units = pathcond.extract_graph(self.module, self.x, batchnorm="exclude").units
+        self.units = models.units(self.module, self.x, model).units
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -127,7 +127,7 @@ class Bench:
         """Seconds of graph, diag_g, solve and apply, and their sum total; the weights are put back afterwards."""
         module, x = self.module, self.x
         options: dict[str, Any] = {"pooling": pooling}
-        graph, first = self._timed(lambda: pathcond.extract_graph(module, x, batchnorm="exclude"))
+        graph, first = self._timed(lambda: models.units(module, x, self.model))
         g, second = self._timed(lambda: pathcond.path_magnitudes(module, x, graph=graph, **options))
         solution, third = self._timed(lambda: pathcond.solve(graph, g, sweeps=sweeps))
         _, fourth = self._timed(lambda: pathcond.apply_scales_(module, graph, solution.u))

@@ -24,6 +24,8 @@ def _texts(table):
         figure = architectures.plot(table)
         style.stamp(figure, "scale: tiny")
         figure.savefig(io.BytesIO(), format="png")
+    assert figure.get_supxlabel().startswith("free units:")
+    assert figure.get_supxlabel().endswith("\nscale: tiny")
     return [text.get_text() for text in figure.axes[0].texts]
 
 

@@ -28,10 +28,16 @@ def test_panels():
     assert labels(figure.legends[0]) == ["Baseline", "ENorm", "PathCond"]
     assert top.get_title() == "Final train loss, lr 0.001"
     assert [text.get_text() for text in bottom.texts] == ["the paper plots twice this"]
+    assert figure.get_supxlabel() == f"{curves.SIDE}\nscale: tiny"
     scales = bottom.lines[0].get_ydata()
     assert scales == pytest.approx([0.33 * c for c in factors])
     assert [text.get_text() for text in bottom.get_xticklabels()] == ["1", "2", "4", "7"]
     assert autoencoder.PAPER.endswith(".")
+
+
+def test_one_method_stands_at_its_ticks():
+    figure = drawn(autoencoder.plot, table(cells([network(1), network(2)], ["pathcond"])))
+    assert figure.get_supxlabel() == "scale: tiny"
 
 
 def test_divergence_is_explained():

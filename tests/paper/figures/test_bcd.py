@@ -7,7 +7,7 @@ from paper.figures import bcd, style
 from tests.paper.drawing import drawn
 
 
-def _table(sweeps=20, deviation=0.01, networks=("mlp", "cifar_nv", "resnet18_c")):
+def _table(sweeps=20, deviation=0.01, networks=tuple(style.NETWORKS)):
     rows = [
         {
             "network": network, "pooling": pooling, "sweep": k, "n": 3,
@@ -29,10 +29,13 @@ def test_panels():
     with style.look(8.0):
         left, right = bcd.plot(_table()).axes
     labels = [text.get_text() for text in left.get_legend().get_texts()]
-    assert labels == ["MLP", "CIFAR-NV", "ResNet-18-C", "pools as they are", "exact pools"]
-    assert len([line for line in right.lines if len(line.get_xdata()) == 20]) == 6
+    assert labels == ["MLP", "CIFAR-NV", "ResNet-18-C", "ResNet-18-C, held", "pools as they are", "exact pools"]
+    curves = [line for line in right.lines if len(line.get_xdata()) == 20]
+    assert len(curves) == 8
+    assert len({(line.get_marker(), line.get_linestyle()) for line in curves}) == 8, "told apart without colours"
     assert {line.get_linestyle() for line in right.lines} == {"-", "--", ":"}
     assert right.get_yscale() == "log"
     assert left.get_title()
+    assert "u = 2" in right.get_title()
     assert right.get_xlabel() == "sweep"
     assert bcd.PAPER.endswith(".")

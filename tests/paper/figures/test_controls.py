@@ -2,7 +2,7 @@
 
 import pytest
 
-from paper.figures import controls
+from paper.figures import controls, curves
 from tests.paper.drawing import drawn
 from tests.paper.trained_tables import autoencoder, cell, cells, labels, mlp, table
 
@@ -19,7 +19,10 @@ def test_a_panel_a_network(depths, factors):
     assert [axes.get_title() for axes in figure.axes if axes.axison] == titles
     legends = [*figure.legends, *(axes.get_legend() for axes in figure.axes if axes.get_legend())]
     assert [labels(legend)[: len(NAMES) if depths else 2] for legend in legends] == [NAMES if depths else NAMES[:2]]
-    assert all(axes.get_xscale() == "log" for axes in figure.axes if axes.axison)
+    for axes in (axes for axes in figure.axes if axes.axison):
+        assert axes.get_xscale() == "log"
+        assert [text.get_text() for text in axes.get_xticklabels()] == ["0.001", "0.1"]
+    assert "side by side" in figure.get_supxlabel()
     assert controls.PAPER.endswith(".")
 
 
@@ -29,4 +32,4 @@ def test_gaps():
     first, second = figure.axes
     assert any(line.get_markerfacecolor() == "white" for line in first.lines)
     assert [text.get_text() for text in second.texts] == ["1/3"]
-    assert len(labels(figure.legends[0])) == 3
+    assert labels(figure.legends[0]) == ["Baseline", curves.END, curves.OPEN, curves.CROSS]

@@ -35,4 +35,10 @@ def test_panels():
 
 def test_open_cells_are_explained():
     figure = drawn(mlp_depth.plot, table([cell(mlp(3), "baseline", speed=0.01), cell(mlp(3), "pathcond")]))
-    assert labels(figure.legends[0]) == ["Baseline", "PathCond", curves.OPEN]
+    assert labels(figure.legends[0]) == ["Baseline", "PathCond", curves.END, curves.OPEN]
+
+
+def test_counts_are_explained_where_some_are_drawn():
+    figure = drawn(mlp_depth.plot, table([cell(mlp(3), "baseline", speed=0.064)]))
+    assert [text.get_text() for text in figure.axes[0].texts] == ["1/3"]
+    assert labels(figure.legends[0])[-1] == curves.OPEN + curves.SOME

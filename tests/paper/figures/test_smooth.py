@@ -28,6 +28,7 @@ def test_panels():
     with style.look(8.0):
         left, right = smooth.plot(_table()).axes
     assert [text.get_text() for text in left.get_legend().get_texts()] == ["GELU", "SiLU", "ReLU"]
+    assert len({line.get_marker() for line in left.lines}) == 3, "told apart without colours"
     assert len([line for line in right.lines if len(line.get_xdata()) == 3]) == 4
     assert right.get_yscale() == "log"
     assert right.get_ylim()[0] > 1e-6  # the rounding of ReLU does not stretch the axis

@@ -69,12 +69,24 @@ def _crosses(axes):
     return [tuple(line.get_xydata().ravel()) for line in axes.lines if line.get_marker() == "x"]
 
 
+def _ties(axes):
+    """Ends of the lines from a formula to what is printed, for each value of a."""
+    drawn = [lines for lines in axes.collections if len(lines.get_segments()[0]) == 2 and lines.get_linewidth() == 0.7]
+    return [[segment.tolist() for segment in lines.get_segments()] for lines in drawn]
+
+
 def test_crosses_stand_where_the_print_is_off():
     with_biases, no_biases, small, by_layer, other = drawn(theory.plot, _table()).axes[:5]
-    assert _crosses(with_biases) == _crosses(other) == [()]
+    assert _crosses(with_biases) == _crosses(other) == []
     assert _crosses(small) == [pytest.approx((0, 0.0015))]
     assert _crosses(by_layer) == [pytest.approx((1, 3.0))]
-    assert _crosses(no_biases) == [pytest.approx((1, 0.3, 2, 0.6, 1, 1.0, 2, 2.0))]
+    low, high = -theory.ASIDE / 2, theory.ASIDE / 2
+    assert _crosses(no_biases) == [
+        pytest.approx((1 + low, 0.3, 2 + low, 0.6)), pytest.approx((1 + high, 1.0, 2 + high, 2.0)),
+    ]  # fmt: skip
+    first, second = _ties(no_biases)
+    assert first[0] == [pytest.approx((1 + low, 0.2)), pytest.approx((1 + low, 0.3))]
+    assert second[1] == [pytest.approx((2 + high, 4 / 3)), pytest.approx((2 + high, 2.0))]
 
 
 def test_formula_and_random_networks():
@@ -88,8 +100,17 @@ def test_formula_and_random_networks():
     assert (low, high) == pytest.approx((0.00099, 0.00103)), "two standard errors each way"
 
 
+def test_values_are_told_apart_without_colours():
+    with_biases = drawn(theory.plot, _table()).axes[0]
+    looks = {(dots.lines[0].get_marker(), dots.lines[0].get_markerfacecolor()) for dots in with_biases.containers}
+    assert len(looks) == 4
+    assert len({marker for marker, _ in looks}) == 2
+
+
 def test_legend():
-    (legend,) = drawn(theory.plot, _table()).legends
+    figure = drawn(theory.plot, _table())
+    (legend,) = figure.legends
+    assert "side by side" in figure.get_supxlabel()
     assert [text.get_text() for text in legend.get_texts()] == [
         "$a$ = 0.1", "$a$ = 0.33", "formula", "random networks", "biases", "paper's formula, where wrong",
     ]  # fmt: skip

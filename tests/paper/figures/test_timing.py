@@ -1,4 +1,4 @@
-"""Timing figure: bars, shares of an epoch, hardware, and whether epochs were scaled up."""
+"""Timing figure: shares of an epoch, hardware, and whether epochs were scaled up."""
 
 import io
 
@@ -32,15 +32,24 @@ def test_it_draws(rows):
         figure.savefig(io.BytesIO(), format="png")
 
 
-def test_bars():
+def test_shares():
     with style.look(8.0):
         (axes,) = timing.plot(table()).axes
-    heights = sorted(round(bar.get_height(), 6) for bar in axes.patches)
-    assert heights == [0.084] * 6 + [8.4] * 3
-    assert [text.get_text() for text in axes.texts] == ["1.0%"] * 6
-    assert [text.get_text() for text in axes.get_legend().get_texts()][-1] == "one training epoch"
-    assert [text.get_text() for text in axes.get_xticklabels()] == ["MLP", "CIFAR-NV", "ResNet-18-C"]
+    dots = [container.lines[0] for container in axes.containers]
+    assert [dot.get_xdata()[0] for dot in dots] == pytest.approx([0, 0.8, 1.8, 1.2, 2.2]), "no second one of the MLP"
+    assert [dot.get_ydata()[0] for dot in dots] == pytest.approx([1.0] * 5)
+    assert len({dot.get_marker() for dot in dots}) == 2
+    assert (axes.get_yscale(), axes.get_ylim()[0]) == ("linear", 0.0)
+    assert [text.get_text() for text in axes.texts] == ["1.0%\n84 ms"] * 5
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["pools as they are", "exact pools"]
+    names = ["MLP (no pools)", "CIFAR-NV", "ResNet-18-C"]
+    assert [text.get_text() for text in axes.get_xticklabels()] == [f"{name}\nepoch:\n8.4 ± 0.8 s" for name in names]
     assert axes.get_title() == "CPU x86_64, 2 threads\nepoch scaled up from 4 of 391 batches"
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.0382, "38.2 ms"), (1.25, "1.25 s")])
+def test_duration(seconds, text):
+    assert timing.duration(seconds) == text
 
 
 def test_whole_epochs_are_called_so():
@@ -52,3 +61,8 @@ def test_whole_epochs_are_called_so():
 )
 def test_percent(share, text):
     assert timing.percent(share) == text
+
+
+def test_long_epochs_are_written_out():
+    assert timing._name("cifar_nv", {"seconds_mean": 1512.3, "seconds_sd": float("nan")}).endswith("\n1,512 s")
+    assert timing._name("cifar_nv", {"seconds_mean": 151.23, "seconds_sd": 12.0}).endswith("\n151 ± 10 s")

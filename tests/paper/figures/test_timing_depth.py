@@ -44,3 +44,10 @@ def test_panels():
     assert shares == [10, 20, 60, 10] * 3
     assert [text.get_text() for text in right.texts].count("100 ms") == 3
     assert [text.get_text() for text in right.get_legend().get_texts()] == ["diag(G)", "graph", "solve", "apply"]
+
+
+def test_every_part_has_its_percentage():
+    with style.look(8.0):
+        _, right = timing_depth.plot(_table().replace({"seconds_mean": {0.06: 0.066, 0.01: 0.004}})).axes
+    found = [(text.get_text(), text.get_position()[0] > 0.3) for text in right.texts if "%" in text.get_text()][:4]
+    assert found == [("4%", True), ("20%", False), ("66%", False), ("4%", True)]

@@ -60,7 +60,8 @@ def test_every_run_has_its_line():
     }
     assert sorted(curves[losses]) == ["-", "-", "--", "--"], "the ideal loss is left out, as in the paper"
     assert sorted(curves[lifted]) == ["-", "-", "--", "--", ":", ":"]
-    assert len({line.get_color() for line in losses.lines}) == 2
+    for look in ("get_color", "get_marker"):
+        assert len({getattr(line, look)() for line in losses.lines}) == 2
     assert sorted(line.get_linestyle() for line in slower.lines) == ["-", "--", ":"]
     rescalings = [line for line in parameters.lines if line.get_linewidth() == 0.5]
     assert [len(line.get_xdata()) for line in rescalings] == [2, 2]
@@ -69,6 +70,6 @@ def test_every_run_has_its_line():
 def test_legend():
     (legend,) = drawn(toy.plot, _table()).legends
     assert [text.get_text() for text in legend.get_texts()] == [
-        "start (0.2, 2.5, 5)", "as drawn", "start (0.3, 5, -4)", "rescaled by PathCond", "the rescaling itself",
+        "start (0.2, 2.5, 5)", "original start", "start (0.3, 5, -4)", "rescaled by PathCond", "the rescaling itself",
         r"ideal: descent on $\Phi$",
     ]  # fmt: skip
