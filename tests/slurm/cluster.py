@@ -7,6 +7,7 @@ import contextlib
 import importlib.util
 import os
 import pwd
+import re
 import shutil
 import signal
 import socket
@@ -180,15 +181,30 @@ class Cluster:
 
     def processes(self, node: str | None = None, command: str = "") -> list[int]:
         """What runs on a node, or on all: jobs and Slurm's keepers of them; or those whose command begins like this."""
+        return [pid for pid, words in self._found(node) if words.startswith(command)]
+
+    def left(self, seconds: float = 20) -> list[str]:
+        """What jobs that ended have left running, though given time to go: number and command of each.
+
+        Slurm's own programs do not count: when they go is not ours to say.
+        """
+        end = time.monotonic() + seconds
+        while found := [
+            f"{pid} {words}" for pid, words in self._found() if not re.match(r"(\S*/)?(slurmstepd|srun)\b", words)
+        ]:
+            if time.monotonic() > end:
+                break
+            time.sleep(0.2)
+        return found
+
+    def _found(self, node: str | None = None) -> Iterator[tuple[int, str]]:
         nodes = NODES if node is None else (node,)
-        found = []
         for pid, environment, folder, words in _processes():
             job = f"PRETEND_CLUSTER={self.folder}" in environment
             here = any(f"SLURMD_NODENAME={name}" in environment for name in nodes)
             keeper = words.startswith("slurmstepd") and folder in [f"{self.folder}/{name}.spool" for name in nodes]
-            if (keeper or (job and here)) and words.startswith(command):
-                found.append(pid)
-        return found
+            if keeper or (job and here):
+                yield pid, words
 
     def _launch(self, program: str, *arguments: str, name: str) -> None:
         path = find(program)

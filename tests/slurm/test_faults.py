@@ -42,7 +42,7 @@ def cells(tree: Sent, undisturbed: Future[dict[str, bytes]]) -> Iterator[list[st
     assert tables(tree, names) == undisturbed.result()
     assert tree.due(TARGET) == {}
     assert tree.files("checkpoints/**/*.pt") == []
-    assert tree.cluster.processes() == []
+    assert tree.cluster.left() == []
 
 
 def went_on(tree: Sent, name: str) -> bool:
