@@ -142,7 +142,9 @@ def same_random(devices: list[int], seed: int | None = None) -> Iterator[None]:
     with torch.random.fork_rng(devices=devices):
         try:
             if seed is not None:
-                torch.manual_seed(seed)
+                torch.default_generator.manual_seed(seed)
+                for device in devices:  # torch.manual_seed would change all others too
+                    torch.cuda.default_generators[device].manual_seed(seed)
                 random.seed(seed)
                 if numpy:
                     numpy.random.seed(seed)

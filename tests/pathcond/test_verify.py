@@ -104,6 +104,19 @@ def test_random_numbers_of_python_and_numpy_stay():
     assert all(np.array_equal(a, b) for a, b in zip(np.random.get_state(), numpy, strict=True))  # noqa: NPY002
 
 
+@pytest.mark.parametrize("forward", [lambda s, x: s.b(F.dropout(F.relu(s.a(x)))), hidden])
+def test_random_numbers_of_torch_stay_also_on_devices_without_the_model(forward, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: pytest.fail("random state of all GPUs changed"))
+    model = Lambda(forward, a=nn.Linear(5, 8), b=nn.Linear(8, 2))
+    state = torch.get_rng_state()
+    if forward is hidden:  # which makes the check look for other reasons, with random numbers of its own
+        with pytest.raises(PathCondError, match="put back"):
+            pathcond.rescale_(model, data())
+    else:
+        assert pathcond.rescale_(model, data()).output_change < 1e-5
+    assert torch.equal(torch.get_rng_state(), state)
+
+
 def test_nan_is_seen():
     calls = itertools.count()
 
