@@ -72,7 +72,8 @@ def test_every_step_is_that_of_torch(name):
 def test_methods_side_by_side_step_like_torch(name):
     model = MODELS[name]
     starts = [start(cell(model, method), 3).module for method in METHODS]
-    assert len({module[1].weight.norm().item() for module in starts}) > 2
+    norms = {tuple(round(p.norm().item(), 2) for p in module.parameters()) for module in starts}
+    assert len(norms) >= 4  # on networks this small, ten sweeps reach the optimum; without BatchNorm, exact is PathCond
     pair = Pair(starts, [0.05, 0.1, 0.2, 0.3, 0.4, 0.5], task_of(model))
     for size in SIZES:
         pair.step(size)
