@@ -80,8 +80,8 @@ format: env ## apply the style
 	$(PY) -m ruff format $(CODE)
 	$(PY) -m snakefmt $(RULES)
 
-zoo: env ## rescale the whole model zoo and print its table
-	$(PY) -m tests.zoo $(if $(TABLE),--table $(TABLE))
+zoo: env ## rescale the model zoo and print its table (TABLE=file, MINUTES= to stop after)
+	$(PY) -m tests.zoo $(if $(TABLE),--table $(TABLE)) $(if $(MINUTES),--minutes $(MINUTES))
 
 bench: env ## time the rescaling against the literal algorithm, and the training engine
 	$(PY) benchmarks/rescale.py $(BENCH_FLAGS)

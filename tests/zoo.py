@@ -10,13 +10,16 @@ there too, so that no mistake hides behind a zero. Then
 A model whose random weights amplify rounding so much that its float32 output is off by more than the tolerance before
 anything is rescaled counts as ``noisy``: float64 decides there, and float32 only bounds the change by that error.
 
-Run ``python -m tests.zoo --help`` for the options. The exit status is 1 if a model fails.
+Run ``python -m tests.zoo --help`` for the options. The exit status is 1 if a model fails. With a limit on the time the
+models come in an order that mixes the families, the same each time, and those left out are counted.
 """
 
 from __future__ import annotations
 
 import argparse
 import fnmatch
+import math
+import random
 import sys
 import time
 import warnings
@@ -115,6 +118,14 @@ def names(part: str | None = None, only: str = "*") -> Iterator[tuple[str, str]]
     for family, found in listed.items():
         if part in (None, family):
             yield from ((family, name) for name in found if fnmatch.fnmatch(name, only))
+
+
+def in_order(minutes: float, part: str | None = None, only: str = "*") -> list[tuple[str, str]]:
+    """The same, with families mixed if there is a limit on the time."""
+    listed = list(names(part, only))
+    if minutes < math.inf:
+        random.Random(SEED).shuffle(listed)  # noqa: S311
+    return listed
 
 
 def build(family: str, name: str) -> tuple[nn.Module, Tensor]:
@@ -283,13 +294,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", default="*", metavar="PATTERN", help="shell pattern of model names")
     parser.add_argument("--part", choices=("torchvision", "timm"), help="one family only")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="start no model later than this")
     parser.add_argument("--table", type=Path, metavar="PATH", help="write the tables there, as markdown")
     parser.add_argument("--reasons", action="store_true", help="print what froze units of each model")
     options = parser.parse_args(arguments)
+    if options.table and options.minutes < math.inf:
+        parser.error("expected --table without --minutes: a table has all models")
     print(_line(list(COLUMNS)), flush=True)
     rows = []
     start = time.perf_counter()
-    for family, name in names(options.part, options.only):
+    listed = in_order(options.minutes, options.part, options.only)
+    for family, name in listed:
+        if time.perf_counter() - start > 60 * options.minutes:
+            break
         row = check(family, name)
         rows.append(row)
         print(_line(row.cells()), f"  {row.note}" if row.note else "", flush=True)
@@ -297,7 +314,8 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"    {reason}", flush=True)
     for counts in summary(rows):
         print("{}: {} models, {} recorded, {} refused, {} noisy, {} failed".format(*counts))
-    print(f"{time.perf_counter() - start:.0f} s")
+    left = len(listed) - len(rows)
+    print(f"{time.perf_counter() - start:.0f} s" + (f"; {left} models were not reached in time" if left else ""))
     if options.table:
         options.table.write_text(markdown(rows))
     return int(not rows or any(row.status == "FAIL" for row in rows))

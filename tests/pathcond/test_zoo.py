@@ -67,3 +67,16 @@ def test_tables_name_every_model() -> None:
     text = zoo.markdown(rows)
     assert all(f"| {row.model} |" in text for row in rows)
     assert "moved" in text
+
+
+def test_time_that_is_up_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    order: list[str] = []
+    clock = iter(range(1000))
+    monkeypatch.setattr(zoo, "check", lambda family, name: order.append(name) or zoo.Row(family, name))
+    monkeypatch.setattr(zoo.time, "perf_counter", lambda: 60.0 * next(clock))
+    assert zoo.main(["--minutes", "3"]) == 0
+    assert order == [name for _, name in zoo.in_order(3.0)][:3]
+    assert f"{len(list(zoo.names())) - 3} models were not reached in time" in capsys.readouterr().out
+    assert zoo.main(["--minutes", "0"]) == 1  # nothing was checked
+    with pytest.raises(SystemExit):
+        zoo.main(["--minutes", "3", "--table", "table.md"])
