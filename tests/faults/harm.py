@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from paper import files
+
 ROOT = Path(__file__).parents[2]
 _WRITER = """
 import sys, time
@@ -41,6 +43,7 @@ def leave_half(path: Path) -> Path:
     with writing(path) as temporary:
         pass
     assert temporary.exists()
+    files._swept.clear()  # an earlier test may have had a folder of this name
     return temporary
 
 
