@@ -13,7 +13,7 @@ SNAKEMAKE = $(VENV)/bin/snakemake --cores $(CORES)
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help env figures paper-figures report specs verify docs test test-gpu test-slurm test-faults chaos lint format zoo bench clean
+.PHONY: help env figures paper-figures report specs verify docs test test-slow test-gpu test-slurm test-faults chaos lint format zoo bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -51,7 +51,11 @@ specs: env ## settings of all runs as JSON, for a machine without Snakemake: res
 # One thread for each test process: the processes share the cores.
 test: export OMP_NUM_THREADS := 1
 test: lint ## lint, check types, run the tests (but those that have a target of their own)
-	$(PY) -m pytest $(PYTEST_FLAGS) -m "not zoo and not gpu and not slurm and not faults"
+	$(PY) -m pytest $(PYTEST_FLAGS) -m "not slow and not gpu and not slurm and not faults"
+
+test-slow: export OMP_NUM_THREADS := 1
+test-slow: env ## run the few tests that take long each
+	$(PY) -m pytest $(PYTEST_FLAGS) -m slow
 
 test-gpu: env ## run the tests that need a GPU (skipped where there is none)
 	$(PY) -m pytest $(PYTEST_FLAGS) -m gpu

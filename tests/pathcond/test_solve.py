@@ -230,6 +230,7 @@ def regime_net(seed: int, variance: float, alpha: float) -> nn.Module:
     return model
 
 
+@pytest.mark.slow
 def test_optimum_of_a_hundred_regime_nets():
     x = torch.ones(1, 32).double()
     count = 0
@@ -244,6 +245,7 @@ def test_optimum_of_a_hundred_regime_nets():
     assert count == 100
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variance", [1e-6, 1e-2, 1.0])
 def test_a_thousand_layers(variance):
     """Magnitudes that no float64 holds: sweeps go down, and the optimum is reached."""

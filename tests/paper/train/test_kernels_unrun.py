@@ -20,6 +20,7 @@ from pathcond.cuda_kernel import update_units  # noqa: E402
 from tests.paper.train import test_kernels  # noqa: E402
 
 
+@pytest.mark.slow
 def test_values_in_the_interpreter():
     """In a process of its own: a kernel is made for the interpreter or for a GPU when it is defined."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", test_kernels.__file__]
