@@ -26,7 +26,8 @@ def _expand(block: Settings, scale: str) -> Iterator[Spec]:
             rescaling = describe(method)
             if "clamp" in block and rescaling.get("rescale"):
                 rescaling = {**rescaling, "clamp": block["clamp"]}
-            for lr in block["lrs"]:
+            spared = [lr for other, lr in block.get("spared", ()) if other == method]
+            for lr in (lr for lr in block["lrs"] if lr not in spared):
                 yield {
                     "stage": "train",
                     "scale": scale,

@@ -28,7 +28,7 @@ class Outcome:
         stamp: the line on its figure.
         records: of its runs, by key; of those that are there.
         lacking: keys of the runs that are not.
-        without: in words, learning rates that lack a run, where it is drawn without them.
+        without: in words, learning rates and methods that lack a run, where it is drawn without them.
         table: its aggregated table; None if it lacks a run otherwise.
         claims: its claims, judged, or said to be not run yet.
     """

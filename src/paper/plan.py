@@ -28,6 +28,7 @@ class Item:
         exclusive: measures time, so it has the machine to itself.
         trained: made of training runs instead of a measurement.
         also: items whose measurements its table holds too.
+        spare: methods that its claims do not need, so that it is drawn where these alone lack a run.
     """
 
     title: str
@@ -37,6 +38,7 @@ class Item:
     exclusive: bool = False
     trained: bool = False
     also: tuple[str, ...] = ()
+    spare: tuple[str, ...] = ()
 
 
 SCALES = ("paper", "preview", "tiny")
@@ -57,7 +59,7 @@ ITEMS: dict[str, Item] = {
     "theory": Item("Expected diagonal of G", "Proposition 5.1 and appendix", version=2),
     "criteria": Item("Criteria on toy examples", "appendix C"),
     "mlp_depth_lrs": Item("Fully connected networks by learning rate", "appendix", trained=True),
-    "cifar_nv_lrs": Item("CIFAR-NV by learning rate", "appendix", trained=True),
+    "cifar_nv_lrs": Item("CIFAR-NV by learning rate", "appendix", trained=True, spare=("enorm",)),
     "autoencoder_lrs": Item("Autoencoders by learning rate", "appendix", trained=True),
     "smooth": Item("Smooth activations", "appendix", version=2),
     "mlp_depth_gelu": Item("Fully connected networks with GELU", "appendix", trained=True),
@@ -152,9 +154,10 @@ def stamp(config: Mapping[str, Any], item: str) -> str:
     if item == "controls":
         chosen, coder = chosen["mlp"], chosen["autoencoder"]
         more.append(f"autoencoder: {coder['images']:,} images, {coder['epochs']:,} epochs")
-    parts = [f"scale: {config['scale']}"]
+    parts, given = [f"scale: {config['scale']}"], chosen.get("longer", ())
+    longer = "".join(f" ({one['epochs']:,} at lr {one['lr']:g})" for one in given if one["lr"] in chosen["lrs"])
     for name, text in (
-        ("images", "images"), ("epochs", "epochs"), ("batches", "batches timed"), ("draws", "draws"),
+        ("images", "images"), ("epochs", f"epochs{longer}"), ("batches", "batches timed"), ("draws", "draws"),
         ("samples", "inputs"), ("repeats", "repeats"),
     ):  # fmt: skip
         if name in chosen:
@@ -168,9 +171,9 @@ def stamp(config: Mapping[str, Any], item: str) -> str:
 
 
 def without(config: Mapping[str, Any], item: str) -> str:
-    """Learning rates that an item is made without, in words, where `recorded.narrowed` left some out."""
-    rates = config.get("left_out", {}).get(item, ())
-    return f"without lr {', '.join(f'{lr:g}' for lr in rates)}" if rates else ""
+    """What an item is made without, in words, where `recorded.narrowed` left something out."""
+    left_out = config.get("left_out", {}).get(item, ())
+    return f"without {', '.join(left_out)}" if left_out else ""
 
 
 def _canonical(value: Any) -> Any:

@@ -1,6 +1,7 @@
 """Which items have their runs, and so are drawn without running anything: python -m paper.recorded --scale paper.
 
-An item that compares learning rates is drawn from those that have all their runs, if there are two at least.
+An item that compares learning rates is drawn from those that have their runs, if there are two at least; a method that
+its claims do not need may lack some.
 
 Exit status: 0 whether or not runs are missing, 2 if a run that is there is damaged.
 """
@@ -19,21 +20,26 @@ from paper.plan import ITEMS, Item, runs, runs_of, settings, sources, without
 def narrowed(chosen: Mapping[str, Any], results: Path) -> dict[str, Any]:
     """The configuration without the learning rates that lack a run, for items that have two others at least.
 
+    Where a method lacks one that the item can spare, that method alone is left out.
+
     Args:
         chosen: the configuration, checked.
         results: folder of the scale's results.
 
     Returns:
-        The configuration, and in it under `left_out` the learning rates that are not asked for any more, by item.
+        The configuration, and in it under `left_out`, by item, what is not asked for any more, in words.
     """
     scale, blocks, left_out = chosen["scale"], {}, {}
-    for item in ITEMS:
-        missing = set(lacking(chosen, item, results))
-        lacked = {spec["lr"] for spec in runs_of(chosen, item) if "lr" in spec and plan.key(spec) in missing}
-        block = settings(chosen, item)
+    for item, entry in ITEMS.items():
+        missing, block = set(lacking(chosen, item, results)), settings(chosen, item)
+        pairs = [(s["method"], s["lr"]) for s in runs_of(chosen, item) if "lr" in s and plan.key(s) in missing]
+        lacked = {lr for method, lr in pairs if method not in entry.spare}
         kept = [lr for lr in block.get("lrs", ()) if lr not in lacked]
-        if lacked and len(kept) > 1:
-            blocks[item], left_out[item] = {**block, "lrs": kept}, [lr for lr in block["lrs"] if lr in lacked]
+        if pairs and len(kept) > 1:
+            spared = [pair for pair in dict.fromkeys(pairs) if pair[1] in kept]
+            blocks[item] = {**block, "lrs": kept, "spared": spared}
+            rates = ", ".join(f"{lr:g}" for lr in block["lrs"] if lr in lacked)
+            left_out[item] = [f"lr {rates}"] * bool(lacked) + [f"{method} at lr {lr:g}" for method, lr in spared]
     scales = {**chosen["scales"], scale: {**chosen["scales"][scale], **blocks}}
     return {**chosen, "scales": scales, "left_out": left_out}
 

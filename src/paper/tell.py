@@ -97,7 +97,8 @@ class Teller:
         lines += ["", "Together: " + ", ".join(f"{m:.1f} minutes on {name}" for name, m in total.items()) + "."]
         missing = {key for o in self.found.values() for key in o.lacking}
         if missing:
-            lines.append(f"{len(missing)} runs are {NOT_YET}, and not in these sums.")
+            are = "run is" if len(missing) == 1 else "runs are"
+            lines.append(f"{len(missing)} {are} {NOT_YET}, and not in these sums.")
         if compared := plain_loop(self.found, self.records):
             plain, ours = compared
             lines.append(

@@ -182,6 +182,12 @@ def test_stamp_says_how_much_was_trained():
     assert plan.stamp(configuration(), "controls") == both
 
 
+@pytest.mark.parametrize(("lr", "epochs"), [(1e-3, "3 epochs (1,000 at lr 0.001)"), (1e-4, "3 epochs")])
+def test_stamp_says_which_learning_rates_have_more_epochs(lr, epochs):
+    settings = {"lrs": [1e-2, 1e-3], "longer": [{"lr": lr, "epochs": 1000}]}
+    assert f"  ·  {epochs}  ·  " in plan.stamp(configuration(cifar_nv_lrs=settings), "cifar_nv_lrs")
+
+
 @pytest.mark.parametrize("scale", ["paper", "preview", "tiny"])
 @pytest.mark.parametrize("item", TRAINED)
 def test_shipped_cells_are_those_of_the_settings(item, scale):

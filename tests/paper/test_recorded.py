@@ -59,29 +59,57 @@ def test_a_missing_run_takes_its_items_away(results, suffix):
 
 
 def test_cells_are_shared_by_items(results):
-    (shared,) = (name for name in sources(config(), "mlp_depth") if "mlp_3x500/baseline" in name)
+    (shared,) = (name for name in sources(config(), "mlp_depth_lrs") if "mlp_3x500/baseline-lr0.001-" in name)
     (results / f"{shared}.csv").unlink()
     gone = set(ITEMS) - set(recorded.items(config(only_recorded=True), results))
-    assert gone == {"mlp_depth", "mlp_depth_lrs", "controls"}
+    assert gone == {"mlp_depth_lrs", "controls"}
+
+
+def lose(results, item, *names):
+    """Remove runs of an item, one a name."""
+    for name in names:
+        (key_,) = (key for key in sources(config(), item) if name in key)
+        (results / f"{key_}.csv").unlink()
 
 
 def test_learning_rates_that_lack_a_run_are_left_out(results):
     every = config()
-    for name in ("baseline-lr0.0001", "enorm-lr0.01"):
-        (key_,) = (key for key in sources(every, "cifar_nv_lrs") if name in key)
-        (results / f"{key_}.csv").unlink()
+    lose(results, "cifar_nv_lrs", "baseline-lr0.0001", "pathcond-lr0.01", "enorm-lr0.01")
     fewer = recorded.narrowed(every, results)
     assert settings(fewer, "cifar_nv_lrs")["lrs"] == [1e-3, 5e-4]
     assert {item for item in ITEMS if settings(fewer, item) != settings(every, item)} == {"cifar_nv_lrs"}
     assert set(sources(fewer, "cifar_nv_lrs")) == {
         key for key in sources(every, "cifar_nv_lrs") if "lr0.001-" in key or "lr0.0005-" in key
     }
-    assert fewer["left_out"] == {"cifar_nv_lrs": [1e-2, 1e-4]}
-    assert stamp(fewer, "cifar_nv_lrs") == f"{stamp(every, 'cifar_nv_lrs')}  ·  without lr 0.01, 0.0001"
+    assert fewer["left_out"] == {"cifar_nv_lrs": ["lr 0.01, 0.0001"]}
+    line = stamp(every, "cifar_nv_lrs")
+    shorter = line.replace(" (500 at lr 0.0001)", "")
+    assert len(shorter) < len(line)
+    assert stamp(fewer, "cifar_nv_lrs") == f"{shorter}  ·  without lr 0.01, 0.0001"
     assert stamp(fewer, "mlp_depth_lrs") == stamp(every, "mlp_depth_lrs")
     said = recorded.told(every, results)
-    assert "cifar_nv_lrs      10 of  12 runs  drawn without lr 0.01, 0.0001, lacks\n" in said
+    assert "cifar_nv_lrs       9 of  12 runs  drawn without lr 0.01, 0.0001, lacks\n" in said
     assert "paper: 16 of 17 items are complete" in said
+
+
+def test_a_method_that_claims_do_not_need_is_left_out_alone(results):
+    every = config()
+    lose(results, "cifar_nv_lrs", "baseline-lr0.0001", "enorm-lr0.01", "enorm-lr0.0005")
+    fewer = recorded.narrowed(every, results)
+    gone = set(sources(every, "cifar_nv_lrs")) - set(sources(fewer, "cifar_nv_lrs"))
+    assert sorted(key.split("/")[-1].rpartition("-")[0] for key in gone) == [
+        "baseline-lr0.0001", "enorm-lr0.0001", "enorm-lr0.0005", "enorm-lr0.01", "pathcond-lr0.0001",
+    ]  # fmt: skip
+    assert set(sources(fewer, "cifar_nv")) == set(sources(every, "cifar_nv"))
+    words = "without lr 0.0001, enorm at lr 0.01, enorm at lr 0.0005"
+    assert stamp(fewer, "cifar_nv_lrs").endswith(f"  ·  3 seeds  ·  {words}")
+    assert f"cifar_nv_lrs       9 of  12 runs  drawn {words}, lacks\n" in recorded.told(every, results)
+
+
+def test_elsewhere_a_method_takes_its_learning_rate_with_it(results):
+    lose(results, "autoencoder_lrs", "c4/enorm-lr0.01-")
+    fewer = recorded.narrowed(config(), results)
+    assert fewer["left_out"] == {"autoencoder_lrs": ["lr 0.01"]}
 
 
 def test_one_learning_rate_is_no_comparison(results):

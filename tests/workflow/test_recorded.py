@@ -5,6 +5,8 @@ import shutil
 import subprocess
 import sys
 
+import pandas as pd
+
 from tests.workflow.tree import Tree
 
 RECORDS = ("measure", "train")
@@ -40,7 +42,7 @@ def test_fresh_clone_draws_from_the_records_alone(tree: Tree):
 
 def test_items_that_lack_a_run_are_named_and_left_out(tree: Tree):
     fresh_clone(tree)
-    (lost,) = tree.files("results/tiny/train/classify/cifar_nv/enorm-lr0.01-*.csv")
+    (lost,) = tree.files("results/tiny/train/classify/cifar_nv/baseline-lr0.01-*.csv")
     lost.unlink()
     assert f"cifar_nv_lrs       5 of   6 runs  not drawn, lacks\n    train/classify/cifar_nv/{lost.stem}\n" in told(
         tree
@@ -48,7 +50,7 @@ def test_items_that_lack_a_run_are_named_and_left_out(tree: Tree):
     due = set(tree.due(only_recorded=True))
     assert not [job for job in due if job.startswith(("measure", "train", "data")) or "cifar_nv_lrs" in job]
     assert {"figure cifar_nv", "figure toy", "claims", "pages", "all"} <= due
-    assert {"train classify/cifar_nv/enorm-lr0.01", "figure cifar_nv_lrs"} <= set(tree.due())
+    assert {"train classify/cifar_nv/baseline-lr0.01", "figure cifar_nv_lrs"} <= set(tree.due())
 
 
 def test_a_learning_rate_that_lacks_its_runs_is_left_out(tree: Tree):
@@ -64,6 +66,24 @@ def test_a_learning_rate_that_lacks_its_runs_is_left_out(tree: Tree):
     assert (tree.folder / table).read_bytes() == before
     expected = [{**one, "ours": f"without lr 0.0007: {one['ours']}"} for one in said]
     assert json.loads((tree.folder / claim).read_text()) == expected
+
+
+def test_a_method_that_claims_do_not_need_is_left_out_alone(tree: Tree):
+    results = tree.folder / "results/tiny"
+    table, claim = results / "aggregate/cifar_nv_lrs.csv", results / "claims/cifar_nv_lrs.json"
+    before, said = pd.read_csv(table), json.loads(claim.read_text())
+    (lost,) = tree.files("results/tiny/train/classify/cifar_nv/enorm-lr0.01-*.csv")
+    lost.unlink()
+    fresh_clone(tree)
+    assert "cifar_nv_lrs       5 of   6 runs  drawn without enorm at lr 0.01, lacks" in told(tree)
+    done = tree.snakemake("cifar_nv_lrs", only_recorded=True)
+    assert done.returncode == 0, done.stdout[-8000:]
+    assert not lost.exists()
+    expected = before[(before["method"] != "enorm") | (before["lr"] != 0.01)]
+    pd.testing.assert_frame_equal(pd.read_csv(table), expected.reset_index(drop=True))
+    assert (tree.folder / "figures/tiny/cifar_nv_lrs.png").exists()
+    expected = [{**one, "ours": f"without enorm at lr 0.01: {one['ours']}"} for one in said]
+    assert json.loads(claim.read_text()) == expected
 
 
 def test_runs_of_other_settings_are_not_used(tree: Tree):
