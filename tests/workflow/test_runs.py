@@ -39,7 +39,7 @@ def test_interrupted_run_goes_on(tree: Tree):
     for path in results:
         path.unlink()
     with subprocess.Popen(
-        tree.command(), cwd=tree.folder, env=tree.environment(), stderr=subprocess.PIPE, text=True,
+        tree.command("bcd"), cwd=tree.folder, env=tree.environment(), stderr=subprocess.PIPE, text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored where tests run in the background
     ) as process:  # fmt: skip
         assert process.stderr is not None
@@ -50,9 +50,9 @@ def test_interrupted_run_goes_on(tree: Tree):
         process.send_signal(signal.SIGINT)
         process.stderr.read()
         assert process.wait(60) != 0
-    tree.run()
+    tree.run("bcd")
     assert {path: path.read_bytes() for path in results} == results
-    assert tree.due() == {}
+    assert tree.due("bcd") == {}
 
 
 def test_failed_measurement_shows_its_log(tree: Tree):

@@ -165,6 +165,7 @@ def test_the_number_of_threads_is_not_the_machines(place, images, tmp_path, call
     assert threads == [1, 1, 2]
 
 
+@pytest.mark.slow
 def test_killed_again_and_again_it_gives_the_same_bytes(place, undisturbed):
     chance, delays = random.SystemRandom(), []
     for _ in range(2):
