@@ -40,6 +40,11 @@ class Item:
     also: tuple[str, ...] = ()
     spare: tuple[str, ...] = ()
 
+    @property
+    def place(self) -> str:
+        """Where the paper has it, in words that stand alone."""
+        return self.where if self.where == "ours" else f"{self.where} of the paper"
+
 
 SCALES = ("paper", "preview", "tiny")
 

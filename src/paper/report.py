@@ -38,12 +38,12 @@ _LONGEST_TABLE = 200
 def item_page(
     item: str, figure: Path, table: pd.DataFrame, claims: list[dict], records: list[dict], chosen: dict
 ) -> str:
-    """The page of an item: figure, what the paper's shows, what we see, settings, times."""
+    """The page of an item: figure, what it shows at the paper's scale, what we see, settings, times."""
     entry = ITEMS[item]
     shows = importlib.import_module(f"paper.figures.{item}").PAPER
     picture = base64.b64encode(store.read_bytes(figure)).decode()
     parts = [
-        f"<p><b>The paper ({escape(entry.where)}).</b> {escape(shows)}</p>",
+        f"<p><b>What is drawn at the paper's scale</b> ({escape(entry.place)}): {escape(shows)}</p>",
         f'<p><img alt="{escape(entry.title)}" src="data:image/png;base64,{picture}"></p>',
         f"<h2>What we see</h2>{_claims_table(claims, item_column=False)}",
         f"<h2>Settings</h2><pre>{escape(yaml.safe_dump(chosen, sort_keys=False, default_flow_style=None))}</pre>",

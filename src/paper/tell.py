@@ -208,14 +208,10 @@ def _figure(outcome: Outcome, folder: str) -> str:
     return f"![{entry.title}]({folder}/{outcome.item}.png)\n\n*{entry.where}: {entry.title}.*"
 
 
-def _place(where: str) -> str:
-    return where if where == "ours" else f"{where} of the paper"
-
-
 def _section(outcome: Outcome) -> str:
     item, entry = outcome.item, ITEMS[outcome.item]
     shows = importlib.import_module(f"paper.figures.{item}").PAPER
-    parts = [f"### {entry.title} (`{item}`)", f"**What is drawn** ({_place(entry.where)}): {shows}"]
+    parts = [f"### {entry.title} (`{item}`)", f"**What is drawn** ({entry.place}): {shows}"]
     asked = len(outcome.lacking) + len(outcome.records)
     if outcome.table is None:
         parts.append(f"**What we see**: {NOT_YET}; {len(outcome.records)} of {asked} runs are recorded.")

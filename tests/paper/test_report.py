@@ -82,7 +82,7 @@ def test_the_page_of_an_item_has_all_its_parts(figure, item):
     page = item_page(figure, item, claims=[claim("partly", claim="slower")])
     assert page.tags.count("h1") == 1
     assert ITEMS[item].title in page.text
-    assert f"The paper ({ITEMS[item].where})." in page.text
+    assert f"What is drawn at the paper's scale ({ITEMS[item].place}): " in page.text
     assert importlib.import_module(f"paper.figures.{item}").PAPER in page.text
     assert page.images == [f"data:image/png;base64,{base64.b64encode(PIXELS).decode()}"]
     assert ["slower", "all", "2 of 3", "partly", "all: reproduced"] in page.rows

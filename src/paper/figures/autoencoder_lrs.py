@@ -7,8 +7,8 @@ from paper.figures import curves, style
 
 PAPER = (
     "MNIST autoencoders by compression factor: loss on the training images after the last epoch, one panel a learning "
-    "rate, all on logarithmic axes. Last panel: largest |log λ| at the start, the same for every rate; the paper "
-    "plots its double. Means over seeds; bars are one standard deviation."
+    "rate, each with its own logarithmic axis. Last panel: largest |log λ| at the start, the same for every rate; the "
+    "paper plots its double. Means over seeds; bars are one standard deviation."
 )
 
 
