@@ -2,18 +2,18 @@ PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
-CODE := $(wildcard src tests benchmarks)
+CODE := $(wildcard src tests benchmarks tools)
 RULES := Snakefile $(wildcard workflow/rules/*.smk)
 PYTEST_FLAGS ?= -n 2 --dist loadgroup
 CORES ?= $(shell nproc)
-SCALE ?= preview
+PRESET ?= paper
 SNAKEMAKE = $(VENV)/bin/snakemake --cores $(CORES)
 
 # Pyright would otherwise ask the network whether a newer release exists.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help env figures paper-figures report specs verify docs test test-slow test-gpu test-slurm test-faults chaos lint format zoo bench clean
+.PHONY: help env figures preview tiny report specs verify docs docs-check test test-workflow test-slow test-gpu test-slurm test-faults chaos lint format zoo bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -26,32 +26,40 @@ $(STAMP): requirements.txt pyproject.toml
 	$(PY) -m pip install --quiet -e .
 	@touch $@
 
-figures: env ## everything from nothing: data, runs, figures, tables, claims, report (SCALE=preview|paper|tiny, CORES=)
-	$(SNAKEMAKE) --config scale=$(SCALE)
-	$(MAKE) --no-print-directory report
+figures: env ## the paper's figures, tables, claims and report from the recorded runs: nothing is trained, no GPU is needed
+	$(SNAKEMAKE)
+	$(SNAKEMAKE) --report figures/paper/report.html
 
-# Parts of the record that are not there are named and left out, not run.
-paper-figures: env ## the paper's scale from the recorded runs under results/paper: nothing is trained, no GPU is needed
-	$(PY) -m paper.recorded --scale paper
-	$(SNAKEMAKE) --config scale=paper only_recorded=True
-	$(SNAKEMAKE) --report figures/paper/report.html --config scale=paper only_recorded=True accept_existing=False
+preview: env ## everything in miniature from nothing: data, runs, figures, tables, claims, report
+	$(SNAKEMAKE) --config preset=preview
+	$(SNAKEMAKE) --report figures/preview/report.html --config preset=preview
 
-verify: env ## make N recorded runs again, first epochs on a CPU, and compare (N=3, SEED=, VERIFY_FLAGS=)
-	$(PY) -m paper.verify --scale paper --count $(or $(N),3) $(if $(SEED),--seed $(SEED)) $(VERIFY_FLAGS)
+tiny: env ## as preview, smaller still and without a download, for tests
+	$(SNAKEMAKE) --config preset=tiny
+
+report: env ## one HTML file with all figures, captions, claims, settings and runtimes (PRESET=paper)
+	$(SNAKEMAKE) --report figures/$(PRESET)/report.html --config preset=$(PRESET)
+
+specs: env ## settings of all runs as JSON, for a machine without Snakemake (PRESET=paper, EXPERIMENTS="bcd ...")
+	$(PY) -m paper.runs --preset $(PRESET) $(if $(EXPERIMENTS),--experiments $(EXPERIMENTS)) --output results/$(PRESET)/specs.json
+
+verify: env ## recompute N recorded runs, first epochs on a CPU, and compare (N=3, SEED=, VERIFY_FLAGS=)
+	$(PY) -m paper.verify --preset paper --count $(or $(N),3) $(if $(SEED),--seed $(SEED)) $(VERIFY_FLAGS)
 
 docs: env ## fill README.md and docs/ with figures, claims, times and cost from the recorded runs
-	$(PY) -m paper.tell
+	$(SNAKEMAKE) docs
 
-report: env ## one HTML file with all figures, captions, claims, settings and runtimes: figures/SCALE/report.html
-	$(SNAKEMAKE) --report figures/$(SCALE)/report.html --config scale=$(SCALE) accept_existing=False
-
-specs: env ## settings of all runs as JSON, for a machine without Snakemake: results/SCALE/specs.json (ITEMS="bcd ...")
-	$(PY) -m paper.specs --scale $(SCALE) $(if $(ITEMS),--items $(ITEMS)) --output results/$(SCALE)/specs.json
+docs-check: env ## after `make figures`: README.md and docs/ say what is recorded
+	$(PY) -m paper.docs --check
 
 # One thread for each test process: the processes share the cores.
 test: export OMP_NUM_THREADS := 1
 test: lint ## lint, check types, run the tests (but those that have a target of their own)
-	$(PY) -m pytest $(PYTEST_FLAGS) -m "not slow and not gpu and not slurm and not faults"
+	$(PY) -m pytest $(PYTEST_FLAGS) -m "not slow and not gpu and not slurm and not faults and not workflow"
+
+test-workflow: export OMP_NUM_THREADS := 1
+test-workflow: env ## run Snakemake itself: reruns, forced jobs, recorded runs, extension, the report in a browser
+	$(PY) -m pytest $(PYTEST_FLAGS) -m "workflow and not slow"
 
 test-slow: export OMP_NUM_THREADS := 1
 test-slow: env ## run the few tests that take long each
@@ -63,20 +71,21 @@ test-gpu: env ## run the tests that need a GPU (skipped where there is none)
 # The executor is looked for here too: in the environment it would slow every start of Snakemake.
 test-slurm: export PYTHONPATH := $(CURDIR)/build/slurm
 test-slurm: export OMP_NUM_THREADS := 1
-test-slurm: env ## run the tiny scale, and faults, through a Slurm that is started for it (skipped where there is none)
+test-slurm: env ## run the tiny preset, and faults, through a Slurm that is started for it (skipped where there is none)
 	$(PY) -m pytest -m slurm tests/slurm
 
 test-faults: export OMP_NUM_THREADS := 1
 test-faults: env ## kill Snakemake and jobs, fill disks, damage files: the same command must finish with the same bytes
 	$(PY) -m pytest $(PYTEST_FLAGS) -m faults tests/faults
 
-chaos: env ## kill at random over the tiny scale, N rounds, and compare bytes with an undisturbed run (N=20, SEED=)
+chaos: env ## kill at random over the tiny preset, N rounds, and compare bytes with an undisturbed run (N=20, SEED=)
 	$(PY) -m tests.faults.chaos --rounds $(or $(N),20) $(if $(SEED),--seed $(SEED))
 
-lint: env ## check style and types
+lint: env ## check style, vocabulary and types
 	$(PY) -m ruff check $(CODE)
 	$(PY) -m ruff format --check $(CODE)
 	$(PY) -m snakefmt --check $(RULES)
+	$(PY) tools/vocabulary.py
 	$(PY) -m pyright
 
 format: env ## apply the style

@@ -1,38 +1,40 @@
-# Table of contents. Targets: all (default), or one item of the paper: `snakemake --cores 2 bcd`.
+# Reproduction of the PathCond paper. `snakemake --cores 2` draws every figure from the recorded runs under results/paper;
+# `snakemake --cores 2 toy` one experiment; `--config preset=preview` everything in miniature, from nothing.
+# download → init → rescale → train | measure → aggregate → figure, claims → report
+include: "workflow/rules/common.smk"
+
+
 configfile: "config.yaml"
 
 
-include: "workflow/rules/common.smk"
-include: "workflow/rules/data.smk"
-include: "workflow/rules/measure.smk"
+include: "workflow/rules/download.smk"
+include: "workflow/rules/init.smk"
+include: "workflow/rules/rescale.smk"
 include: "workflow/rules/train.smk"
+include: "workflow/rules/measure.smk"
 include: "workflow/rules/aggregate.smk"
-include: "workflow/rules/figures.smk"
+include: "workflow/rules/figure.smk"
 include: "workflow/rules/claims.smk"
 include: "workflow/rules/report.smk"
+include: "workflow/rules/docs.smk"
 
 
 rule all:
+    """Every figure, table and claim of the paper, and the pages of the report."""
     default_target: True
     input:
-        # Every step is named, not the last alone: Snakemake remakes a deleted file only if it is asked for.
-        expand(f"{RUN}.{{suffix}}", key=SPECS, suffix=["csv", "json"]),
-        expand(AGGREGATE, item=ITEMS),
-        expand(CLAIM, item=ITEMS),
-        expand(FIGURE, item=ITEMS, suffix=["pdf", "png"]),
-        expand(PAGE, page=[*ITEMS, "claims", "configuration", "runtimes"]),
-        CLAIMS,
+        expand(FIGURE, preset=PRESET, experiment=EXPERIMENTS, suffix=["pdf", "png"]),
+        expand(CLAIMS, preset=PRESET),
+        expand(PAGE, preset=PRESET, page=[*EXPERIMENTS, *MORE_PAGES]),
 
 
-for item in ITEMS:
+for name, experiment in EXPERIMENTS.items():
 
     rule:
         name:
-            item
+            name
         input:
-            expand(
-                f"{RUN}.{{suffix}}", key=sources(config, item), suffix=["csv", "json"]
-            ),
-            expand(AGGREGATE, item=item),
-            expand(FIGURE, item=item, suffix=["pdf", "png"]),
-            expand(CLAIM, item=item),
+            expand(FIGURE, preset=PRESET, experiment=name, suffix=["pdf", "png"]),
+            expand(CLAIM, preset=PRESET, experiment=name),
+
+    workflow.get_rule(name).docstring = f"{experiment.where}: {experiment.title}"

@@ -1,8 +1,10 @@
 """How fast is the rescaling? Against the literal algorithm, by step, by number of parameters, and in memory.
 
-    python benchmarks/rescale.py [--device cuda] [--out FOLDER] [--skip-literal] [--largest 1e8]
+    python benchmarks/rescale.py [--device cuda] [--out FOLDER] [--skip-literal] [--largest 1e8] [--skip-models]
 
-Times are medians after warm-up; compare them within one run. Records of runs are in ``benchmarks/records``.
+Times are medians after warm-up; compare them within one run. Against the literal algorithm and for torchvision's models
+they are the best of several, interleaved: other work on a machine only adds time. Memory is the peak of the
+resident set above that before the call, one process per model. Records of runs are in ``benchmarks/records``.
 
 What was found
 - Literal algorithm, unit by unit: about 0.2 ms a unit and sweep, nearly all of it the overhead of small tensor calls.
@@ -23,17 +25,16 @@ import argparse
 import copy
 import json
 import platform
-import resource
 import statistics
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+import torchvision
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "src")]
 
@@ -42,7 +43,10 @@ from paper.models import cifar_nv, mlp, resnet18_c
 from tests.reference import dense_problem, literal_iterates
 
 NETS = {"MLP 3x500": mlp, "CIFAR-NV": cifar_nv, "ResNet-18-C": resnet18_c}
-OPTIONS: dict[str, Any] = {"batchnorm": "exclude", "pooling": "plain"}  # as in the paper's figures
+# As in the paper's experiments.
+SOLVE: dict[str, Any] = {"clamp": None, "statistics": "running", "pooling": "plain"}
+OPTIONS: dict[str, Any] = {"batchnorm": "exclude", **SOLVE}
+MODELS = {"resnet50": 8, "vgg16": 8, "vit_b_16": 8, "mlp": 8}  # batch size of the call whose memory is measured
 
 
 def sync(device: str) -> None:
@@ -70,19 +74,20 @@ def literal_seconds(
 ) -> tuple[float, list[float], torch.Tensor]:
     """Time of the literal algorithm with ten sweeps, graph and diag(G) included; times of ours; the literal u.
 
-    Ours is run between any two sweeps of the literal one, so that both see the same moods of the machine.
+    Ours is run between any two sweeps of the literal one, so that both see the same load. The literal time is that of
+    its fastest sweep, ten times.
     """
     start = time.perf_counter()
     graph = pathcond.extract_graph(model, x, batchnorm="exclude")
-    g = pathcond.path_magnitudes(model, x, graph=graph, pooling="plain")
+    g = pathcond.compute_diag_g(model, x, graph=graph, pooling="plain")
     iterates = literal_iterates(dense_problem(graph, g))
-    seconds, times, u = time.perf_counter() - start, [], torch.zeros(0)
+    seconds, sweeps, times, u = time.perf_counter() - start, list[float](), list[float](), torch.zeros(0)
     for _ in range(10):
         times += ours()
         start = time.perf_counter()
         u = next(iterates)
-        seconds += time.perf_counter() - start
-    return seconds, times, u
+        sweeps.append(time.perf_counter() - start)
+    return seconds + 10 * min(sweeps), times, u
 
 
 def one_net(name: str, device: str, repeats: int, literal: bool) -> dict[str, Any]:
@@ -97,7 +102,7 @@ def one_net(name: str, device: str, repeats: int, literal: bool) -> dict[str, An
         model.load_state_dict(start)
 
     def reused() -> None:
-        reports.append(pathcond.rescale_(model, x, graph=graph, pooling="plain", check=False))
+        reports.append(pathcond.rescale_(model, x, graph=graph, check=False, **SOLVE))
 
     def whole() -> None:
         pathcond.rescale_(model, x, check=False, **OPTIONS)
@@ -115,36 +120,28 @@ def one_net(name: str, device: str, repeats: int, literal: bool) -> dict[str, An
         model.load_state_dict(start)
         seconds, times, u = literal_seconds(copy.deepcopy(model), x, lambda: clock(whole, device, 2, restore))
         apart = float((u - reports[-1].solution.u).abs().amax())
-        row["everything"] = statistics.median(times)
+        row["everything"] = min(times)
         row |= {"literal": seconds, "speed_up": seconds / row["everything"], "literal_differs_by": apart}
     return row
 
 
 def peak_memory(work: Callable[[], Any], device: str) -> int:
-    """Most bytes in use during some work above those in use before; on a CPU sampled, of the whole process."""
+    """Most bytes in use during some work above those in use before; on a CPU of the whole process (Linux)."""
     if device == "cuda":
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         work()
         return torch.cuda.max_memory_allocated() - before
-    seen, done = [resident()], threading.Event()
-
-    def watch() -> None:
-        while not done.is_set():
-            seen.append(resident())
-            time.sleep(0.0005)
-
-    thread = threading.Thread(target=watch)
-    thread.start()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    before = resident("VmRSS")
     work()
-    done.set()
-    thread.join()
-    return max(seen) - seen[0]
+    return resident("VmHWM") - before
 
 
-def resident() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+def resident(field: str) -> int:
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
+    return 1024 * int(line.split()[1])
 
 
 def scaled_mlp(parameters: float) -> torch.nn.Module:
@@ -167,13 +164,42 @@ def one_size(parameters: float, device: str) -> dict[str, float]:
     return {"parameters": own / 4, "seconds": statistics.median(times), "extra_memory": extra / own}
 
 
-def sizes(device: str, largest: float) -> list[dict[str, float]]:
-    """One process a size, so that each peak is its own."""
-    rows = []
-    for exponent in range(10, 1 + round(2 * len(f"{largest:.0f}") - 2)):
-        command = [sys.executable, __file__, "--device", device, "--one-size", str(10 ** (exponent / 2))]
-        rows.append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))  # noqa: S603
-    return rows
+def one_model(name: str) -> dict[str, Any]:
+    """Peak extra memory of the default call on a batch; on one core, times of ``rescale_`` and of a training step."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    pathcond.rescale_(resnet18_c(), torch.randn(2, 3, 32, 32))  # what is loaded once
+    model = scaled_mlp(1e8) if name == "mlp" else torchvision.models.get_model(name, weights=None)
+    shape = (model[1].in_features,) if name == "mlp" else (3, 224, 224)
+    own = sum(p.numel() * p.element_size() for p in model.parameters())
+    batch = torch.randn(MODELS[name], *shape)
+    extra = peak_memory(lambda: pathcond.rescale_(model, batch), "cpu")
+    model.eval()  # BatchNorm cannot train on a batch of one
+    x, times, step = batch[:1], list[dict[str, float]](), list[float]()
+    for _ in range(3):
+        start = time.perf_counter()
+        model(x).sum().backward()
+        step.append(time.perf_counter() - start)
+        model.zero_grad()
+        times.append(dict(pathcond.rescale_(model, x).seconds))
+    best = {key: min(t[key] for t in times) for key in times[0]}
+    check = best.pop("check")
+    seconds = sum(best.values())
+    return {
+        "model": name, "parameters": own / 4, "extra_memory": extra / own, "rescale": seconds, "check": check,
+        "forward_backward": min(step), "ratio": seconds / min(step),
+    }  # fmt: skip
+
+
+def in_processes(device: str, names: list[str]) -> list[dict[str, Any]]:
+    """Rows of sizes or models, each from a process of its own, so that each peak is its own."""
+    command = [sys.executable, "-W", "ignore", __file__, "--device", device, "--one"]
+    runs = [subprocess.run([*command, name], check=True, capture_output=True, text=True) for name in names]  # noqa: S603
+    return [json.loads(run.stdout) for run in runs]
+
+
+def sizes(largest: float) -> list[str]:
+    return [str(10 ** (exponent / 2)) for exponent in range(10, 1 + round(2 * len(f"{largest:.0f}") - 2))]
 
 
 def draw(folder: Path) -> None:
@@ -211,7 +237,7 @@ def hardware(device: str) -> str:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Rows as markdown, times in milliseconds."""
-    times = ("graph", "diag_g", "solve", "apply", "after_graph", "everything")
+    times = ("graph", "diag_g", "solve", "apply", "after_graph", "everything", "rescale", "check", "forward_backward")
     heads = list(rows[0])
     cells = [[f"{1000 * r[k]:.1f} ms" if k in times else f"{r[k]:.4g}" if isinstance(r[k], float) else str(r[k])
               for k in heads] for r in rows]  # fmt: skip
@@ -225,20 +251,23 @@ def main() -> None:
     parser.add_argument("--skip-literal", action="store_true", help="do not run the literal algorithm")
     parser.add_argument("--largest", type=float, default=1e8, help="parameters of the largest MLP; 0 to skip sizes")
     parser.add_argument("--out", type=Path, help="folder for the tables, numbers and the plot")
-    parser.add_argument("--one-size", type=float, help=argparse.SUPPRESS)
+    parser.add_argument("--skip-models", action="store_true", help="do not measure torchvision's models")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.one_size:
-        print(json.dumps(one_size(options.one_size, options.device)))
+    if options.one:
+        model = options.one in MODELS
+        print(json.dumps(one_model(options.one) if model else one_size(float(options.one), options.device)))
         return
     print(hardware(options.device))
     nets = [one_net(name, options.device, options.repeats, not options.skip_literal) for name in NETS]
     print(table(nets))
-    by_size = sizes(options.device, options.largest) if options.largest else []
-    if by_size:
-        print(table(by_size))
+    by_size = in_processes(options.device, sizes(options.largest)) if options.largest else []
+    models = [] if options.skip_models or options.device != "cpu" else in_processes("cpu", list(MODELS))
+    for rows in filter(None, (by_size, models)):
+        print(table(rows))
     if options.out:
         options.out.mkdir(parents=True, exist_ok=True)
-        record = {"hardware": hardware(options.device), "nets": nets, "sizes": by_size}
+        record = {"hardware": hardware(options.device), "nets": nets, "sizes": by_size, "models": models}
         (options.out / f"rescale_{options.device}.json").write_text(json.dumps(record, indent=1) + "\n")
         draw(options.out)
 

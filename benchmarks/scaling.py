@@ -26,18 +26,16 @@ from typing import Any
 
 import pandas as pd
 import torch
-import yaml
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "src")]
 
 import pathcond
 from benchmarks.rescale import scaled_mlp
-from paper import hardware, store
-from paper.config import check, load
-from paper.plan import runs, slice_of
+from paper import config, hardware, results, runs
+from paper.experiments import EXPERIMENTS
 from tests.workflow.tree import Tree
 
-ITEM, METHODS = "mlp_depth_lrs", 3
+NAME, METHODS, SEEDS = "mlp_depth_lrs", 3, 2
 Row = dict[str, Any]
 
 
@@ -68,13 +66,12 @@ def child(command: list[str], tree: Tree) -> tuple[Row, str]:
     return row, done.stdout
 
 
-def dry_run(tree: Tree, cells: int, what: str, *targets: str) -> Row:
+def dry_run(tree: Tree, count: int, what: str, *targets: str) -> Row:
     """Snakemake's plan of a tree, not carried out."""
-    accept = "accept_existing=" + str(not targets)  # as a job on a node sees it: all runs are to be made
-    command = [sys.executable, "-m", "snakemake", *targets, "--cores", "2", "-n", "--quiet", "all"]
-    row, text = child([*command, "--config", "scale=tiny", accept], tree)
+    command = [sys.executable, "-m", "snakemake", *targets, "--cores", "2", "-n", "--quiet", "rules"]
+    row, text = child([*command, "--config", "preset=tiny"], tree)
     total = re.search(r"^total +(\d+)", text, re.MULTILINE)
-    return told({"cells": cells, "what": what, "jobs": int(total[1]) if total else 0, **row})
+    return told({"cells": count, "what": what, "jobs": int(total[1]) if total else 0, **row})
 
 
 def told(row: Row) -> Row:
@@ -82,44 +79,40 @@ def told(row: Row) -> Row:
     return row
 
 
-def grid(folder: Path, cells: int) -> tuple[Tree, dict[str, Any]]:
-    """A copy of the workflow whose tiny scale asks for so many cells of one item, and its configuration, checked."""
+def grid(folder: Path, count: int) -> tuple[Tree, config.Config]:
+    """A copy of the workflow whose tiny preset asks for so many runs of one experiment, and its configuration."""
     tree = Tree.fresh(folder)
-    file = folder / "config.yaml"
-    content = yaml.safe_load(file.read_text())
-    lrs = [round(1e-4 * (1 + number), 6) for number in range(-(-cells // METHODS))]
-    content["scale"], content["scales"]["tiny"][ITEM]["lrs"] = "tiny", lrs
-    file.write_text(yaml.safe_dump(content))
-    return tree, check(load(file), folder / "workflow/schemas/config.schema.yaml")
+    lrs = [round(1e-4 * (1 + number), 6) for number in range(-(-count // METHODS // SEEDS))]
+    tree.set(f"experiments.{NAME}.lrs", lrs)
+    return tree, config.read(folder, "tiny")
 
 
-def fill(tree: Tree, specs: dict[str, Any], keys: list[str]) -> None:
-    """Results for these cells, as training leaves them, with made-up numbers."""
-    for key in keys:
-        spec = specs[key]
-        points = [(seed, epoch) for seed in spec["seeds"] for epoch in range(spec["epochs"] + 1)]
-        table = pd.DataFrame(points, columns=["seed", "epoch"])
+def fill(tree: Tree, specs: list[runs.Spec]) -> None:
+    """Results of these runs, as training leaves them, with made-up numbers."""
+    for spec in specs:
+        table = pd.DataFrame({"seed": spec["seed"], "epoch": range(spec["epochs"] + 1)})
         table = table.assign(train_loss=1.0, train_accuracy=0.5, test_loss=1.0, test_accuracy=0.5, max_log_scale=0.0)
         record = {**hardware.record(torch.device("cpu")), "parameters": 1, "seconds": 1.0, "status": "done"}
-        store.write_result(tree.folder / "results/tiny" / f"{key}.csv", table.assign(diverged=False), spec, record)
+        path = runs.result_path(tree.folder / "results", spec)
+        results.write_result(path, table.assign(diverged=False), spec, record)
 
 
 def jobs(folder: Path, count: int, whole: bool) -> list[Row]:
-    """Plans of a grid; `whole`: also of one job, with a part done and with all done, and the table of all."""
-    tree, config = grid(folder, count)
+    """Plans of a grid; `whole`: also with a part done and with all done, and the table of all."""
+    tree, chosen = grid(folder, count)
     rows = [dry_run(tree, count, "nothing done")]
     if not whole:
         return rows
-    specs = runs(config)
-    cells = [key for key, spec in specs.items() if spec["stage"] == "train"]
-    rows.append(dry_run(tree, count, "one run asked for", f"results/tiny/{cells[-1]}.csv"))
-    first = random.Random(0).sample(cells, len(cells) // 2)  # noqa: S311 - no secret
-    fill(tree, specs, first)
+    specs = list(runs.plan(chosen, EXPERIMENTS).training().values())
+    random.Random(0).shuffle(specs)  # noqa: S311 - no secret
+    half = len(specs) // 2
+    fill(tree, specs[:half])
     rows.append(dry_run(tree, count, "half of the runs done"))
-    fill(tree, specs, list(set(cells).difference(first)))
+    fill(tree, specs[half:])
     rows.append(dry_run(tree, count, "all runs done"))
-    command = [sys.executable, "-m", "paper.aggregate", ITEM, "--config", json.dumps(slice_of(config, ITEM))]
-    row, _ = child([*command, "--output", "table.csv"], tree)
+    given = json.dumps(runs.slice_of(chosen, NAME, EXPERIMENTS))
+    command = [sys.executable, "-m", "paper.experiments", "aggregate", NAME, "--config", given, "--output", "table.csv"]
+    row, _ = child(command, tree)
     return [*rows, told({"cells": count, "what": "the table of all runs", "jobs": 1, **row})]
 
 

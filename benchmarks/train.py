@@ -2,32 +2,31 @@
 
 Records: benchmarks/records/train_*.json. What was learned on an H200 (torch 2.11), each found by profiling:
 
-- Orders of batches are made on the host; unless that is done ahead, while the device works, it takes longer than steps.
-- With cuBLAS, a step of 9 MLPs took 223 us: the update of the first layer, fused into the product that makes its
-  gradient, 56 us, the first product 30. A Triton kernel for W -= G^T X took 80 to 127 us, copies with the other axis
-  first gained nothing, and bfloat16 is not allowed for these networks.
-- Products in TF32 want the axis they sum over contiguous, which W -= G^T X and G W have not. Kernels that turn operands
-  on their way to the tensor cores (`glide`, `hopper`) read a weight once, to use and to update it: 24 us for both
-  products, where cuBLAS takes 48 (9 networks, 784 x 784), and 56 us for the update of the first MLP layer with the next
-  step's first product, where cuBLAS takes 83. Bias, BatchNorm and activation are in the same kernels, both ways. A step
-  of 9 MLPs: 171 us in place of 218; of 9 autoencoders: 161 in place of 254. They have a program for 64 units of a run,
-  so few runs leave the device idle: an epoch of 1, 3 and 5 autoencoders takes 53, 58 and 62 ms, with cuBLAS 40, 54 and
-  69. `stack` asks for 5.
-- A compiled way back through BatchNorm took 11.6 us, since sums over examples are made in a pass of their own; as one
-  kernel (`stacked`) 8.4. Trying out pointwise configurations made the small kernels slower.
-- ENorm is one kernel a layer, runs beside the next step's first layer, and leaves the rows of the first weight to
-  factors; its sums of squares come out of the update. So 23% became 10%.
-- Two or three streams of work at once (halves of a stack, conv nets side by side) gain nothing: the device is full.
+- Batch orders are made on the host. Unless that happens in advance, while the device works, it takes longer than steps.
+- With cuBLAS, a step of 9 MLPs took 223 us: the update of the first layer, fused into the GEMM of its gradient, 56 us,
+  the first GEMM 30. A Triton kernel for W -= G^T X took 80 to 127 us, copies in another layout gained nothing, and
+  bfloat16 is not allowed for these networks.
+- TF32 GEMMs need the contracted axis contiguous, which W -= G^T X and G W do not have. Kernels that transpose operands
+  on their way to the tensor cores (`kernels/hopper`) read a weight once, to use and to update it: 24 us for both GEMMs,
+  cuBLAS takes 48 (9 networks, 784 x 784); 56 us for the update of the first MLP layer with the next step's first GEMM,
+  cuBLAS takes 83. Bias, BatchNorm and activation are the epilogue of these kernels. A step of 9 MLPs: 171 us instead of
+  218; of 9 autoencoders: 161 instead of 254. A program has 64 units of a run, so few runs leave the device idle: an
+  epoch of 1, 3 and 5 autoencoders takes 53, 58 and 62 ms, with cuBLAS 40, 54 and 69. They are used from 5 runs on.
+- A compiled backward pass of BatchNorm took 11.6 us, since sums over examples take a pass of their own; as one kernel
+  (`kernels/triton_layers`) 8.4. Tuning pointwise configurations made the small kernels slower.
+- ENorm is one kernel per layer, runs on a side stream during the next step's first layer, and defers the row scale of
+  the first weight; its sums of squares are a by-product of the update. Its overhead fell from 23% to 10%.
+- Two or three streams (halves of a batch, conv nets in parallel) gain nothing: the device is full.
 - CIFAR-NV: convolutions take 0.29 s an epoch, at 550 to 650 TFLOP/s in the large ones. A third of the rest was
-  BatchNorm and max-pool as compiled; one kernel for both (`maps`) starts back from the pooled map. 10 outputs are
-  padded to 64, and there is no bias where BatchNorm takes it away. Where the compiler sees through own kernels it fills
-  their results before they are written, 34 ms an epoch, so they are opaque to it. Bias and ReLU in the call to cuDNN
-  save 12 ms an epoch, and 17 of 184 in evaluation. Of a batch's images, 3 channels padded to 8, cuDNN makes 128
-  channels in 49 us and the weight's gradient in 85; kernels for this layer (`first`) take 13 and 48. With them a
-  baseline's epoch with evaluation takes 0.583 s, 0.61 before.
-- On a CPU, products take four fifths of a step. Torch's own BatchNorm, `index_select` (four times as fast as indexing)
-  and the update as a product of matrices, not of stacks of one, make it faster than a plain loop; runs of the paper's
-  width are slower side by side, as weights leave the cache. A DataLoader takes about three times as long as the engine.
+  BatchNorm and max-pool as compiled; in one kernel (`kernels/convolution`) the backward pass starts from the pooled
+  map. 10 outputs are padded to 64, and a bias before BatchNorm is left out. If the compiler sees through our kernels,
+  it fills their results before they are written, 34 ms an epoch, so they are opaque to it. Bias and ReLU in the call to
+  cuDNN save 12 ms an epoch, and 17 of 184 in evaluation.
+- Kernels for the first convolution of CIFAR-NV (3 channels) made an epoch with evaluation 4% faster: 0.583 s instead of
+  0.61. That was not worth their code, so they were removed; times recorded before that include them.
+- On a CPU, GEMMs take four fifths of a step. Torch's own BatchNorm, `index_select` (four times as fast as indexing) and
+  the update as a plain GEMM instead of a batched one make it faster than a plain loop; runs of the paper's width are
+  slower in a batch, as weights leave the cache. A DataLoader takes about three times as long as the engine.
 """
 
 import argparse
@@ -47,38 +46,38 @@ from torch.nn import functional
 sys.path[:0] = [str(Path(__file__).parents[1] / "src"), str(Path(__file__).parents[1])]
 
 from paper import hardware, models
-from paper.cells import cells_of
 from paper.normalise import factors
-from paper.train.alone import Alone
-from paper.train.backend import Backend, Run
-from paper.train.sets import Part, Sets, _shaped
-from paper.train.together import Together
+from paper.runs import training_specs
+from paper.training.batched_mlps import BatchedTrainer
+from paper.training.datasets import Split, Splits, per_input
+from paper.training.modules import ModuleTrainer
+from paper.training.trainer import Run, Trainer
 
 GRID = {"optimiser": {"name": "sgd"}, "batch": 128, "epochs": 1, "validation": 0, "test_images": 10_000}
-MLP = {**GRID, "model": {"kind": "mlp", "inputs": 3072, "width": 500, "outputs": 10, "activation": "relu"},
-       "hidden_layers": [3], "dataset": "cifar10", "images": 50_000}  # fmt: skip
-CONV = {**GRID, "model": {"kind": "cifar_nv", "width": 1.0, "image": 32}, "dataset": "cifar10", "images": 40_000,
-        "validation": 10_000}  # fmt: skip
-AUTO = {**GRID, "model": {"kind": "autoencoder", "inputs": 784}, "compressions": [1], "dataset": "mnist",
-        "images": 60_000}  # fmt: skip
+MLP = {**GRID, "network": "mlp_3x500", "dataset": "cifar10", "images": 50_000,
+       "model": {"kind": "mlp", "inputs": 3072, "hidden": [500] * 3, "outputs": 10, "activation": "relu"}}  # fmt: skip
+CONV = {**GRID, "network": "cifar_nv", "model": {"kind": "cifar_nv", "width": 1.0, "image": 32}, "dataset": "cifar10",
+        "images": 40_000, "validation": 10_000}  # fmt: skip
+AUTO = {**GRID, "network": "autoencoder_c1", "model": {"kind": "autoencoder", "inputs": 784, "compression": 1},
+        "dataset": "mnist", "images": 60_000}  # fmt: skip
 
 
 def runs_of(grid: dict, methods: list[str], seeds: int, lr: float = 1e-3) -> list[Run]:
-    cells = cells_of("", {**grid, "methods": methods, "lrs": [lr], "seeds": list(range(seeds))}, "paper")
-    return [Run(cell, seed) for cell in cells for seed in cell["seeds"]]
+    specs = training_specs({**grid, "methods": methods, "lrs": [lr], "seeds": list(range(seeds))}, "paper")
+    return [Run(spec, spec["seed"]) for spec in specs]
 
 
-def random_sets(cell: dict, device: torch.device) -> Sets:
-    shape = models.input_shape(cell["model"])
+def random_splits(spec: dict, device: torch.device) -> Splits:
+    shape = models.input_shape(spec["model"])
 
-    def part(count: int) -> Part:
+    def part(count: int) -> Split:
         images = torch.randint(0, 256, (count, *shape), dtype=torch.uint8, device=device)
-        return Part(images, torch.randint(0, 10, (count,), device=device))
+        return Split(images, torch.randint(0, 10, (count,), device=device))
 
-    sizes = {"train": cell["images"], "validation": cell["validation"], "test": cell["test_images"]}
-    channels = 1 if cell["dataset"] == "mnist" else 3
-    scale, shift = (_shaped(t, channels, cell["model"]).to(device) for t in factors(cell["dataset"]))
-    return Sets({name: part(count) for name, count in sizes.items() if count}, scale, shift)
+    sizes = {"train": spec["images"], "validation": spec["validation"], "test": spec["test_images"]}
+    channels = 1 if spec["dataset"] == "mnist" else 3
+    scale, shift = (per_input(t, channels, spec["model"]).to(device) for t in factors(spec["dataset"]))
+    return Splits({name: part(count) for name, count in sizes.items() if count}, scale, shift)
 
 
 def wait(device: torch.device) -> None:
@@ -99,11 +98,11 @@ def timed(work: Callable[[], object], device: torch.device, repeats: int) -> flo
     return min(found)
 
 
-def epochs(backend: Backend, repeats: int) -> tuple[float, float]:
+def epochs(trainer: Trainer, repeats: int) -> tuple[float, float]:
     """Seconds of one epoch of training, and of evaluation."""
     number = itertools.count(2)
-    trained = timed(lambda: backend.epoch(next(number)), backend.device, repeats)
-    return trained, timed(backend.evaluate, backend.device, repeats)
+    trained = timed(lambda: trainer.epoch(next(number)), trainer.device, repeats)
+    return trained, timed(trainer.evaluate, trainer.device, repeats)
 
 
 def on_gpu(device: torch.device, conv: bool) -> list[dict]:
@@ -122,14 +121,14 @@ def on_gpu(device: torch.device, conv: bool) -> list[dict]:
         return peak
 
     runs = runs_of(MLP, ["baseline", "pathcond", "enorm"], 3)
-    sets = random_sets(runs[0].cell, device)
+    splits = random_splits(runs[0].spec, device)
     start = time.perf_counter()
-    backend = Together(runs, sets, device)
-    backend.epoch(1)
-    backend.evaluate()
+    trainer = BatchedTrainer(runs, splits, device)
+    trainer.epoch(1)
+    trainer.evaluate()
     wait(device)
     first = time.perf_counter() - start
-    train, test = epochs(backend, 5)
+    train, test = epochs(trainer, 5)
     add(
         "9 MLPs 3x500, epoch with evaluation",
         train + test,
@@ -139,16 +138,16 @@ def on_gpu(device: torch.device, conv: bool) -> list[dict]:
         first=first,
         GiB=memory(),
     )
-    plain, _ = epochs(Together(runs_of(MLP, ["baseline"], 9), sets, device), 5)
-    balanced, _ = epochs(Together(runs_of(MLP, ["enorm"], 9), sets, device), 5)
+    plain, _ = epochs(BatchedTrainer(runs_of(MLP, ["baseline"], 9), splits, device), 5)
+    balanced, _ = epochs(BatchedTrainer(runs_of(MLP, ["enorm"], 9), splits, device), 5)
     add("ENorm's overhead a step, 9 MLPs", balanced / plain - 1, 0.15, plain=plain, enorm=balanced)
-    mixed = Together(runs_of(MLP, ["baseline", "pathcond", "enorm"], 8), sets, device)
+    mixed = BatchedTrainer(runs_of(MLP, ["baseline", "pathcond", "enorm"], 8), splits, device)
     train, test = epochs(mixed, 3)
     add("24 MLPs 3x500, epoch with evaluation", train + test, 0.41, train=train, evaluation=test, GiB=memory())
-    del backend, mixed, sets
+    del trainer, mixed, splits
 
     runs = runs_of(AUTO, ["baseline", "pathcond", "enorm"], 3)
-    train, test = epochs(Together(runs, random_sets(runs[0].cell, device), device), 5)
+    train, test = epochs(BatchedTrainer(runs, random_splits(runs[0].spec, device), device), 5)
     add("9 autoencoders c = 1, 500 epochs", 500 * (train + test), 50.0, train=train, evaluation=test, GiB=memory())
 
     if not conv:
@@ -156,12 +155,12 @@ def on_gpu(device: torch.device, conv: bool) -> list[dict]:
     for method in ("baseline", "enorm"):
         run = runs_of(CONV, [method], 1)[0]
         start = time.perf_counter()
-        backend = Alone(run, random_sets(run.cell, device), device)
-        backend.epoch(1)
-        backend.evaluate()
+        trainer = ModuleTrainer(run, random_splits(run.spec, device), device)
+        trainer.epoch(1)
+        trainer.evaluate()
         wait(device)
         first = time.perf_counter() - start
-        train, test = epochs(backend, 3)
+        train, test = epochs(trainer, 3)
         add(
             f"CIFAR-NV {method}, epoch of 40,000, training part", train, 0.5, evaluation=test, first=first, GiB=memory()
         )
@@ -206,22 +205,22 @@ class Pictures(torch.utils.data.Dataset):
 
 
 def on_cpu(device: torch.device, images: int) -> list[dict]:
-    """Medians of ratios, all ways in turns in one process: the paper's network, and a narrow one on the same images."""
+    """Medians of ratios, all variants interleaved in one process: the paper's network, and a narrow one."""
     return [row for width in (500, 100) for row in compare(device, images, width)]
 
 
 def compare(device: torch.device, images: int, width: int) -> list[dict]:
     grid = {**MLP, "model": {**MLP["model"], "width": width}, "images": images, "test_images": 10}
     runs = runs_of(grid, ["baseline"], 3)
-    sets = random_sets(runs[0].cell, device)
-    engine, batched = [Together([run], sets, device) for run in runs], Together(runs, sets, device)
-    modules = [models.make(run.cell["model"], run.seed) for run in runs]
-    pictures = Pictures(sets.train.images, sets.train.labels)
+    splits = random_splits(runs[0].spec, device)
+    engine, batched = [BatchedTrainer([run], splits, device) for run in runs], BatchedTrainer(runs, splits, device)
+    modules = [models.make(run.spec["model"], run.seed) for run in runs]
+    pictures = Pictures(splits.train.images, splits.train.labels)
     ways = {
-        "engine": lambda: [backend.epoch(1) for backend in engine],
+        "engine": lambda: [trainer.epoch(1) for trainer in engine],
         "engine, as one batched model": lambda: batched.epoch(1),
         "plain loop": lambda: [
-            plain_loop(m, sets.train.images, sets.train.labels, (sets.scale, sets.shift), 128) for m in modules
+            plain_loop(m, splits.train.images, splits.train.labels, (splits.scale, splits.shift), 128) for m in modules
         ],
         "DataLoader with transforms": lambda: [loader_loop(m, pictures, 128) for m in modules],
     }

@@ -1,5 +1,6 @@
 """Tiny networks for all tests: each with an input and the number of units that must be free and frozen."""
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -7,6 +8,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+import pathcond
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,34 @@ class Lambda(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         return self._run(self, x)
+
+
+class Net(Lambda):
+    """The same with any number of inputs."""
+
+    def forward(self, *inputs: Any) -> Any:
+        return self._run(self, *inputs)
+
+
+def outputs(model: nn.Module, x: Tensor, training: bool) -> Tensor:
+    """The output in one mode, with the same random numbers each time; the model is left as it is."""
+    model = copy.deepcopy(model).train(training)
+    torch.manual_seed(7)
+    with torch.no_grad():
+        return model(x)
+
+
+def random_scales(graph: pathcond.ScaleGraph, seed: int = 3) -> Tensor:
+    return torch.randn(graph.units, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def assert_function_kept(model: nn.Module, x: Tensor, graph: pathcond.ScaleGraph, tol: float = 1e-9) -> None:
+    """Random scales change no output, in both modes; the model is left as it is."""
+    scaled = copy.deepcopy(model)
+    pathcond.apply_scales_(scaled, graph, random_scales(graph))
+    for training in (False, True):
+        found, expected = (outputs(m, x, training) for m in (scaled, model))
+        torch.testing.assert_close(found, expected, rtol=tol, atol=tol)
 
 
 def mlp(

@@ -1,6 +1,6 @@
-"""What runs of the tiny scale gave when their versions were set: python -m tests.golden writes tests/golden.json.
+"""What runs of the tiny preset gave when their versions were set: python -m tests.golden writes tests/golden.json.
 
-Run it after raising a version (`Item.version` in src/paper/plan.py, `VERSION` in src/paper/cells.py), not otherwise.
+Run it after raising a version (of an experiment, or `TRAINING_VERSION` in src/paper/runs.py), not otherwise.
 """
 
 import json
@@ -12,25 +12,26 @@ from typing import Any
 import pandas as pd
 import torch
 
-from paper import store
-from paper.config import check, load
+from paper import config, runs
+from paper import results as stored
 from paper.data import prepare
-from paper.measure.__main__ import make
-from paper.plan import ITEMS, Spec, digest, key, runs
-from paper.train.loop import Options, result_path, train
+from paper.experiments import EXPERIMENTS
+from paper.experiments.__main__ import make
+from paper.runs import Spec, digest, result_path
+from paper.training.runner import Options, train
 
 ROOT = Path(__file__).parents[1]
 FILE = ROOT / "tests" / "golden.json"
 CPU = torch.device("cpu")
-# One cell of each way to train; the rest differs in numbers only.
-CELLS = ("mlp_2x16/enorm", "mlp_2x16/pathcond-lr0.001", "mlp_2x16_gelu/pathcond", "cifar_nv/enorm-lr0.001",
+# One network and method of each way to train, two seeds each; the rest differs in numbers only.
+TRAINED = ("mlp_2x16/enorm", "mlp_2x16/pathcond-lr0.001", "mlp_2x16_gelu/pathcond", "cifar_nv/enorm-lr0.001",
          "cifar_nv/pathcond-lr0.001", "autoencoder_c2/pathcond-lr0.001", "mlp_2x16/rows", "mlp_2x16/exact")  # fmt: skip
 
 
 def specs() -> dict[str, Spec]:
     """Runs that are watched, by key without digest."""
-    config = check({**load(ROOT / "config.yaml"), "scale": "tiny"}, ROOT / "workflow/schemas/config.schema.yaml")
-    chosen = {k: s for k, s in runs(config).items() if s["stage"] == "measure" or any(c in k for c in CELLS)}
+    found = runs.plan(config.read(ROOT, "tiny"), EXPERIMENTS).specs
+    chosen = {k: s for k, s in found.items() if s["stage"] == "measure" or any(c in k for c in TRAINED)}
     return {name.rpartition("-")[0]: spec for name, spec in chosen.items()}
 
 
@@ -39,14 +40,13 @@ def results(folder: Path) -> Iterator[tuple[str, Spec, dict[str, Any]]]:
     torch.set_num_threads(1)
     prepare("generated", folder / "data" / "generated.pt")
     for name, spec in specs().items():
+        path, timed = result_path(folder, spec), False
         if spec["stage"] == "measure":
-            path = folder / f"{key(spec)}.csv"
             make(spec, path, CPU, folder / "data")
-            timed = ITEMS[spec["item"]].exclusive
+            timed = EXPERIMENTS[spec["experiment"]].exclusive
         else:
             train([spec], Options(folder, folder / "data", folder / "checkpoints", CPU))
-            path, timed = result_path(folder, spec), False
-        yield name, spec, summary(store.read_table(path), timed)
+        yield name, spec, summary(stored.read_table(path), timed)
 
 
 def summary(table: pd.DataFrame, timed: bool) -> dict[str, Any]:

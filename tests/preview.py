@@ -1,4 +1,4 @@
-"""Does the preview show the effect? python -m tests.preview, after `make figures`; exit status 1 if not.
+"""Does the preview show the effect? python -m tests.preview, after `make preview`; exit status 1 if not.
 
 At the small learning rate PathCond's train loss must lie below the baseline's from the first epoch on, for every MLP
 and for every autoencoder that is compressed. How long training took is told, not judged.
@@ -33,7 +33,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.preview", description=__doc__)
     parser.add_argument("--results", type=Path, default=Path("results/preview"))
     folder = parser.parse_args().results
-    seconds = sum(json.loads(path.read_text())["seconds"] for path in folder.glob("train/**/*.json"))
+    seconds = sum(json.loads(path.read_text())["seconds"] for path in folder.glob("train/*/*/*.json"))
     sys.stdout.write(f"trained in {seconds / 60:.1f} minutes of one core\n")
     if failed := without_effect(folder):
         sys.exit(f"no effect: {', '.join(failed)}")

@@ -1,7 +1,7 @@
 """Slow, literal counterparts of the library's algorithms, one unit and one parameter at a time."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
@@ -93,3 +93,42 @@ def positive_root(a: float, b: float, c: float) -> float:
     """The positive root of a x^2 + b x + c with a > 0 > c."""
     root = math.sqrt(b * b - 4 * a * c)
     return (-b + root) / (2 * a) if b <= 0 else -2 * c / (b + root)
+
+
+def signed_matrix(graph: ScaleGraph, g: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """B, shape (p, H), and g as one vector, for units with signs: an element of B is -2, -1, 0, 1 or 2."""
+    rows = []
+    for name, values in g.items():
+        scales = graph.params.get(name)
+        for index in range(values.numel()):
+            element = torch.zeros(graph.units + 1, dtype=torch.float64)
+            for numbers, sign in ((scales.row, -1.0), (scales.col, 1.0)) if scales else ():
+                number = int(numbers.expand(values.shape).reshape(-1)[index])
+                element[abs(number)] += math.copysign(sign, sign * number)
+            rows.append(element[1:])
+    return torch.stack(rows), torch.cat([values.reshape(-1).double() for values in g.values()])
+
+
+def signed_sweeps(b: Tensor, g: Tensor, sweeps: int, clamp: float = math.inf) -> Tensor:
+    """As :func:`literal_sweeps`, from B: u after some sweeps with ``|u| <= clamp``."""
+    p, (_, units) = len(g), b.shape
+    u = torch.zeros(units, dtype=torch.float64)
+    for h in [h for _ in range(sweeps) for h in range(units)]:
+        at_zero = (b @ u - b[:, h] * u[h]).exp() * g  # terms of the sum with u[h] = 0
+        c = {k: float(at_zero[b[:, h] == k].sum()) for k in (-2, -1, 0, 1, 2)}
+        a = -float(b[:, h].sum())
+        if c[1] + c[2] == 0.0 or c[-1] + c[-2] == 0.0 or abs(a) >= p:
+            continue
+        if c[2] == c[-2] == 0.0:
+            root = math.log(positive_root(c[1] * (a + p), a * c[0], c[-1] * (a - p)))
+        else:
+            root = _bisect(lambda z, a=a, c=c: sum((k * p + a) * value * math.exp(k * z) for k, value in c.items()))
+        u[h] = min(max(root, -clamp), clamp)
+    return u
+
+
+def _bisect(rising: Callable[[float], float], low: float = -100.0, high: float = 100.0) -> float:
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if rising(middle) < 0 else (low, middle)
+    return (low + high) / 2

@@ -1,30 +1,30 @@
-"""The zoo: rescale every classification model of torchvision and 100 convolutional models of timm, and compare outputs.
+"""The zoo: rescale every classification model of torchvision and 100 convolutional models of timm.
 
-Each model gets random weights, random BatchNorm statistics and, where its parameters start as constants, random values
-there too, so that no mistake hides behind a zero. Then
+1. ``pathcond.rescale_`` runs on the model as its library initialises it, in float32, with a batch of random images.
+   This gives the units that are free, moved and frozen, and the time.
+2. BatchNorm statistics, and parameters that started as constants, get random values, so that no mistake hides behind a
+   zero. Random log-scales (normal, standard deviation 1) are applied in float64, and outputs are compared with the ones
+   before, in eval and in training mode.
 
-1. random log-scales (normal, standard deviation 1) are applied in float64, and outputs are compared with the ones
-   before, in eval and in training mode;
-2. they are undone, the model is cast to float32, and ``pathcond.rescale_`` runs as a user would call it.
-
-A model whose random weights amplify rounding so much that its float32 output is off by more than the tolerance before
-anything is rescaled counts as ``noisy``: float64 decides there, and float32 only bounds the change by that error.
-
-Run ``python -m tests.zoo --help`` for the options. The exit status is 1 if a model fails. With a limit on the time the
-models come in an order that mixes the families, the same each time, and those left out are counted.
+Rows are kept in ``build/zoo.json``, and a later run computes those that are missing; a change of the library's code or
+of a package makes all of them anew. The exit status is 1 if a model fails. With a limit on the time the families are
+mixed, in the same order each time. Run ``python -m tests.zoo --help`` for the options.
 """
 
 from __future__ import annotations
 
 import argparse
 import fnmatch
+import hashlib
+import json
 import math
 import random
 import sys
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +34,13 @@ import torchvision
 from torch import Tensor, nn
 
 import pathcond
-from pathcond.record import tensors_in
+from pathcond.tracing import tensors_in
 
+ROOT = Path(__file__).parents[1]
+ROWS = ROOT / "build/zoo.json"
 SEED = 0
-BATCH = 2
+BATCH = 4
 EXACT = 1e-9  # largest relative change of an output in float64
-CLOSE = 1e-4  # and in float32
-NOISY = 10.0  # times the model's own rounding error in float32, where that is above CLOSE already
 
 # Families without any activation but ReLU: most of their units must be free.
 PURE_RELU = (
@@ -81,30 +81,47 @@ class Row:
     family: str
     model: str
     parameters: int = 0
-    units: int = 0
+    free: int = 0
+    moved: int = 0
     frozen: int = 0
-    eval_error: float = float("nan")
-    train_error: float = float("nan")
-    float32_error: float = float("nan")
-    rounding: float = float("nan")
-    graph_seconds: float = float("nan")
-    seconds: float = float("nan")
+    reason: str = ""
+    eval_error: float = math.nan
+    train_error: float = math.nan
+    float32_error: float = math.nan
+    seconds: float = math.nan
     status: str = "ok"
     note: str = ""
-    reasons: tuple[pathcond.Frozen, ...] = field(default=(), repr=False)
 
     def cells(self) -> list[str]:
         """The row's text, in the order of :data:`COLUMNS`."""
         errors = [f"{e:.0e}" if e == e else "-" for e in (self.eval_error, self.train_error, self.float32_error)]
-        times = [f"{s:.2f}" if s == s else "-" for s in (self.graph_seconds, self.seconds)]
-        millions = f"{self.parameters / 1e6:.1f}"
-        return [self.family, self.model, millions, str(self.units), str(self.frozen), *errors, *times, self.status]
+        counts = [str(n) for n in (self.free, self.moved, self.frozen)]
+        seconds = f"{self.seconds:.2f}" if self.seconds == self.seconds else "-"
+        return [self.family, self.model, f"{self.parameters / 1e6:.1f}", *counts, *errors, seconds, self.status,
+                self.reason]  # fmt: skip
 
 
 COLUMNS = {
-    "family": 11, "model": 34, "M params": 8, "free": 7, "frozen": 7, "eval": 6, "train": 6, "float32": 7,
-    "graph s": 7, "total s": 7, "status": 7,
+    "family": 11, "model": 34, "M params": 8, "free": 7, "moved": 7, "frozen": 7, "eval": 6, "train": 6, "float32": 7,
+    "seconds": 7, "status": 7, "main reason for frozen units": 0,
 }  # fmt: skip
+
+
+def versions() -> str:
+    """Versions of the packages."""
+    return f"torch {torch.__version__}, torchvision {torchvision.__version__}, timm {timm.__version__}"
+
+
+def code() -> str:
+    """A digest of the library, this file and the packages: rows are reused only if it is the same."""
+    files = [*sorted((ROOT / "src/pathcond").rglob("*.py")), Path(__file__)]
+    return hashlib.sha256(b"".join(f.read_bytes() for f in files) + versions().encode()).hexdigest()
+
+
+def stored(path: Path, digest: str) -> list[Row]:
+    """Rows of earlier runs of the same code."""
+    found = json.loads(path.read_text()) if path.exists() else {}
+    return [Row(**row) for row in found["rows"]] if found.get("code") == digest else []
 
 
 def names(part: str | None = None, only: str = "*") -> Iterator[tuple[str, str]]:
@@ -129,7 +146,7 @@ def in_order(minutes: float, part: str | None = None, only: str = "*") -> list[t
 
 
 def build(family: str, name: str) -> tuple[nn.Module, Tensor]:
-    """A model with random weights, and a batch of two random images; shapes (2, 3, size, size)."""
+    """A model as its library initialises it, and a batch of random images of shape (BATCH, 3, size, size)."""
     torch.manual_seed(SEED)
     size = SIZES[family].get(name, 64)
     with warnings.catch_warnings():
@@ -140,7 +157,6 @@ def build(family: str, name: str) -> tuple[nn.Module, Tensor]:
             options: dict[str, Any] = {"image_size": size} if name.startswith("vit_") else {}
             options |= {"init_weights": True} if name in ("googlenet", "inception_v3") else {}
             model = torchvision.models.get_model(name, weights=None, **options)
-    randomise_(model)
     return model, torch.randn(BATCH, 3, size, size)
 
 
@@ -181,7 +197,7 @@ def change(before: list[Tensor], after: list[Tensor]) -> float:
 
 
 def check(family: str, name: str, make: Callable[[str, str], tuple[nn.Module, Tensor]] = build) -> Row:
-    """Rescale one model at random and as ``rescale_`` does, and compare outputs.
+    """Rescale one model as ``rescale_`` does and at random, and compare outputs.
 
     Args:
         family: ``torchvision`` or ``timm``.
@@ -189,88 +205,76 @@ def check(family: str, name: str, make: Callable[[str, str], tuple[nn.Module, Te
         make: builds the model and a batch of inputs.
 
     Returns:
-        The model's row. Its status is ``ok``, ``noisy``, ``refused`` (a clear error instead of a graph) or ``FAIL``.
+        The model's row. Its status is ``ok``, ``refused`` (the forward pass cannot be recorded) or ``FAIL``.
     """
     row = Row(family, name)
     try:
         model, x = make(family, name)
         row = replace(row, parameters=sum(p.numel() for p in model.parameters()))
-        row = _check_random(row, model, x)
-        if row.status == "ok":
-            row = _check_rescale(row, model.float(), x.float())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", pathcond.PathCondWarning)  # few units moved: the table has the number
+            report = pathcond.rescale_(model.eval(), x)
+        row, faults = _facts(row, report)
+        randomise_(model)
+        row, wrong = _compare(row, model.double(), x[:2].double(), report.graph)
+    except pathcond.RecordError as error:
+        return replace(row, status="refused", note=str(error))
     except Exception as error:  # one broken model must not hide the others
         return replace(row, status="FAIL", note=f"{type(error).__name__}: {error}")
-    return row
+    faults += wrong
+    notes = "; ".join((*faults, *(note for note in report.notes)))
+    return replace(row, status="FAIL" if faults else "ok", note=notes)
 
 
-def _check_random(row: Row, model: nn.Module, x: Tensor) -> Row:
-    """Random scales in float64, in both modes; the model is given back as it was, up to rounding."""
-    rough = [t.double() for t in outputs(model, x, training=False)]
-    model, x = model.double(), x.double()
-    start = time.perf_counter()
-    try:
-        graph = pathcond.extract_graph(model, x[:1])
-    except pathcond.PathCondError as error:
-        return replace(row, status="refused" if str(error) else "FAIL", note=str(error) or "refused without a message")
-    seconds = time.perf_counter() - start
+def _facts(row: Row, report: pathcond.Rescaling) -> tuple[Row, list[str]]:
+    """What the report says, and what is wrong in it."""
+    reasons: Counter[str] = Counter()
+    for entry in report.frozen:
+        reasons[entry.reason] += entry.units
+    row = replace(
+        row, free=report.units, moved=report.moved, frozen=report.graph.frozen_units,
+        reason=max(reasons, key=lambda reason: reasons[reason], default=""),
+        float32_error=math.nan if report.output_change is None else report.output_change,
+        seconds=sum(report.seconds.values()),
+    )  # fmt: skip
+    faults = [
+        f"F rose from {old!r} to {new!r} in sweep {sweep}"
+        for sweep, (old, new) in enumerate(zip(report.objective, report.objective[1:], strict=False), 1)
+        if not new <= old + 1e-9 * abs(old)
+    ]
+    pure = row.family == "torchvision" and any(fnmatch.fnmatch(row.model, pattern) for pattern in PURE_RELU)
+    if pure and row.free <= row.frozen:
+        faults.append(f"only {row.free} of {row.free + row.frozen} units free in a ReLU network")
+    return row, faults
+
+
+def _compare(row: Row, model: nn.Module, x: Tensor, graph: pathcond.ScaleGraph) -> tuple[Row, list[str]]:
+    """Outputs before and after random scales, in both modes."""
     u = torch.randn(graph.units, dtype=torch.float64, generator=torch.Generator().manual_seed(SEED))
     before = [outputs(model, x, training) for training in (False, True)]
     pathcond.apply_scales_(model, graph, u)
     errors = [change(b, outputs(model, x, training)) for b, training in zip(before, (False, True), strict=True)]
-    pathcond.apply_scales_(model, graph, -u)
-    row = replace(
-        row, units=graph.units, frozen=graph.frozen_units, eval_error=errors[0], train_error=errors[1],
-        rounding=change(before[0], rough), graph_seconds=seconds, note="; ".join(graph.notes), reasons=graph.frozen,
-    )  # fmt: skip
     faults = [
-        f"{mode} outputs moved by {error:.1e} in float64"
+        f"{mode} outputs changed by {error:.1e} in float64"
         for mode, error in zip(("eval", "train"), errors, strict=True)
         if not error <= EXACT
     ]
-    pure = row.family == "torchvision" and any(fnmatch.fnmatch(row.model, pattern) for pattern in PURE_RELU)
-    if pure and graph.units <= graph.frozen_units:
-        faults.append(f"only {graph.units} of {graph.units + graph.frozen_units} units free in a ReLU network")
-    return _judged(row, faults)
-
-
-def _check_rescale(row: Row, model: nn.Module, x: Tensor) -> Row:
-    """``rescale_`` with its defaults, in float32 and eval mode."""
-    start = time.perf_counter()
-    report = pathcond.rescale_(model.eval(), x[:1])
-    seconds = time.perf_counter() - start
-    error = float("nan") if report.output_change is None else report.output_change
-    row = replace(row, float32_error=error, seconds=seconds)
-    faults = []
-    if row.rounding > CLOSE and error <= NOISY * row.rounding:
-        note = f"float32 alone is off by {row.rounding:.0e} before anything is rescaled"
-        row = replace(row, status="noisy", note="; ".join(filter(None, (note, row.note))))
-    elif not error <= CLOSE:
-        faults.append(f"rescale_ moved outputs by {error:.1e} in float32")
-    for sweep, (old, new) in enumerate(zip(report.objective, report.objective[1:], strict=False), 1):
-        if not new <= old + 1e-9 * abs(old):
-            faults.append(f"F rose from {old!r} to {new!r} in sweep {sweep}")
-    return _judged(row, faults)
-
-
-def _judged(row: Row, faults: list[str]) -> Row:
-    note = "; ".join(filter(None, (*faults, row.note)))
-    return replace(row, status="FAIL" if faults else row.status, note=note)
+    return replace(row, eval_error=errors[0], train_error=errors[1]), faults
 
 
 def summary(rows: list[Row]) -> list[list[str]]:
-    """Counts by family: models, recorded, refused, noisy, failed."""
+    """Counts by family: models, those with a unit that moved, refused, failed."""
     table = []
     for family in dict.fromkeys(row.family for row in rows):
         members = [row for row in rows if row.family == family]
         states = [row.status for row in members]
-        recorded = sum(row.graph_seconds == row.graph_seconds for row in members)  # NaN without a graph
-        counts = (len(states), recorded, *map(states.count, ("refused", "noisy", "FAIL")))
+        counts = (len(states), sum(row.moved > 0 for row in members), *map(states.count, ("refused", "FAIL")))
         table.append([family, *map(str, counts)])
     return table
 
 
 def markdown(rows: list[Row]) -> str:
-    """The zoo's tables: counts, then one line a model, then notes."""
+    """The zoo's tables: counts, then one line per model, then notes."""
 
     def table(head: list[str], body: list[list[str]]) -> str:
         lines = [head, ["---"] * len(head), *body]
@@ -279,10 +283,11 @@ def markdown(rows: list[Row]) -> str:
     notes = [f"- `{row.model}` ({row.family}): {row.note}" for row in rows if row.note]
     parts = [
         "# The model zoo",
-        f"Random weights, torch {torch.__version__}, torchvision {torchvision.__version__}, timm {timm.__version__}. "
-        "`eval` and `train`: change of the output under random scales in float64; `float32`: under `rescale_`. "
-        "`total s` is the time of `rescale_`, `graph s` that of `extract_graph` alone.",
-        table(["family", "models", "recorded", "refused", "noisy", "failed"], summary(rows)),
+        f"Default initialisation, {BATCH} random images, {versions()}. `free`: hidden units that may be rescaled; "
+        "`moved`: those that `rescale_` with its defaults changed by more than 0.1%; `frozen`: all other hidden units. "
+        "`eval` and `train`: largest change of the output under random scales in float64, relative to its largest "
+        "entry; `float32`: under `rescale_`. `seconds`: time of `rescale_`, its check included.",
+        table(["family", "models", "rescaled", "refused", "failed"], summary(rows)),
         table(list(COLUMNS), [row.cells() for row in rows]),
         "\n".join(["Notes:", "", *notes]) if notes else "",
     ]
@@ -295,30 +300,35 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--only", default="*", metavar="PATTERN", help="shell pattern of model names")
     parser.add_argument("--part", choices=("torchvision", "timm"), help="one family only")
     parser.add_argument("--minutes", type=float, default=math.inf, help="start no model later than this")
-    parser.add_argument("--table", type=Path, metavar="PATH", help="write the tables there, as markdown")
-    parser.add_argument("--reasons", action="store_true", help="print what froze units of each model")
+    parser.add_argument("--table", type=Path, metavar="PATH", help="write the tables there if no model is missing")
+    parser.add_argument("--rows", type=Path, default=ROWS, metavar="PATH", help="where rows are kept between runs")
     options = parser.parse_args(arguments)
-    if options.table and options.minutes < math.inf:
-        parser.error("expected --table without --minutes: a table has all models")
-    print(_line(list(COLUMNS)), flush=True)
-    rows = []
-    start = time.perf_counter()
+    start, digest = time.perf_counter(), code()
+    rows = {(row.family, row.model): row for row in stored(options.rows, digest)}
     listed = in_order(options.minutes, options.part, options.only)
-    for family, name in listed:
+    missing = [key for key in listed if key not in rows]
+    print(
+        f"{len(listed) - len(missing)} of {len(listed)} models are in {options.rows}\n{_line(list(COLUMNS))}",
+        flush=True,
+    )
+    for key in missing:
         if time.perf_counter() - start > 60 * options.minutes:
             break
-        row = check(family, name)
-        rows.append(row)
+        row = rows[key] = check(*key)
         print(_line(row.cells()), f"  {row.note}" if row.note else "", flush=True)
-        for reason in row.reasons if options.reasons else ():
-            print(f"    {reason}", flush=True)
-    for counts in summary(rows):
-        print("{}: {} models, {} recorded, {} refused, {} noisy, {} failed".format(*counts))
-    left = len(listed) - len(rows)
-    print(f"{time.perf_counter() - start:.0f} s" + (f"; {left} models were not reached in time" if left else ""))
-    if options.table:
-        options.table.write_text(markdown(rows))
-    return int(not rows or any(row.status == "FAIL" for row in rows))
+        options.rows.parent.mkdir(parents=True, exist_ok=True)
+        options.rows.write_text(json.dumps({"code": digest, "rows": [asdict(row) for row in rows.values()]}))
+    found = [rows[key] for key in names(options.part, options.only) if key in rows]
+    for counts in summary(found):
+        print("{}: {} models, {} rescaled, {} refused, {} failed".format(*counts))
+    for row in found:
+        if row.status == "FAIL":
+            print(f"FAIL {row.family} {row.model}: {row.note}")
+    left = len(listed) - len(found)
+    print(f"{time.perf_counter() - start:.0f} s" + (f"; {left} models are missing, run it again" if left else ""))
+    if options.table and not left:
+        options.table.write_text(markdown(found))
+    return int(not found or any(row.status == "FAIL" for row in found))
 
 
 def _line(cells: list[str]) -> str:

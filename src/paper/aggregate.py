@@ -1,79 +1,74 @@
-"""From runs to one tidy table an item: strict about which runs there are, with spread across seeds.
+"""From runs to the table of an experiment: strict about which seeds there are, with the spread across them.
 
-python -m paper.aggregate ITEM --config JSON --output FILE
+The table of a trained experiment has these columns that identify runs: network, hidden_layers, compression, parameters,
+method, lr, epochs. Its panels:
+
+    curve   an epoch: mean and deviation over seeds of every metric, smoothed if the experiment asks for it; NaN where a
+            seed diverged
+    seed    an epoch of one seed: the same metrics (where the experiment draws them), and `lost`: whether this seed
+            learns all classes but one, whatever the method
+    run     one seed: reached (epochs to the target, NaN if never), final and best metrics, max_log_scale, diverged
+    cell    mean and deviation of the runs; `reached_n` and `diverged_n` count seeds
+
+The column `shown` marks the network whose curves are drawn.
 """
 
-import argparse
+from __future__ import annotations
+
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
-
-from paper import cli, store
-from paper.curves import tables
 from paper.errors import PaperError
-from paper.plan import ITEMS, settings, sources
 
-Runs = Sequence[tuple[pd.DataFrame, Mapping[str, Any]]]
+if TYPE_CHECKING:
+    import pandas as pd  # else only where tables are made: the workflow reads this each time it starts
 
-# Columns that name a row within a seed or repeat.
-_KEYS = {
-    "toy": ["start", "extra", "run", "step"],
-    "criteria": ["example", "criterion", "log_scale"],
-    "theory": ["case", "a", "kind", "layer"],
-    "regimes": ["variance", "alpha"],
-    "smooth": ["activation", "initialisation", "hidden_layers"],
-    "bcd": ["network", "pooling", "sweep"],
-    "timing": ["network", "pooling", "step"],
-    "timing_depth": ["hidden_layers", "step"],
-}
+    Runs = Sequence[tuple[pd.DataFrame, Mapping[str, Any]]]
+
+METRICS = ("train_loss", "train_accuracy", "validation_loss", "validation_accuracy", "test_loss", "test_accuracy")
+# Fractions of the training images: of all classes, and of all but one.
+LEARNT, LACKING = 0.99, 0.901
 
 
-def aggregate(item: str, paths: list[Path], settings: Mapping[str, Any]) -> pd.DataFrame:
-    """The table of an item, from the results it is made of.
+def joined(runs: Runs, settings: Mapping[str, Any]) -> pd.DataFrame:
+    """The rows of all runs, as they are."""
+    import pandas as pd
+
+    return pd.concat([table for table, _ in runs], ignore_index=True)
+
+
+def check_counts(where: object, table: pd.DataFrame, settings: Mapping[str, Any], keys: Sequence[str]) -> None:
+    """Make sure that a run has the seeds or repeats its settings ask for, each once everywhere.
 
     Args:
-        item: name of the item.
-        paths: tables of its runs, each beside its record.
-        settings: the item's block of the configuration.
+        where: the run's file, for the message.
+        table: its rows.
+        settings: with `seeds` or `repeats`, if it has them.
+        keys: columns that identify a row within a seed or repeat.
 
     Raises:
-        PaperError: a run is damaged, or has not the seeds or repeats its settings ask for, each once everywhere.
+        PaperError: a seed or repeat is missing or there twice.
     """
-    runs = [store.read_result(path) for path in paths]
-    for path, (table, record) in zip(paths, runs, strict=True):
-        _check_counts(path, table, record["spec"])
-    if ITEMS[item].trained:
-        return tables(runs, settings)
-    return _TABLES.get(item, _joined)(runs)
-
-
-def _check_counts(path: Path, table: pd.DataFrame, spec: Mapping[str, Any]) -> None:
-    settings = spec.get("settings", spec)
-    within = ["epoch"] if spec["stage"] == "train" else _KEYS.get(spec["item"], [])
     for name, asked in (("seed", settings.get("seeds")), ("repeat", range(settings.get("repeats", 0)))):
         if not asked:
             continue
         expected, found = sorted(asked), table[name].tolist() if name in table else []
         if (got := sorted(set(found))) != expected:
-            raise PaperError(f"{path}: expected {name}s {expected}, got {got}. Delete it and run again.")
+            raise PaperError(f"{where}: expected {name}s {expected}, got {got}. Delete it and run again.")
         rows = dict(sorted(Counter(found).items()))
-        if table.duplicated([*within, name]).any() or len(set(rows.values())) > 1:
+        if table.duplicated([*keys, name]).any() or len(set(rows.values())) > 1:
             raise PaperError(
-                f"{path}: expected every {name} once in every group, got rows by {name} {rows}. "
+                f"{where}: expected every {name} once in every group, got rows by {name} {rows}. "
                 "Delete it and run again."
             )
 
 
-def _joined(runs: Runs) -> pd.DataFrame:
-    return pd.concat([table for table, _ in runs], ignore_index=True)
-
-
-def _summary(table: pd.DataFrame, by: list[str], values: list[str]) -> pd.DataFrame:
+def summary(table: pd.DataFrame, by: Sequence[str], values: Sequence[str]) -> pd.DataFrame:
     """Mean and deviation of each value over what `by` leaves out, and how many there were; a NaN is not dropped."""
-    groups = table.groupby(by, sort=False, dropna=False)
+    import pandas as pd
+
+    groups = table.groupby(list(by), sort=False, dropna=False)
     columns = {}
     for value in values:
         columns[f"{value}_mean"] = groups[value].mean(skipna=False)
@@ -81,61 +76,99 @@ def _summary(table: pd.DataFrame, by: list[str], values: list[str]) -> pd.DataFr
     return pd.DataFrame({**columns, "n": groups.size()}).reset_index()
 
 
-def _regimes(runs: Runs) -> pd.DataFrame:
-    rows = _joined(runs).groupby(_KEYS["regimes"], sort=False)
-    scales, fails = rows["max_log_scale"], rows["printed_root_fails"].mean()
-    low, high = scales.quantile(0.25), scales.quantile(0.75)
-    columns = {"median": scales.median(), "low": low, "high": high, "printed_root_fails": fails, "n": rows.size()}
-    return pd.DataFrame(columns).reset_index()
+def trained(runs: Runs, settings: Mapping[str, Any], by_seed: bool = False) -> pd.DataFrame:
+    """The table of a trained experiment.
+
+    Args:
+        runs: table and provenance of each run, of one seed or several.
+        settings: `target` (train accuracy to reach), `smoothing` (of the curves), `shown`, where it has them.
+        by_seed: with the panel `seed`.
+    """
+    import pandas as pd
+
+    blocks = list(settings.values()) if "mlp" in settings else [settings]
+    target = next((block["target"] for block in blocks if "target" in block), None)
+    smoothing = settings.get("smoothing")
+    groups: dict[tuple, list[pd.DataFrame]] = {}
+    for table, provenance in runs:
+        groups.setdefault(tuple(_names(provenance).items()), []).append(table)
+    parts: list[pd.DataFrame] = []
+    for names, tables in groups.items():
+        found = _panels(pd.concat(tables, ignore_index=True), target, smoothing, by_seed)
+        parts += [
+            part.assign(panel=panel, **dict(names))[["panel", *dict(names), *part]] for panel, part in found.items()
+        ]
+    table = pd.concat(parts, ignore_index=True)
+    if by_seed:
+        table["lost"] = _lost(table)
+    return table.assign(shown=table["hidden_layers"] == settings.get("shown"))
 
 
-def _smooth(runs: Runs) -> pd.DataFrame:
-    values = ["error", "train_error", "max_u", "clamped", "free_u", "kept_u", "kept_error"]
-    return _summary(_joined(runs), _KEYS["smooth"], values)
+def _names(provenance: Mapping[str, Any]) -> dict[str, Any]:
+    spec = provenance["spec"]
+    return {
+        "network": spec["network"],
+        "hidden_layers": len(spec["model"].get("hidden", ())) or None,
+        "compression": spec["model"].get("compression"),
+        "parameters": provenance["parameters"],
+        "method": spec["method"],
+        "lr": float(spec["lr"]),
+        "epochs": spec["epochs"],
+    }
 
 
-def _bcd(runs: Runs) -> pd.DataFrame:
-    return _summary(_joined(runs), _KEYS["bcd"], ["normalised", "to_optimum", "update", "printed"])
+def _panels(
+    table: pd.DataFrame, target: float | None, smoothing: float | None, by_seed: bool
+) -> dict[str, pd.DataFrame]:
+    import pandas as pd
+
+    metrics = [name for name in METRICS if name in table]
+    ended = pd.DataFrame([_run(rows, metrics, target) for _, rows in table.groupby("seed", sort=False)])
+    cell: dict[str, Any] = {"n": len(ended), "diverged_n": int(ended["diverged"].sum())}
+    if "reached" in ended:
+        cell["reached_n"] = int(ended["reached"].notna().sum())
+    for name in (name for name in ended if name not in ("seed", "diverged")):
+        cell[f"{name}_mean"], cell[f"{name}_sd"] = ended[name].mean(skipna=False), ended[name].std(skipna=False)
+    smooth = _smoothed(table, metrics, smoothing)
+    panels = {"curve": summary(smooth, ["epoch"], metrics)}
+    if by_seed:
+        panels["seed"] = smooth
+    return panels | {"run": ended, "cell": pd.DataFrame([cell])}
 
 
-_TIMED = ["parameters", "batches", "epoch_batches", "hardware"]
+def _run(rows: pd.DataFrame, metrics: Sequence[str], target: float | None) -> dict[str, Any]:
+    """What one seed came to."""
+    found: dict[str, Any] = {"seed": rows["seed"].iloc[0], "diverged": bool(rows["diverged"].any())}
+    if target is not None and "train_accuracy" in rows:
+        met = rows.loc[rows["train_accuracy"] >= target, "epoch"]
+        found["reached"] = float(met.min()) if len(met) else float("nan")
+    for name in metrics:
+        found[f"final_{name}"] = rows[name].iloc[-1]
+        found[f"best_{name}"] = rows[name].min() if name.endswith("loss") else rows[name].max()
+    found["max_log_scale"] = rows["max_log_scale"].iloc[0]
+    return found
 
 
-def _timing(runs: Runs) -> pd.DataFrame:
-    return _summary(_joined(runs), [*_KEYS["timing"], "units", *_TIMED], ["seconds"])
+def _smoothed(table: pd.DataFrame, metrics: list[str], smoothing: float | None) -> pd.DataFrame:
+    """Every seed's curves, smoothed by an exponential moving average if asked for."""
+    import pandas as pd
+
+    values = table[["seed", "epoch", *metrics]].sort_values(["seed", "epoch"])
+    if smoothing is None:
+        return values
+    smooth = values.groupby("seed")[metrics].transform(lambda v: v.ewm(alpha=smoothing, adjust=False).mean())
+    # The average of a run that diverged would stay where it was.
+    smooth = smooth.where(values[metrics].notna())
+    return pd.concat([values[["seed", "epoch"]], smooth], axis=1)
 
 
-def _timing_depth(runs: Runs) -> pd.DataFrame:
-    depth = _joined([run for run in runs if run[1]["spec"]["item"] == "timing_depth"])
-    split = _timing([run for run in runs if run[1]["spec"]["item"] == "timing"])
-    by = [*_KEYS["timing_depth"], *_TIMED]
-    medians = depth.groupby(by, sort=False)["seconds"].median().rename("seconds_median").reset_index()
-    depth = _summary(depth, by, ["seconds"]).merge(medians, on=by)
-    return pd.concat([depth.assign(panel="depth"), split.assign(panel="split")], ignore_index=True)
-
-
-_TABLES: dict[str, Callable[[Runs], pd.DataFrame]] = {
-    "regimes": _regimes,
-    "smooth": _smooth,
-    "bcd": _bcd,
-    "timing": _timing,
-    "timing_depth": _timing_depth,
-}
-
-
-def main() -> None:
-    """Read the command line, write the table."""
-    parser = argparse.ArgumentParser(prog="python -m paper.aggregate", description=__doc__)
-    parser.add_argument("item", choices=ITEMS)
-    # Not a list of tables: of a few thousand, it would be longer than a command may be.
-    parser.add_argument("--config", required=True, help="the item's part of the configuration, as JSON")
-    parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the scales' folders")
-    parser.add_argument("--output", type=Path, required=True)
-    given = parser.parse_args()
-    config = cli.read_object(given.config, "--config")
-    paths = [given.results / config["scale"] / f"{key}.csv" for key in sources(config, given.item)]
-    store.write_table(given.output, aggregate(given.item, paths, settings(config, given.item)))
-
-
-if __name__ == "__main__":
-    cli.run(main)
+def _lost(table: pd.DataFrame) -> pd.Series:
+    """Rows of seeds with which no method learns more than all classes but one, at a rate where other seeds do."""
+    runs = table[table["panel"] == "run"]
+    if "best_train_accuracy" not in runs:
+        return table["seed"].isna() & False
+    best = runs.groupby(["network", "lr", "seed"])["best_train_accuracy"].max()
+    learnt = best.groupby(["network", "lr"]).transform("max") > LEARNT
+    lost = best.index[learnt & ~(best > LACKING)]
+    rows = table.set_index(["network", "lr", "seed"]).index
+    return rows.isin(lost) & table["panel"].isin(["seed", "run"])

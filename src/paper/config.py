@@ -1,22 +1,220 @@
-"""The configuration, checked: every wrong key and value is named before anything runs."""
+"""The configuration and the specs of runs, checked: every mistake is reported before anything runs.
+
+`config.yaml` is the paper's protocol; `config/PRESET.yaml` overrides what is smaller. An experiment's block may name a
+`setup`, whose settings it shares with others. The models of the blocks are in `paper.experiments`.
+"""
+
+from __future__ import annotations
 
 import argparse
+import copy
 import difflib
-import math
-import re
+import types
+import typing
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
-from jsonschema import Draft202012Validator, ValidationError, validators
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from paper import fit
-from paper.blocks import NETWORKS
-from paper.cells import cells_of
+from paper import runs
 from paper.errors import PaperError
+from paper.experiments import EXPERIMENTS
+from paper.settings import (
+    DATASETS,
+    Block,
+    DatasetName,
+    Flag,
+    LearningRate,
+    MethodName,
+    Name,
+    Network,
+    NonNegativeInt,
+    Optimiser,
+    Pooling,
+    Positive,
+    PositiveInt,
+    misfits,
+    odd_batch,
+    plain,
+    refuse,
+)
 
+PAPER = "paper"
+CHECKOUT = Path(__file__).parents[2]
 Json = Any
+
+
+# Models
+
+
+class Data(Block):
+    """Where data sets come from: a folder in torchvision's layout that is tried first."""
+
+    directory: str | None
+
+
+class Figures(Block):
+    """Look of the figures: dots per inch of the PNG files, and points."""
+
+    dpi: int = Field(ge=50, le=1200)
+    font_size: float = Field(ge=5, le=20)
+
+
+class RunsPerJob(Block):
+    """How many runs one job computes at most."""
+
+    fully_connected: PositiveInt
+    convolutional: PositiveInt
+    measured: PositiveInt
+
+
+class MissingRuns(Block):
+    """Training runs that are known to be missing: those with all these fields."""
+
+    network: Name
+    method: MethodName
+    lr: LearningRate
+
+
+class Top(Block):
+    """The configuration without what is inside the experiments' blocks."""
+
+    preset: str
+    device: Literal["auto", "cpu", "cuda"]
+    data: Data
+    figures: Figures
+    sweeps: PositiveInt
+    runs_per_job: RunsPerJob
+    missing: list[MissingRuns]
+    networks: dict[Name, Network]
+    setups: dict[Name, dict[str, Any]]
+    experiments: dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Config:
+    """A checked configuration.
+
+    Attributes:
+        top: everything but the experiments' blocks.
+        settings: checked settings of each experiment.
+    """
+
+    top: Top
+    settings: Mapping[str, BaseModel]
+
+    @property
+    def preset(self) -> str:
+        """Name of the preset."""
+        return self.top.preset
+
+    @property
+    def sweeps(self) -> int:
+        """Sweeps of coordinate descent of the methods that rescale."""
+        return self.top.sweeps
+
+    @property
+    def runs_per_job(self) -> RunsPerJob:
+        """How many runs one job computes at most."""
+        return self.top.runs_per_job
+
+    @cached_property
+    def missing(self) -> list[dict[str, Any]]:
+        """Fields of the training runs that are known to be missing."""
+        return [entry.model_dump() for entry in self.top.missing]
+
+    @cached_property
+    def plain(self) -> dict[str, dict[str, Any]]:
+        """Settings of each experiment as plain dictionaries."""
+        return {name: plain(settings) for name, settings in self.settings.items()}
+
+
+class Unscaled(Block):
+    """The rescaling of a method that leaves the start weights as they are."""
+
+    rescale: Literal[False] = False
+    enorm: Flag
+
+
+class Rescaled(Block):
+    """The rescaling of a method that applies PathCond to the start weights."""
+
+    rescale: Literal[True]
+    part: Literal["both", "rows", "columns"]
+    batchnorm: Literal["exclude", "affine"]
+    solver: Literal["sweeps", "optimum"]
+    sweeps: PositiveInt
+    pooling: Pooling
+    teleport: NonNegativeInt = 0
+    clamp: Positive | None = None
+    enorm: Flag = False
+
+
+class TrainingSpec(Block):
+    """The spec of a training run."""
+
+    stage: Literal["train"]
+    preset: Name
+    version: int
+    task: Literal["classify", "reconstruct"]
+    network: Name
+    model: Network
+    method: Name
+    rescaling: Rescaled | Unscaled
+    optimiser: Optimiser
+    lr: LearningRate
+    epochs: PositiveInt
+    dataset: DatasetName
+    images: PositiveInt
+    validation: NonNegativeInt
+    test_images: PositiveInt
+    batch: PositiveInt
+    seed: NonNegativeInt
+
+    @model_validator(mode="after")
+    def _goes_together(self) -> TrainingSpec:
+        model = plain(self.model)
+        sizes, data = [], DATASETS[self.dataset]
+        for name, asked, there in (
+            ("images and validation", self.images + self.validation, data.train),
+            ("test_images", self.test_images, data.test),
+        ):
+            if asked > there:
+                sizes.append((name, f"expected at most {there} of {self.dataset}, got {asked}"))
+        refuse([*misfits(model, self.dataset), *sizes, *odd_batch(model, self.images, self.batch)])
+        task = "reconstruct" if self.model.kind == "autoencoder" else "classify"
+        if self.task != task:
+            raise ValueError(f"task: expected {task} for a network of kind {self.model.kind}, got {self.task}")
+        teleport = isinstance(self.rescaling, Rescaled) and self.rescaling.teleport
+        if isinstance(self.rescaling, Rescaled) and teleport and self.rescaling.part != "both":
+            raise ValueError(f"rescaling.part: expected both with teleport, got {self.rescaling.part}")
+        if self.optimiser.name == "muon" and (self.rescaling.enorm or teleport):
+            way = "enorm" if self.rescaling.enorm else "teleport"
+            raise ValueError(f"optimiser.name: expected sgd or adam with {way}, got muon")
+        return self
+
+
+_MEASURED = tuple(name for name, entry in EXPERIMENTS.items() if not entry.trained)
+Measured = Literal[_MEASURED] if _MEASURED else Name  # type: ignore[valid-type]
+
+
+class MeasurementSpec(Block):
+    """The spec of one part of a measurement."""
+
+    stage: Literal["measure"]
+    preset: Name
+    experiment: Measured  # type: ignore[valid-type]
+    version: int
+    part: str = Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$")
+    settings: dict[str, Any]
+    rows: dict[Name, list[Any]] | None = None
+
+
+# Reading
 
 
 _Safe: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same in C, where PyYAML was built with it
@@ -27,18 +225,18 @@ class _Loader(_Safe):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
         seen = set()
-        for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode):
+        for name, _ in node.value:
+            if not isinstance(name, yaml.ScalarNode):
                 continue
-            if key.value in seen:
-                line = key.start_mark.line + 1
-                raise PaperError(f"line {line}: key {key.value!r} is given twice in one block; keep one of them.")
-            seen.add(key.value)
+            if name.value in seen:
+                line = name.start_mark.line + 1
+                raise PaperError(f"line {line}: key {name.value!r} is given twice in one block; keep one of them.")
+            seen.add(name.value)
         return super().construct_mapping(node, deep)
 
 
 def load(path: Path) -> dict[str, Json]:
-    """Read a YAML file; a key given twice or a slip of the syntax is an error that names the line."""
+    """Read a YAML file; a key given twice or a syntax error is reported with its line."""
     try:
         content = yaml.load(path.read_text("utf-8"), Loader=_Loader)  # noqa: S506 - a SafeLoader
     except OSError as error:
@@ -52,176 +250,258 @@ def load(path: Path) -> dict[str, Json]:
     return content
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Options of a program that reads the configuration; `chosen` understands them."""
-    parser.add_argument("--config", type=Path, default=Path("config.yaml"))
-    parser.add_argument("--schema", type=Path, default=Path("workflow/schemas/config.schema.yaml"))
-    parser.add_argument("--scale", help="instead of the one in the configuration")
+def merged(base: Json, over: Json) -> Json:
+    """Nested dictionaries merged; any other value of `over` replaces that of `base`."""
+    if not (isinstance(base, Mapping) and isinstance(over, Mapping)):
+        return copy.deepcopy(over)
+    return {
+        **base,
+        **{name: merged(base[name], value) if name in base else copy.deepcopy(value) for name, value in over.items()},
+    }
 
 
-def chosen(arguments: argparse.Namespace) -> dict[str, Json]:
-    """The configuration that a command line names, checked."""
-    given = load(arguments.config)
-    return check({**given, "scale": arguments.scale or given.get("scale")}, arguments.schema)
+def presets(folder: Path) -> list[str]:
+    """The presets of a checkout: `paper`, and one per file in config/."""
+    return [PAPER, *sorted(path.stem for path in (folder / "config").glob("*.yaml"))]
 
 
-def check(config: Mapping[str, Json], schema_path: Path) -> dict[str, Json]:
-    """Check a configuration against the closed schema, and what a schema cannot say.
+def read(folder: Path, preset: str | None = None, over: Mapping[str, Json] | None = None) -> Config:
+    """The checked configuration of a preset.
 
     Args:
-        config: as YAML or the command line gave it; numbers may be text such as ``"1e-3"``.
-        schema_path: the JSON schema, as YAML.
-
-    Returns:
-        The configuration with every number a number.
+        folder: of the checkout, with config.yaml.
+        preset: its name; None: as `over` or config.yaml say.
+        over: values that override those of the files, such as those of Snakemake's --config.
 
     Raises:
-        PaperError: names every wrong key and value by its dotted path, with the nearest right key.
+        PaperError: lists every mistake.
     """
-    schema = load(schema_path)
-    values = _coerce(config, schema, schema)
-    errors = list(_validator(schema).iter_errors(values))
-    # An object that lacks two keys is two errors of the schema with one explanation.
-    found = list(dict.fromkeys(text for error in errors for text in _explain(error)))
-    wrong = {tuple(error.absolute_path)[:3] for error in errors}
-    found += [text for scale, blocks in _sound(values, wrong) for text in _cross_check(f"scales.{scale}", blocks)]
-    if found:
-        lines = "\n".join(f"  {text}" for text in found)
-        raise PaperError(f"the configuration has {len(found)} mistake{'s' * (len(found) > 1)}:\n{lines}")
-    return values
-
-
-def _validator(schema: Json) -> Draft202012Validator:
-    # JSON Schema takes 3.0 for an integer; in a path or a loop it is not one. NaN would pass every bound.
-    def is_integer(_: Any, value: Json) -> bool:
-        return isinstance(value, int) and not isinstance(value, bool)
-
-    def is_number(_: Any, value: Json) -> bool:
-        return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-    kinds = {"integer": is_integer, "number": is_number}
-    checker = Draft202012Validator.TYPE_CHECKER.redefine_many(kinds)
-    return validators.extend(Draft202012Validator, type_checker=checker)(schema)
-
-
-def _coerce(value: Json, schema: Json, root: Json) -> Json:
-    """Text that the schema wants as a number or a truth value, made one; everything else as it is."""
-    while "$ref" in schema:
-        schema = root["$defs"][schema["$ref"].rpartition("/")[2]]
-    if isinstance(value, Mapping):
-        fields, rest = schema.get("properties", {}), schema.get("additionalProperties")
-        rest = rest if isinstance(rest, dict) else {}
-        return {key: _coerce(v, fields.get(key, rest), root) for key, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_coerce(v, schema.get("items", {}), root) for v in value]
-    if isinstance(value, str):
-        return _parse(value, schema.get("type"))
-    return value
-
-
-def _parse(text: str, kind: Json) -> Json:
-    if kind == "boolean" and text.lower() in ("true", "false"):
-        return text.lower() == "true"
-    if kind in ("integer", "number") and re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", text):
-        number = float(text)
-        if kind == "number":
-            return number
-        return int(number) if number.is_integer() else text
-    return text
-
-
-def _explain(error: ValidationError) -> Iterator[str]:
-    where = ".".join(map(str, error.absolute_path)) or "(top level)"
-    schema: Json = error.schema
-    given: Json = error.instance
-    if error.validator == "additionalProperties":
-        known = sorted(schema.get("properties", {}))
-        for key in given:
-            if key not in known:
-                near = difflib.get_close_matches(str(key), known, 1, 0.5)
-                hint = f"; did you mean {near[0]!r}?" if near else f"; expected one of {', '.join(known)}."
-                yield f"{where}: unknown key {key!r}{hint}"
-    elif error.validator == "required":
-        missing = [key for key in schema["required"] if key not in given]
-        keys, are = ("keys", "are") if len(missing) > 1 else ("key", "is")
-        yield f"{where}: expected the {keys} {', '.join(missing)}, which {are} not there."
-    elif error.validator == "enum":
-        near = difflib.get_close_matches(str(error.instance), schema["enum"], 1, 0.5)
+    base, over = load(folder / "config.yaml"), dict(over or {})
+    chosen = preset or over.get("preset") or base.get("preset")
+    known = presets(folder)
+    if chosen not in known:
+        near = difflib.get_close_matches(str(chosen), known, 1, 0.5)
         hint = f"; did you mean {near[0]!r}?" if near else "."
-        yield f"{where}: expected one of {', '.join(schema['enum'])}, got {error.instance!r}{hint}"
-    elif error.validator == "type":
-        kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
-        yield f"{where}: expected {' or '.join(kinds)}, got {error.instance!r} ({type(error.instance).__name__})."
-    else:
-        yield f"{where}: {_REASONS.get(str(error.validator), error.message)}, got {error.instance!r}.".replace(
-            "LIMIT", str(error.validator_value)
+        raise PaperError(f"preset: expected one of {', '.join(known)}, got {chosen!r}{hint}")
+    overlay = {} if chosen == PAPER else load(folder / "config" / f"{chosen}.yaml")
+    return check({**merged(merged(base, overlay), over), "preset": chosen})
+
+
+def check(content: Mapping[str, Json]) -> Config:
+    """Check a configuration.
+
+    Raises:
+        PaperError: lists every mistake by its dotted path, with what was expected, and the nearest right name.
+    """
+    mistakes: list[str] = []
+    try:
+        top = Top.model_validate(content)
+    except ValidationError as error:
+        mistakes += explain(error, Top)
+        top = None
+    settings: dict[str, BaseModel] = {}
+    given = content.get("experiments")
+    blocks: Mapping[str, Json] = given if isinstance(given, Mapping) else {}
+    for name in blocks:
+        if name not in EXPERIMENTS:
+            mistakes.append(f"experiments: unknown key {name!r}{_hint(str(name), list(EXPERIMENTS))}")
+    if absent := [name for name in EXPERIMENTS if name not in blocks]:
+        mistakes.append(f"experiments: expected the keys {', '.join(absent)}, which are not there.")
+    for name, experiment in EXPERIMENTS.items():
+        if not isinstance(blocks.get(name), Mapping):
+            continue
+        try:
+            block = _resolved(blocks[name], f"experiments.{name}", content, experiment.settings)
+            settings[name] = experiment.settings.model_validate(block)
+        except ValidationError as error:
+            mistakes += explain(error, experiment.settings, f"experiments.{name}")
+        except PaperError as error:
+            mistakes.append(str(error))
+    if top is not None and not mistakes:
+        config = Config(top, settings)
+        mistakes += _unused(config)
+        if not mistakes:
+            return config
+    found = list(dict.fromkeys(mistakes))
+    lines = "\n".join(f"  {text}" for text in found)
+    raise PaperError(f"the configuration has {len(found)} mistake{'s' * (len(found) > 1)}:\n{lines}")
+
+
+def _resolved(block: Mapping[str, Json], where: str, content: Mapping[str, Json], model: type[BaseModel]) -> Json:
+    """A block with the settings of its setup, and with the networks that it names."""
+    block = {name: _resolved_part(value, f"{where}.{name}", content) for name, value in block.items()}
+    block = _with_setup(block, where, content)
+    names, networks = block.get("networks"), content.get("networks")
+    is_table = _is_table(model, "networks")
+    if is_table and isinstance(names, list) and isinstance(networks, Mapping):
+        for name in names:
+            if name not in networks:
+                raise PaperError(f"{where}.networks: no network {name!r}{_hint(str(name), list(networks))}")
+        block["networks"] = {name: networks[name] for name in names}
+    return block
+
+
+def _resolved_part(value: Json, where: str, content: Mapping[str, Json]) -> Json:
+    return _with_setup(value, where, content) if isinstance(value, Mapping) and "setup" in value else value
+
+
+def _with_setup(block: Mapping[str, Json], where: str, content: Mapping[str, Json]) -> dict[str, Json]:
+    if "setup" not in block:
+        return dict(block)
+    setups, name = content.get("setups"), block["setup"]
+    if not isinstance(setups, Mapping) or name not in setups:
+        known = list(setups) if isinstance(setups, Mapping) else []
+        raise PaperError(f"{where}.setup: expected one of {', '.join(known)}, got {name!r}{_hint(str(name), known)}")
+    return merged(setups[name], {key: value for key, value in block.items() if key != "setup"})
+
+
+def _is_table(model: type[BaseModel], name: str) -> bool:
+    entry = model.model_fields.get(name)
+    return entry is not None and typing.get_origin(entry.annotation) is dict
+
+
+def _unused(config: Config) -> Iterator[str]:
+    """Entries of `missing` that no run matches: a run that exists by now, or a typing error."""
+    if not config.missing:
+        return
+    specs = [spec for e in EXPERIMENTS.values() if e.grids for grid in e.grids(config.settings[e.name])
+             for spec in runs.training_specs(grid, config.preset)]  # fmt: skip
+    for number, entry in enumerate(config.missing):
+        if not any(all(spec[name] == value for name, value in entry.items()) for spec in specs):
+            yield f"missing.{number}: expected fields of a run that an experiment asks for, got {entry}; remove it."
+
+
+def check_spec(spec: Mapping[str, Json]) -> None:
+    """Check the spec of a run from a command line.
+
+    Raises:
+        PaperError: lists every mistake.
+    """
+    trained = spec["stage"] == "train"
+    model = TrainingSpec if trained else MeasurementSpec
+    try:
+        model.model_validate(spec)
+    except ValidationError as error:
+        text = " ".join(explain(error, model))
+        raise PaperError(f"{runs.key(spec):.120}: {text} `make specs` writes complete specs.") from error
+    version = runs.TRAINING_VERSION if trained else EXPERIMENTS[spec["experiment"]].version
+    if spec["version"] != version:
+        raise PaperError(
+            f"{runs.key(spec):.120}: expected version {version} of this code, got {spec['version']}. "
+            "Write the specs again (`make specs`)."
         )
 
 
-_REASONS = {
-    "minimum": "expected at least LIMIT",
-    "maximum": "expected at most LIMIT",
-    "exclusiveMinimum": "expected more than LIMIT",
-    "exclusiveMaximum": "expected less than LIMIT",
-    "minItems": "expected at least LIMIT entries",
-    "maxItems": "expected at most LIMIT entries",
-    "minProperties": "expected at least LIMIT entries",
-    "uniqueItems": "expected no entry twice",
-    "pattern": "expected a name that matches LIMIT",
-}
+# Messages
 
 
-def _sound(config: Json, wrong: set[tuple]) -> Iterator[tuple[str, dict[str, Json]]]:
-    """The blocks of each scale that the schema finds right; `wrong` has the paths of those it does not."""
-    scales = config.get("scales")
-    for scale, blocks in scales.items() if isinstance(scales, dict) else ():
-        if isinstance(blocks, dict):
-            yield scale, {name: block for name, block in blocks.items() if ("scales", scale, name) not in wrong}
+def explain(error: ValidationError, model: type[BaseModel], where: str = "") -> list[str]:
+    """Every mistake that pydantic found, as "dotted.path: expected this, got that; hint"."""
+    found = []
+    missing: dict[str, list[str]] = {}
+    for entry in error.errors():
+        path = [str(part) for part in entry["loc"]]
+        known, path = _walk(model, path)
+        if entry["type"] == "missing":
+            missing.setdefault(_dotted(where, path[:-1]), []).append(path[-1])
+        elif entry["type"] == "extra_forbidden":
+            found.append(f"{_dotted(where, path[:-1])}: unknown key {path[-1]!r}{_hint(path[-1], known)}")
+        else:
+            found.append(f"{_dotted(where, path)}: {_reason(entry)}")
+    for place, names in missing.items():
+        keys, are = ("keys", "are") if len(names) > 1 else ("key", "is")
+        found.append(f"{place}: expected the {keys} {', '.join(names)}, which {are} not there.")
+    return found
 
 
-def _cross_check(where: str, blocks: dict[str, Json]) -> Iterator[str]:
-    """What ties keys of a scale together."""
-    networks = blocks.get("networks", {})
-    yield from _cross_check_networks(f"{where}.networks", networks)
-    for item in [item for item in ("bcd", "timing") if {item, "networks"} <= set(blocks)]:
-        for name in blocks[item]["networks"]:
-            if name not in networks:
-                yield f"{where}.{item}.networks: no network {name!r}; {where}.networks has {', '.join(networks)}."
-            elif item == "timing" and _keys(networks[name]) == _needed(networks[name]):
-                for key, text in fit.of_timed(networks[name], blocks["timing"]):
-                    yield f"{where}.{'timing' if key == 'batch' else f'networks.{name}'}.{key}: {text}"
-    for item, block in blocks.items():
-        yield from (f"{where}.{item}.{key}: {text}" for key, text in fit.of_item(item, block))
-    for item, grid in [*blocks.items(), *((f"controls.{name}", g) for name, g in blocks.get("controls", {}).items())]:
-        if isinstance(grid, dict) and "optimiser" in grid:
-            yield from _cross_check_grid(f"{where}.{item}", grid)
+def _reason(entry: Any) -> str:
+    given, context = entry["input"], entry.get("ctx", {})
+    text = f"{given!r:.80}"
+    if entry["type"] == "value_error":
+        return f"{context['error']}."
+    if entry["type"] in ("literal_error", "union_tag_invalid"):
+        words = str(context.get("expected", context.get("expected_tags", ""))).replace("'", "").replace(" or ", ", ")
+        got = context.get("tag", given)
+        near = difflib.get_close_matches(str(got), words.split(", "), 1, 0.5)
+        return f"expected one of {words}, got {got!r}" + (f"; did you mean {near[0]!r}?" if near else ".")
+    if entry["type"] == "too_short":
+        return f"expected at least {context['min_length']} entries, got {text}."
+    for name, words in _LIMITS.items():
+        if name in context:
+            return f"expected {words} {context[name]:g}, got {text}."
+    words = next((words for name, words in _KINDS.items() if entry["type"].startswith(name)), None)
+    if words is None:
+        return f"{entry['msg']}, got {text}."
+    return f"expected {words}, got {text} ({type(given).__name__})."
 
 
-def _cross_check_networks(where: str, networks: dict[str, Json]) -> Iterator[str]:
-    for name, network in networks.items():
-        got, need = _keys(network), _needed(network)
-        may = need | ({"held"} if network["kind"] == "resnet18_c" else set())
-        if not need <= got <= may:
-            has, came = ", ".join(sorted(need)), ", ".join(sorted(got)) or "nothing"
-            yield f"{where}.{name}: a {network['kind']} has {has}; got {came}."
+_LIMITS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
+_KINDS = {
+    "string_pattern": "a name such as mlp_2x16",
+    "int": "an integer", "float": "a number", "finite_number": "a finite number", "bool": "true or false",
+    "list": "a list", "dict": "keys and values", "model": "keys and values", "string": "text",
+    "union_tag_not_found": "the key that says its kind",
+}  # fmt: skip
 
 
-def _keys(network: dict[str, Json]) -> set[str]:
-    return set(network) - {"kind"}
+def _dotted(where: str, path: list[str]) -> str:
+    return ".".join([*([where] if where else []), *path]) or "(top level)"
 
 
-def _needed(network: dict[str, Json]) -> set[str]:
-    return set(NETWORKS[network["kind"]].needed) - {"kind"}
+def _hint(got: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(got, known, 1, 0.5)
+    return f"; did you mean {near[0]!r}?" if near else f"; expected one of {', '.join(sorted(known))}."
 
 
-def _cross_check_grid(where: str, grid: dict[str, Json]) -> Iterator[str]:
-    """What ties keys of a trained item together; its cells are held against the rules for specs."""
-    cells = cells_of("", {**grid, "lrs": grid["lrs"][:1]}, "tiny")
-    found = [mistake for cell in cells for mistake in fit.of_spec(cell)]
-    for key, text in dict.fromkeys(found):
-        yield f"{where}.{'compressions' if key == 'model.compression' else key}: {text}"
-    if "shown" in grid and grid["shown"] not in grid["hidden_layers"]:
-        yield f"{where}.shown: expected one of hidden_layers {grid['hidden_layers']}, got {grid['shown']}."
-    for longer in grid.get("longer", ()):
-        if longer["lr"] not in grid["lrs"]:
-            yield f"{where}.longer: expected learning rates of lrs {grid['lrs']}, got {longer['lr']}."
+def _walk(model: Any, path: list[str]) -> tuple[list[str], list[str]]:
+    """Keys that the block of an error may have, and the path without the names of alternatives of a union."""
+    known: list[str] = []
+    kept: list[str] = []
+    for part in path:
+        fields = getattr(model, "model_fields", None)
+        if fields is not None:
+            known = list(fields)
+            kept.append(part)
+            model = fields[part].annotation if part in fields else None
+            continue
+        options = _options(model)
+        chosen = [option for option in options if _is_called(option, part)]
+        if chosen and not part.isdecimal():
+            model = chosen[0]
+            continue
+        arguments = [argument for option in options for argument in typing.get_args(option)]
+        model = arguments[-1] if arguments else None
+        kept.append(part)
+    return known, kept
+
+
+def _options(model: Any) -> list[Any]:
+    """The alternatives of a union, through `Annotated`."""
+    origin = typing.get_origin(model)
+    if origin is typing.Annotated:
+        return _options(typing.get_args(model)[0])
+    if origin in (typing.Union, types.UnionType):
+        return [option for argument in typing.get_args(model) for option in _options(argument)]
+    return [model]
+
+
+def _is_called(option: Any, name: str) -> bool:
+    """Whether pydantic calls an alternative so: by its class, or by the value of its first field."""
+    if not isinstance(option, type) or not issubclass(option, BaseModel):
+        return False
+    first = next(iter(option.model_fields.values()))
+    return name == option.__name__ or name in typing.get_args(first.annotation)
+
+
+# Command lines
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Options of a program that reads the configuration; `chosen` understands them."""
+    parser.add_argument("--folder", type=Path, default=CHECKOUT, help="checkout with config.yaml (default: this one)")
+    parser.add_argument("--preset", help="in place of the one in config.yaml")
+
+
+def chosen(arguments: argparse.Namespace) -> Config:
+    """The configuration that a command line names, checked."""
+    return read(arguments.folder, arguments.preset)

@@ -1,8 +1,8 @@
-"""Recorded runs made again on the machine at hand, and compared: python -m paper.verify --scale paper --count 3.
+"""Recompute recorded runs on this machine and compare: python -m paper.verify --preset paper --count 3.
 
-Runs are picked at random, one seed of each. Measurements that do not time anything are made again whole. Of training,
-the first epochs are: start weights and batch orders follow from the seed and the epoch alone, so a shorter run begins
-as the recorded one did. On a CPU the convolutional network is left out, for one evaluation of it takes many minutes.
+Runs are picked at random. Measurements that do not time anything are recomputed completely, one seed of each. Of
+training, the first epochs are: start weights and batch orders follow from the seed and the epoch alone, so a shorter
+run begins as the recorded one did. On a CPU the convolutional network is left out: one evaluation takes many minutes.
 
 What may differ goes by the coarser of the two precisions: rounding to nearest is off by 2^-24 in float32, 2^-11 in TF32
 and 2^-9 in bfloat16 at each factor of a product. The mean loss of a start averages that over all images; training adds
@@ -17,7 +17,6 @@ Exit status: 0 all agree, 1 some do not, 2 a mistake in what was given, or nothi
 """
 
 import argparse
-import importlib
 import math
 import random
 import secrets
@@ -32,10 +31,11 @@ from typing import Any, NamedTuple
 import pandas as pd
 import torch
 
-from paper import cli, config, data, hardware, store
+from paper import cli, config, data, hardware, results
 from paper.errors import PaperError
-from paper.plan import ITEMS, Spec, key, runs
-from paper.train.loop import Options, result_path, stackable, train
+from paper.experiments import EXPERIMENTS, measured
+from paper.runs import Spec, key, plan, result_path
+from paper.training.runner import Options, can_batch, train
 
 # Allowed differences of a loss (of itself) and of an accuracy, at the start and after training.
 ALLOWED = {
@@ -85,27 +85,27 @@ class Check:
 
 
 def comparable(spec: Spec, device: torch.device) -> bool:
-    """Whether a run can be made again here and must then give the same."""
+    """Whether a run can be recomputed here with the same numbers."""
     if spec["stage"] == "measure":
-        return not ITEMS[spec["item"]].exclusive
-    return device.type == "cuda" or stackable(spec)
+        return not EXPERIMENTS[spec["experiment"]].exclusive
+    return device.type == "cuda" or can_batch(spec)
 
 
 def pick(specs: Sequence[Spec], count: int, seed: int) -> list[tuple[Spec, int | None]]:
-    """Runs and one of the seeds of each, at random; None where a run knows no seeds."""
+    """Runs at random, and of each measurement with several seeds one of them; else None."""
     chance = random.Random(seed)  # noqa: S311 - no secret
     chosen = chance.sample(sorted(specs, key=key), min(count, len(specs)))
     return [(spec, chance.choice(_seeds(spec) or [None])) for spec in chosen]
 
 
 def _seeds(spec: Spec) -> list[int]:
-    return list(spec.get("settings", spec).get("seeds", []))
+    return list(spec.get("settings", {}).get("seeds", []))
 
 
 def check_measurement(spec: Spec, seed: int | None, recorded: pd.DataFrame, device: torch.device) -> Check:
     """Measure again, one seed alone, and compare every number of it."""
-    settings = spec["settings"] if seed is None else {**spec["settings"], "seeds": [seed]}
-    made = importlib.import_module(f"paper.measure.{spec['item']}").measure(settings, device)
+    one = spec if seed is None else {**spec, "settings": {**spec["settings"], "seeds": [seed]}}
+    made = measured(one, device)
     rows = recorded if seed is None else recorded[recorded["seed"] == seed].reset_index(drop=True)
     found = []
     for name in map(str, recorded):
@@ -120,21 +120,21 @@ def check_measurement(spec: Spec, seed: int | None, recorded: pd.DataFrame, devi
 
 
 def check_training(
-    spec: Spec, seed: int | None, recorded: pd.DataFrame, record: Mapping[str, Any], options: Options, epochs: int
+    spec: Spec, recorded: pd.DataFrame, provenance: Mapping[str, Any], options: Options, epochs: int
 ) -> Check:
-    """Train one seed again for its first epochs, and compare every metric after each; both NaN is agreement.
+    """Train a run again for its first epochs, and compare every metric after each; both NaN is agreement.
 
     Where that is further off than rounding alone explains, the run is made twice more with its learning rate moved by
     rounding, up and down, and SPREAD times what this changes is allowed.
     """
-    cell = {**spec, "seeds": [seed], "epochs": min(epochs, spec["epochs"])}
-    made, ours = _trained(cell, options)
-    rows = recorded[(recorded["seed"] == seed) & (recorded["epoch"] <= cell["epochs"])].reset_index(drop=True)
-    precisions = record["precision"], ours["precision"]
-    check = Check(_name(spec, seed), f"epochs 0 to {cell['epochs']}", _differences(rows, made, precisions))
+    short = {**spec, "epochs": min(epochs, spec["epochs"])}
+    made, ours = _trained(short, options)
+    rows = recorded[recorded["epoch"] <= short["epochs"]].reset_index(drop=True)
+    precisions = provenance["precision"], ours["precision"]
+    check = Check(key(spec), f"epochs 0 to {short['epochs']}", _differences(rows, made, precisions))
     if check.agrees or not all(d.share <= 1 for d in _differences(rows[:1], made[:1], precisions)):
         return check
-    moved = [_trained({**cell, "lr": cell["lr"] * (1 + sign * ROUNDING)}, options)[0] for sign in (-1, 1)]
+    moved = [_trained({**short, "lr": short["lr"] * (1 + sign * ROUNDING)}, options)[0] for sign in (-1, 1)]
     spread = {"loss": 0.0, "accuracy": 0.0}
     for first, second in combinations((made, *moved), 2):
         for found in _differences(first, second, precisions):
@@ -145,9 +145,9 @@ def check_training(
     return Check(check.name, check.compared + remark, wider)
 
 
-def _trained(cell: Spec, options: Options) -> tuple[pd.DataFrame, dict[str, Any]]:
-    train([cell], options)
-    return store.read_result(result_path(options.results, cell))
+def _trained(spec: Spec, options: Options) -> tuple[pd.DataFrame, dict[str, Any]]:
+    train([spec], options)
+    return results.read_result(result_path(options.results, spec))
 
 
 def _differences(first: pd.DataFrame, second: pd.DataFrame, precisions: tuple[str, str]) -> list[Difference]:
@@ -185,19 +185,19 @@ def _name(spec: Spec, seed: int | None) -> str:
     return key(spec) if seed is None else f"{key(spec)} seed {seed}"
 
 
-def verify(picked: Sequence[tuple[Spec, int | None]], results: Path, options: Options, epochs: int) -> list[Check]:
-    """Make runs again and compare them with their records under `results`; what is made goes to `options`."""
+def verify(picked: Sequence[tuple[Spec, int | None]], folder: Path, options: Options, epochs: int) -> list[Check]:
+    """Recompute runs and compare them with those under `folder`; what is computed goes to `options`."""
     checks = []
     for spec, seed in picked:
-        recorded, record = store.read_result(result_path(results, spec))
-        spec = record["spec"]  # the same, in the order in which it was carried out
+        recorded, provenance = results.read_result(result_path(folder, spec))
+        spec = provenance["spec"]  # the same, in the order in which it was carried out
         if spec["stage"] == "measure":
             checks.append(check_measurement(spec, seed, recorded, options.device))
             continue
         path = options.data / f"{spec['dataset']}.pt"
         if not path.exists():
             data.prepare(spec["dataset"], path)
-        checks.append(check_training(spec, seed, recorded, record, options, epochs))
+        checks.append(check_training(spec, recorded, provenance, options, epochs))
     return checks
 
 
@@ -214,22 +214,22 @@ def main() -> None:
         prog="python -m paper.verify", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     config.add_options(parser)
-    parser.add_argument("--count", type=int, default=3, help="runs to make again")
-    parser.add_argument("--seed", type=int, help="of the choice; by default another each time, which is told")
-    parser.add_argument("--epochs", type=int, help="of training to make again; 1 on a CPU, 5 on a GPU")
-    parser.add_argument("--match", default="", help="only runs whose name holds this text")
+    parser.add_argument("--count", type=int, default=3, help="runs to recompute")
+    parser.add_argument("--seed", type=int, help="of the choice; by default another each time, which is printed")
+    parser.add_argument("--epochs", type=int, help="of training to recompute; 1 on a CPU, 5 on a GPU")
+    parser.add_argument("--match", default="", help="only runs whose key contains this text")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the scales' folders")
+    parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the presets' folders")
     parser.add_argument("--data", type=Path, default=Path("results/data"), help="folder of the data sets")
     given = parser.parse_args()
     if given.count < 1 or (given.epochs or 0) < 0:
         raise PaperError(f"expected --count of 1 or more and --epochs of 0 or more, got {given.count}, {given.epochs}.")
     chosen, device = config.chosen(given), hardware.choose(given.device, torch.get_num_threads())
-    specs = [spec for name, spec in runs(chosen).items() if given.match in name]
-    there = [spec for spec in specs if store.is_there(result_path(given.results, spec))]
+    specs = [spec for name, spec in plan(chosen, EXPERIMENTS).specs.items() if given.match in name]
+    there = [spec for spec in specs if results.exists(result_path(given.results, spec))]
     pool = [spec for spec in there if comparable(spec, device)]
     if not pool:
-        raise PaperError(f"expected recorded runs of the scale {chosen['scale']} that can be made again, found none.")
+        raise PaperError(f"expected recorded runs of the preset {chosen.preset} that can be recomputed, found none.")
     seed = secrets.randbelow(1_000_000) if given.seed is None else given.seed
     cli.say(f"{given.count} of {len(pool)} recorded runs, picked with --seed {seed}, on {hardware.describe(device)}")
     if left := len(there) - len(pool):

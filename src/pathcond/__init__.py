@@ -3,41 +3,78 @@
 >>> import torch, pathcond
 >>> model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
 >>> print(pathcond.rescale_(model, torch.ones(1, 3)))  # doctest: +ELLIPSIS
-rescaled 8 units (0 frozen), ...
+rescaled 8 of 8 units (0 frozen), ...
 """
 
-from pathcond import theory
-from pathcond.apply import apply_scales_
+from importlib.metadata import PackageNotFoundError, version
+
+from pathcond.apply import Scales, apply_scales_, load_scales
+from pathcond.diag_g import DiagG, compute_diag_g, count_paths
 from pathcond.enorm import ENorm
-from pathcond.errors import ApplyError, PathCondError, RecordError, SolveError, UnsupportedOpError
+from pathcond.errors import (
+    ApplyError,
+    PathCondError,
+    PathCondWarning,
+    RecordError,
+    SolveError,
+    UnsupportedOpError,
+)
 from pathcond.graph import Frozen, ParamScales, ScaleGraph, extract_graph
-from pathcond.magnitude import PathMagnitudes, count_paths, path_magnitudes
-from pathcond.ops import register_op
+from pathcond.groups import (
+    MappingCheck,
+    ParamSlice,
+    ScaleGroup,
+    ScaleGroups,
+    groups_to_awq_mappings,
+    groups_to_cle_pairs,
+    scale_groups,
+    verify_mapping,
+)
+from pathcond.path_sums import PathSums
+from pathcond.propagation import ScalePropagation
 from pathcond.rescale import Rescaling, rescale_
-from pathcond.solve import Result, Solution, solve
+from pathcond.rules import register_rule
+from pathcond.solvers import Result, Solution, solve
 from pathcond.teleport import Teleport
+
+try:
+    __version__ = version("pathcond")
+except PackageNotFoundError:  # a source tree that is not installed
+    __version__ = "0+source"
 
 __all__ = [
     "ApplyError",
+    "DiagG",
     "ENorm",
     "Frozen",
+    "MappingCheck",
     "ParamScales",
+    "ParamSlice",
     "PathCondError",
-    "PathMagnitudes",
+    "PathCondWarning",
+    "PathSums",
     "RecordError",
     "Rescaling",
     "Result",
     "ScaleGraph",
+    "ScaleGroup",
+    "ScaleGroups",
+    "ScalePropagation",
+    "Scales",
     "Solution",
     "SolveError",
     "Teleport",
     "UnsupportedOpError",
     "apply_scales_",
+    "compute_diag_g",
     "count_paths",
     "extract_graph",
-    "path_magnitudes",
-    "register_op",
+    "groups_to_awq_mappings",
+    "groups_to_cle_pairs",
+    "load_scales",
+    "register_rule",
     "rescale_",
+    "scale_groups",
     "solve",
-    "theory",
+    "verify_mapping",
 ]

@@ -1,38 +1,165 @@
-"""Multiply parameters by their scales: the only place where weights are written."""
+"""Multiply parameters and the optimizer state that belongs to them by their scales: the only place that writes weights.
+
+A parameter multiplied by s has its gradients divided by s. Averages of gradients in an optimizer's state are therefore
+divided by s, and averages of squared gradients by s**2. Without weight decay, and up to the small ``eps`` that some
+optimizers add, the state is then what the optimizer would hold had it seen the rescaled model throughout.
+"""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, nn, optim
 
-from pathcond.checks import check_shapes, largest_entries
-from pathcond.device import on_cpu
-from pathcond.errors import ApplyError
-from pathcond.graph import ParamScales, ScaleGraph
+from pathcond.checks import check_shapes, largest_entries, shared_memory
+from pathcond.errors import ApplyError, PathCondError
+from pathcond.graph import ParamScales, ScaleGraph, by_number
+from pathcond.isolation import on_cpu
 
 _CHUNK = 1 << 22
 _PLAIN = 40.0  # factors up to exp of this are applied one after the other
 
+# Powers of the gradient in optimizer state: 1 for averages of gradients, 2 for averages of squares, 0 for ratios.
+_ADAM = {"exp_avg": 1, "exp_avg_sq": 2, "max_exp_avg_sq": 2}
+OPTIMIZER_STATE: dict[type[optim.Optimizer], dict[str, int]] = {
+    optim.SGD: {"momentum_buffer": 1},
+    optim.Adam: _ADAM,
+    optim.AdamW: _ADAM,
+    optim.NAdam: _ADAM,
+    optim.RAdam: _ADAM,
+    optim.Adamax: {"exp_avg": 1, "exp_inf": 1},
+    optim.Muon: {"momentum_buffer": 1},
+    optim.RMSprop: {"square_avg": 2, "grad_avg": 1, "momentum_buffer": 0},
+    optim.Adagrad: {"sum": 2},
+    optim.Adadelta: {"square_avg": 2, "acc_delta": 0},
+}
+
+
+_Factors = dict[tuple[torch.device, int], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class Scales:
+    """Scales of a model's units, to be applied to it or to a model with the same parameters.
+
+    Attributes:
+        graph: the units, and the parameters that enter and leave them.
+        u: log-scales, shape (units,); lambda is ``exp(u / 2)``.
+    """
+
+    graph: ScaleGraph
+    u: Tensor
+
+    def by_module(self) -> dict[str, Tensor]:
+        """Lambda by module name, shape (channels,) each; 1 where a channel keeps its scale."""
+        return {name: (u / 2).exp() for name, u in self.graph.by_module(self.u).items()}
+
+    def save(self, path: str | Path) -> None:
+        """Write the scales to a safetensors file; :func:`load_scales` reads it."""
+        tensors = {"u": self.u.detach().double().cpu()}
+        for name, scales in self.graph.params.items():
+            tensors[f"row/{name}"], tensors[f"col/{name}"] = scales.row.int(), scales.col.int()
+            if scales.offset:
+                tensors[f"offset/{name}"] = torch.tensor(scales.offset, dtype=torch.float64)
+        tensors |= {f"module/{name}": units.int() for name, units in self.graph.layers.items()}
+        facts = {
+            "shapes": {name: list(shape) for name, shape in self.graph.shapes.items()},
+            "groups": list(self.graph.groups),
+            "options": dict(self.graph.options),
+            "exact": self.graph.exact,
+            "approximate": self.graph.approximate,
+            "notes": list(self.graph.notes),
+        }
+        path = Path(path)
+        partial = path.with_name(path.name + ".partial")
+        try:
+            contiguous = {name: t.contiguous() for name, t in tensors.items()}
+            _safetensors().torch.save_file(contiguous, partial, metadata={"pathcond": json.dumps(facts)})
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
+
+
+def load_scales(path: str | Path) -> Scales:
+    """Read scales that ``report.save(path)`` wrote; apply them with :func:`apply_scales_`.
+
+    Raises:
+        PathCondError: there is no such file, or it holds something else.
+    """
+    safetensors = _safetensors()
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            facts = json.loads((file.metadata() or {})["pathcond"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
+    except (OSError, KeyError, ValueError, safetensors.SafetensorError) as error:
+        raise PathCondError(
+            f"expected scales that report.save wrote at '{path}', got {type(error).__name__}: {error}."
+        ) from error
+    names = [name.removeprefix("row/") for name in tensors if name.startswith("row/")]
+    offsets = {name: float(tensors[f"offset/{name}"]) for name in names if f"offset/{name}" in tensors}
+    params = {
+        name: ParamScales(tensors[f"row/{name}"].long(), tensors[f"col/{name}"].long(), offsets.get(name, 0.0))
+        for name in names
+    }
+    graph = ScaleGraph(
+        units=len(tensors["u"]),
+        layers={n.removeprefix("module/"): t.long() for n, t in tensors.items() if n.startswith("module/")},
+        groups=tuple(facts["groups"]),
+        params=params,
+        shapes={name: tuple(shape) for name, shape in facts["shapes"].items()},
+        frozen=(),
+        notes=tuple(facts["notes"]),
+        exact=facts["exact"],
+        approximate=facts["approximate"],
+        options=facts["options"],
+        frozen_by_module={},
+        trace=None,
+    )
+    return Scales(graph, tensors["u"])
+
+
+def _safetensors() -> Any:
+    try:
+        import safetensors.torch
+    except ImportError as error:
+        raise PathCondError(
+            "expected the package safetensors to save and load scales, got none. Install it."
+        ) from error
+    return safetensors
+
 
 @on_cpu
-def apply_scales_(model: nn.Module, graph: ScaleGraph, u: Tensor, *, force: bool = False) -> None:
+def apply_scales_(
+    model: nn.Module,
+    graph: ScaleGraph | Scales,
+    u: Tensor | None = None,
+    *,
+    optimizer: optim.Optimizer | None = None,
+    force: bool = False,
+) -> None:
     """Rescale a model in place: what enters unit h is multiplied by ``exp(u[h] / 2)``, what leaves it divided by it.
 
-    All parameters are checked before the first is written, so an error leaves the model as it was. Dtypes, devices,
+    Everything is checked before the first write, so an error leaves the model as it was. Dtypes, devices,
     ``requires_grad`` and gradients stay as they are.
 
     Args:
-        model: the model the graph was extracted from, or one with the same parameters.
-        graph: the units.
-        u: log-scales, shape (units,).
+        model: the model the graph was extracted from, or one with the same parameters (a fresh one, an EMA copy).
+        graph: the units; or :class:`Scales`, units and log-scales together.
+        u: log-scales, shape (units,); left out with :class:`Scales`.
+        optimizer: the optimizer whose state moves with the parameters: SGD, Adam, AdamW, NAdam, RAdam, Adamax, Muon,
+            RMSprop, Adagrad or Adadelta; None to touch no state.
         force: write even where a value leaves the range of its number format.
 
     Raises:
         ApplyError: ``u`` has the wrong shape or is not finite; the model's parameters are not the graph's; or, without
             ``force``, a scaled weight would overflow its dtype or vanish in it.
+        PathCondError: the optimizer is not this model's, or its state cannot follow.
 
     Example:
         >>> import torch, pathcond
@@ -44,11 +171,48 @@ def apply_scales_(model: nn.Module, graph: ScaleGraph, u: Tensor, *, force: bool
         >>> abs(model(x).item() - before) < 1e-6
         True
     """
-    apply_known_(model, graph, u, force, None)
+    if isinstance(graph, Scales):
+        graph, u = graph.graph, graph.u
+    if u is None:
+        raise ApplyError("expected log-scales u with a ScaleGraph, got none. Pass u, or Scales alone.")
+    half = _checked_half(model, graph, u)
+    optimizer_buffers(model, graph.params, optimizer)
+    if not bool(half.any()):
+        return
+    parameters = dict(model.named_parameters())
+    with torch.inference_mode(False), torch.no_grad():
+        spans = {name: _span(scales, half) for name, scales in graph.params.items()}
+        if not force:
+            largest = largest_entries({name: parameters[name] for name in spans})
+            for name, span in spans.items():
+                _check_range(name, parameters[name], graph.params[name], half, span, largest.get(name, 0.0))
+        factors: _Factors = {}
+        for name, span in spans.items():
+            p, offset, reach = parameters[name], graph.params[name].offset, max(-span[0], span[1])
+            if offset:
+                whole = p.double() + offset
+                _scale_(whole, 1, graph, name, half, reach, factors)
+                p.copy_(whole - offset)
+            else:
+                _scale_(p, 1, graph, name, half, reach, factors)
+        torch.clear_autocast_cache()  # it holds copies of the weights
+    if optimizer is not None:
+        scale_optimizer_state_(model, graph, u, optimizer)
 
 
-def apply_known_(model: nn.Module, graph: ScaleGraph, u: Tensor, force: bool, tops: Mapping[str, float] | None) -> None:
-    """As :func:`apply_scales_`, with the largest absolute entry of each parameter if they are known already."""
+def scale_optimizer_state_(model: nn.Module, graph: ScaleGraph, u: Tensor, optimizer: optim.Optimizer) -> None:
+    """Let an optimizer's state follow parameters that were rescaled by ``u``."""
+    half = by_number(u.detach().double().cpu() / 2)
+    factors: _Factors = {}
+    with torch.inference_mode(False), torch.no_grad():
+        for name, found in optimizer_buffers(model, graph.params, optimizer).items():
+            low, high = _span(graph.params[name], half)
+            for tensor, power in found:
+                _scale_(tensor, -power, graph, name, half, max(-low, high), factors)
+
+
+def _checked_half(model: nn.Module, graph: ScaleGraph, u: Tensor) -> Tensor:
+    """``log lambda`` by unit number, shape (2 units + 1,), with 0 for no unit."""
     if tuple(u.shape) != (graph.units,):
         raise ApplyError(f"expected u of shape ({graph.units},), one log-scale a unit, got shape {tuple(u.shape)}.")
     if not bool(torch.isfinite(u).all()):
@@ -56,33 +220,47 @@ def apply_known_(model: nn.Module, graph: ScaleGraph, u: Tensor, force: bool, to
             f"expected finite log-scales, got {int((~torch.isfinite(u)).sum())} NaN or infinite ones in u."
         )
     check_shapes(model, graph.shapes)
-    parameters = dict(model.named_parameters())
-    if made := [name for name in graph.params if parameters[name].is_inference()]:
-        raise ApplyError(
-            f"expected parameters that can be written, got '{made[0]}' made in torch.inference_mode. Build or load the "
-            "model outside of it."
-        )
-    half = torch.cat((torch.zeros(1, dtype=torch.float64), u.detach().double().cpu() / 2))
-    if not bool(half.any()):
+    for name in graph.params:
+        if model.get_parameter(name).is_inference():
+            raise ApplyError(
+                f"expected parameters that can be written, got '{name}' made in torch.inference_mode. Build or load "
+                "the model outside of it."
+            )
+    return by_number(u.detach().double().cpu() / 2)
+
+
+def _scale_(
+    tensor: Tensor,
+    exponent: int,
+    graph: ScaleGraph,
+    name: str,
+    half: Tensor,
+    reach: float,
+    factors: _Factors,
+) -> None:
+    """Multiply in place by ``exp(exponent * d)``, where ``d = half[row] - half[col]`` and ``|d| <= reach``."""
+    if exponent == 0:
         return
-    with torch.inference_mode(False), torch.no_grad():
-        spans = {name: _span(scales, half) for name, scales in graph.params.items()}
-        if not force:
-            tops = largest_entries({name: parameters[name] for name in spans}) if tops is None else tops
-            for name, span in spans.items():
-                _check_range(name, parameters[name], graph.params[name], half, span, tops.get(name, 0.0))
-        factors: dict[torch.device, tuple[Tensor, Tensor]] = {}
-        for name, (low, high) in spans.items():
-            p = parameters[name]
-            if p.device not in factors:
-                factors[p.device] = (half.exp().to(p.device), (-half).exp().to(p.device))
-            if p.dtype in (torch.float32, torch.float64) and max(-low, high) < _PLAIN:
-                for factor, index in zip(factors[p.device], graph.indices(name, p.device), strict=True):
-                    if index is not None:
-                        p.mul_(factor[index].to(p.dtype))
-            else:
-                _scale_(p, graph.params[name], half)
-        torch.clear_autocast_cache()  # it holds copies of the weights
+    if tensor.dtype in (torch.float32, torch.float64) and reach * abs(exponent) < _PLAIN:
+        key = (tensor.device, exponent)
+        if key not in factors:
+            factors[key] = tuple((sign * exponent * half).exp().to(tensor.device) for sign in (1, -1))  # type: ignore[assignment]
+        indices = graph.indices(name, tensor.device)
+        pairs = zip(factors[key], indices, strict=True)
+        multiply_(tensor, *(None if index is None else factor[index].to(tensor.dtype) for factor, index in pairs))
+        return
+    # Through a wider format, a few million entries at a time.
+    scales = graph.params[name]
+    wide = torch.float64 if tensor.dtype in (torch.float32, torch.float64) else torch.float32
+    if tensor.ndim == 0:
+        factor = (exponent * (half[scales.row] - half[scales.col])).exp()
+        tensor.copy_(tensor.to(wide) * factor.to(tensor.device, wide))
+        return
+    rows = max(1, _CHUNK // max(1, tensor[:1].numel()))
+    for start in range(0, tensor.shape[0], rows):
+        part = tensor[start : start + rows]
+        row, col = (x[start : start + rows] if x.shape[0] > 1 else x for x in (scales.row, scales.col))
+        part.copy_(part.to(wide) * (exponent * (half[row] - half[col])).exp().to(tensor.device, wide))
 
 
 def _span(scales: ParamScales, half: Tensor) -> tuple[float, float]:
@@ -97,9 +275,10 @@ def _check_range(
     """Refuse scales that take the largest weight over the top of its format, or others below its bottom."""
     limits = torch.finfo(p.dtype)
     high, low = math.log(limits.max), math.log(limits.smallest_normal)
+    top += abs(scales.offset)
     if top == 0.0 or (span[1] + math.log(top) < high and span[0] + math.log(top) > low / 2):
         return
-    size = p.abs()
+    size = (p + scales.offset).abs() if scales.offset else p.abs()
     log = size.double().log() + (half[scales.row] - half[scales.col]).to(p.device)
     over, under = int((log > high).sum()), int(((log < low) & (size >= limits.smallest_normal)).sum())
     if over or under:
@@ -111,14 +290,66 @@ def _check_range(
         )
 
 
-def _scale_(p: Tensor, scales: ParamScales, half: Tensor) -> None:
-    """Scale through a wider format, a few million weights at a time."""
-    wide = torch.float64 if p.dtype in (torch.float32, torch.float64) else torch.float32
-    if p.ndim == 0:
-        p.copy_(p.to(wide) * (half[scales.row] - half[scales.col]).exp().to(p.device, wide))
+# ---- optimizer state
+
+
+def optimizer_buffers(
+    model: nn.Module, names: Iterable[str], optimizer: optim.Optimizer | None
+) -> dict[str, list[tuple[Tensor, int]]]:
+    """The optimizer's state of the named parameters: tensors, and the power of the gradient each is made of.
+
+    Raises:
+        PathCondError: it is no optimizer, or one of another model, or one whose state cannot follow.
+    """
+    holders = parameters_by_memory(model, names)
+    if optimizer is None:
+        return {name: [] for name in holders}
+    if not isinstance(optimizer, optim.Optimizer):
+        raise PathCondError(
+            f"expected optimizer to be a torch.optim.Optimizer or None, got {type(optimizer).__name__}."
+        )
+    ours = {id(p) for group in holders.values() for p in group}
+    if ours and not any(id(p) in ours for group in optimizer.param_groups for p in group["params"]):
+        raise PathCondError("expected the optimizer of this model, got one that holds none of the rescaled parameters.")
+    powers = next((powers for kind, powers in OPTIMIZER_STATE.items() if isinstance(optimizer, kind)), None)
+    found: dict[str, list[tuple[Tensor, int]]] = {name: [] for name in holders}
+    for name, group in holders.items():
+        for p in group:
+            for key, value in optimizer.state.get(p, {}).items():
+                if not isinstance(value, Tensor) or (value.numel() == 1 and (value.shape != p.shape or key == "step")):
+                    continue  # step counts and the like
+                if powers is None or key not in powers or value.shape != p.shape:
+                    known = ", ".join(kind.__name__ for kind in OPTIMIZER_STATE)
+                    raise PathCondError(
+                        f"expected the state of one of {known}, got {key!r} of {type(optimizer).__name__} for "
+                        f"parameter '{name}', whose change under a rescaling is not known. Nothing was changed. Use "
+                        "such an optimizer, or pass optimizer=None to leave the state as it is."
+                    )
+                found[name].append((value, powers[key]))
+    return found
+
+
+def parameters_by_memory(model: nn.Module, names: Iterable[str]) -> dict[str, list[nn.Parameter]]:
+    """The named parameters, each with all others on its memory: they share its values, but not its state."""
+    parameters = dict(model.named_parameters())
+    found = {name: [parameters[name]] for name in names if name in parameters}
+    for other, name in shared_memory(model)[0].items():
+        if name in found:
+            found[name].append(parameters[other])
+    return found
+
+
+def multiply_(tensor: Tensor, row: Tensor | None, col: Tensor | None) -> None:
+    """Multiply in place by ``row * col``, both of which broadcast to ``tensor``; None stands for one.
+
+    Factors in a wider format than the tensor's are used as such, and the product is rounded once.
+    """
+    factors = [factor for factor in (row, col) if factor is not None]
+    if all(factor.dtype == tensor.dtype for factor in factors):
+        for factor in factors:
+            tensor.mul_(factor)
         return
-    rows = max(1, _CHUNK // max(1, p[:1].numel()))
-    for start in range(0, p.shape[0], rows):
-        part = p[start : start + rows]
-        row, col = (x[start : start + rows] if x.shape[0] > 1 else x for x in (scales.row, scales.col))
-        part.copy_(part.to(wide) * (half[row] - half[col]).exp().to(p.device, wide))
+    product = tensor
+    for factor in factors:
+        product = torch.mul(product, factor)
+    tensor.copy_(product)

@@ -8,10 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 
 from pathcond.errors import ApplyError, PathCondError
-from pathcond.trace import Trace
 
 FORMATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -33,7 +31,7 @@ def check_model(model: nn.Module) -> None:
     """Refuse models whose parameters cannot be rescaled at all.
 
     Raises:
-        PathCondError: no parameters; or one that is complex, sparse, in eight bits, or has no data.
+        PathCondError: no parameters; or one that is complex, sparse, sharded, in eight bits, or has no data.
     """
     if not isinstance(model, nn.Module):
         raise PathCondError(f"expected a torch.nn.Module, got {type(model).__name__}. Wrap the function in a module.")
@@ -47,6 +45,11 @@ def check_model(model: nn.Module) -> None:
     for name, p in parameters.items():
         if isinstance(p, nn.parameter.UninitializedParameter):
             raise PathCondError(f"parameter '{name}' has no shape yet (lazy module). Run the model once, then rescale.")
+        if hasattr(p, "device_mesh"):
+            raise PathCondError(
+                f"expected plain tensors, got '{name}', a {type(p.data).__name__} (FSDP2 or tensor parallel). Rescale "
+                "the model before it is sharded."
+            )
         if p.is_complex():
             raise PathCondError(f"expected real parameters, got '{name}' of dtype {p.dtype}.")
         if p.layout != torch.strided:
@@ -121,7 +124,7 @@ def shared_memory(model: nn.Module) -> tuple[dict[str, str], list[str]]:
         layout = (p.storage_offset(), tuple(p.shape), p.stride(), p.dtype)
         if any(stride == 0 and n > 1 for n, stride in zip(p.shape, p.stride(), strict=True)):
             overlapping.add(name)
-        key, first, last = _span(p)
+        key, first, last = memory_span(p)
         for other_first, other_last, other, other_layout in spans.setdefault(key, []):
             if layout == other_layout:
                 alias[name] = other
@@ -131,37 +134,7 @@ def shared_memory(model: nn.Module) -> tuple[dict[str, str], list[str]]:
     return alias, sorted(overlapping)
 
 
-def shared_with_others(model: nn.Module, traces: Sequence[Trace]) -> list[str]:
-    """Parameters on whose memory lies something else that a pass reads: a buffer, or a tensor kept elsewhere."""
-    buffers = dict(model.named_buffers())
-    leaves = [value.leaf for trace in traces for value in trace.values if value.leaf is not None]
-    read = [buffers.get(leaf.name) if leaf.kind == "buffer" else leaf.tensor for leaf in leaves]
-    real = {id(t): t for t in read if t is not None and not isinstance(t, FakeTensor) and t.layout == torch.strided}
-    spans = [_span(t) for t in real.values() if t.numel()]
-    storages = {key for key, _, _ in spans}
-    found = []
-    for name, p in model.named_parameters():
-        if p.numel() and p.untyped_storage().data_ptr() in storages:
-            key, first, last = _span(p)
-            if any(key == other and first <= end and start <= last for other, start, end in spans):
-                found.append(name)
-    return found
-
-
-def unread_note(model: nn.Module, traces: Sequence[Trace]) -> list[str]:
-    """A note if the model has parameters that no recorded pass reads: nothing is known of what they meet elsewhere."""
-    read = {value.leaf.name for trace in traces for value in trace.values if value.leaf and value.leaf.kind == "param"}
-    unread = [n for n, p in model.named_parameters() if n not in read and p.numel() and p.is_floating_point()]
-    if not unread:
-        return []
-    names = ", ".join(f"'{name}'" for name in unread[:6]) + (f" and {len(unread) - 6} more" if len(unread) > 6 else "")
-    return [
-        f"the pass on the example input does not use {names}: a call that does may give another result than before. "
-        "If there are such calls, pass a module whose forward makes them too"
-    ]
-
-
-def _span(t: Tensor) -> tuple[int, int, int]:
+def memory_span(t: Tensor) -> tuple[int, int, int]:
     """A tensor's storage, and its first and last byte there."""
     first = int(t.storage_offset()) * t.element_size()
     reach = sum((n - 1) * stride for n, stride in zip(t.shape, t.stride(), strict=True))

@@ -5,6 +5,10 @@ class PathCondError(ValueError):
     """Base class of every error the library raises on bad input."""
 
 
+class PathCondWarning(UserWarning):
+    """A call did less than its user may expect."""
+
+
 class RecordError(PathCondError):
     """The model's forward pass could not be recorded on fake tensors."""
 

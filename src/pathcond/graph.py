@@ -1,23 +1,22 @@
-"""From the record of a forward pass to the units that may be rescaled, and the parameters that enter and leave them."""
+"""From the trace of a forward pass to the units that may be rescaled, and the parameters that enter and leave them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
-from pathcond import label_layers, label_moves  # noqa: F401 - they enter the rules
-from pathcond.checks import check_choice, check_flags, check_model, shared_memory, shared_with_others, unread_note
-from pathcond.constants import Constants
-from pathcond.device import on_cpu
+from pathcond.checks import check_choice, check_flags, check_model, memory_span, shared_memory
 from pathcond.errors import RecordError
-from pathcond.label_types import Reason
-from pathcond.labels import Labels
-from pathcond.record import Recorder
-from pathcond.trace import Trace
+from pathcond.isolation import on_cpu
+from pathcond.propagation import FROZEN, ParamView, Reason, ScalePropagation, Use
+from pathcond.rules import TABLE, Operation
+from pathcond.tracing import Call, Constants, Recorder, Ref, Trace, as_arguments, record, refs, tensors_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +24,14 @@ class ParamScales:
     """Units that a parameter's elements enter (``row``) and leave (``col``).
 
     Both are integer tensors that broadcast to the parameter's shape. Unit ``h`` of the graph is number ``h + 1``;
-    0 stands for no unit. The parameter is multiplied by ``exp(u[row] / 2 - u[col] / 2)``.
+    0 stands for no unit, and a negative number for a unit's inverse scale: keys have the inverse of their queries'.
+    The parameter is multiplied by ``exp(u[row] / 2 - u[col] / 2)``, where u[-h] = -u[h]. With an ``offset``, as in
+    gains written ``1 + weight``, it is the sum of both that is multiplied.
     """
 
     row: Tensor
     col: Tensor
+    offset: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,7 @@ class ScaleGraph:
     Attributes:
         units: number H of free units; a unit is a set of channels that share one scale.
         layers: for each module that makes channels, the number of the unit of each of its channels, shape (channels,);
-            unit ``h`` is number ``h + 1`` and 0 marks a channel without a free scale.
+            unit ``h`` is number ``h + 1``, negative for its inverse scale, and 0 marks a channel without a free scale.
         groups: sizes of the runs of units, in network order, that belong to one layer.
         params: for each parameter that a scale touches, the units it enters and leaves.
         shapes: shape of every parameter of the model, by name.
@@ -60,7 +62,9 @@ class ScaleGraph:
         exact: whether applying scales keeps the function in every mode, and no parameter is unknown to the recorded
             passes while units are free.
         approximate: whether even the recorded passes are kept only approximately, as with ``smooth``.
-        trace: the record of the forward pass in eval mode.
+        options: ``batchnorm``, ``shortcuts``, ``smooth`` and ``strict`` as :func:`extract_graph` was given them.
+        frozen_by_module: the frozen hidden units of each module that has some, and why.
+        trace: the recorded forward pass in eval mode; None in a graph that was pickled.
     """
 
     units: int
@@ -72,7 +76,20 @@ class ScaleGraph:
     notes: tuple[str, ...]
     exact: bool
     approximate: bool
-    trace: Trace = field(repr=False)
+    options: Mapping[str, Any]
+    frozen_by_module: Mapping[str, tuple[Frozen, ...]] = field(repr=False)
+    trace: Trace | None = field(repr=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the trace, which holds functions, and without what is computed from the rest."""
+        return {f.name: getattr(self, f.name) for f in fields(self)} | {"trace": None}
+
+    def trace_of(self, model: nn.Module, example_input: Any) -> Trace:
+        """The forward pass in eval mode; recorded again where this graph has none, or one of other input shapes."""
+        shapes = [tuple(t.shape) for t in tensors_in(as_arguments(example_input))]
+        if self.trace is None or [self.trace.values[i].shape for i in self.trace.inputs] != shapes:
+            return record(model, example_input, training=False)
+        return self.trace
 
     @property
     def frozen_units(self) -> int:
@@ -89,8 +106,13 @@ class ScaleGraph:
 
     def by_module(self, u: Tensor) -> dict[str, Tensor]:
         """Log-scales by module: ``u`` of shape (units,) spread over each module's channels."""
-        full = torch.cat((u.new_zeros(1), u))
+        full = by_number(u)
         return {name: full[numbers.to(u.device)] for name, numbers in self.layers.items()}
+
+
+def by_number(u: Tensor) -> Tensor:
+    """Values of units, shape (units,), made ready to be indexed by unit number: 0 at 0, -u[h] at the number of -h."""
+    return torch.cat((u.new_zeros(1), u, -u.flip(0)))
 
 
 @on_cpu
@@ -136,10 +158,12 @@ def extract_graph(
     check_choice("shortcuts", shortcuts, ("tie", "freeze"))
     check_model(model)
     alias, overlapping = shared_memory(model)
-    labels = Labels(batchnorm=batchnorm, smooth=smooth, strict=strict, alias=alias, lineage=shortcuts == "freeze")
+    s = ScalePropagation(
+        TABLE, batchnorm=batchnorm, smooth=smooth, strict=strict, alias=alias, lineage=shortcuts == "freeze"
+    )
     notes: list[str] = []
     traces: list[Trace] = []
-    first_numbers, recorder = 1, Recorder(model, example_input)
+    groups_in_eval, recorder = 1, Recorder(model, example_input)
     for mode in _modes(model):
         try:
             found = recorder.record(mode)
@@ -148,48 +172,134 @@ def extract_graph(
                 raise
             notes.append(f"the function is kept in eval mode; training mode could not be recorded: {error}")
             continue
-        labels.follow(found, Constants(found, model))
+        _propagate(s, found, Constants(found, model))
         traces.append(found)
         if len(traces) == 1:
-            first_numbers = labels.count
+            groups_in_eval = s.count
     for name in overlapping:
-        labels.hold(name, Reason("param", "", f"parameter '{name}' shares memory with another parameter"))
-    _hold_others(model, labels, traces)
+        s.freeze_parameter(name, Reason("param", "", f"parameter '{name}' shares memory with another parameter"))
+    _freeze_unusual_parameters(model, s, traces)
     if shortcuts == "freeze":
-        _freeze_shortcuts(labels)
-    graph = _assemble(model, labels, traces, first_numbers, notes)
-    return replace(graph, notes=(*graph.notes, *recorder.note()))
+        _freeze_shortcuts(s)
+    graph = _assemble(model, s, traces, groups_in_eval, notes)
+    options = {"batchnorm": batchnorm, "shortcuts": shortcuts, "smooth": smooth, "strict": strict}
+    return replace(graph, notes=(*graph.notes, *recorder.notes()), options=options)
 
 
-def _hold_others(model: nn.Module, labels: Labels, traces: list[Trace]) -> None:
-    """Hold parameters that are no real numbers, or on the memory of a tensor that is read beside them."""
-    for name in shared_with_others(model, traces):
-        text = f"parameter '{name}' shares memory with a tensor that is read as well"
-        labels.hold(labels.alias.get(name, name), Reason("param", "", text))
-    for name in [name for name, p in model.named_parameters() if not p.is_floating_point()]:
-        labels.hold(name, Reason("param", "", f"parameter '{name}' holds whole numbers"))
+# ---- scales through a trace
+
+
+def _propagate(s: ScalePropagation, trace: Trace, constants: Constants) -> None:
+    """Find the group map of every value of a trace; groups continue those of earlier traces of the same model."""
+    flow = _follow_data(trace)
+    s.trace, s.maps, s.constants, s.data = trace, {}, constants, flow.data
+    for call in trace.calls:
+        reads = {ref.id for ref in refs([*call.args, call.kwargs])}
+        s.hidden = not flow.hidden.isdisjoint(call.outs)
+        _propagate_call(s, call, reads, flow)
+    for value in trace.outputs:
+        s.freeze(s.groups(Ref(value)), Reason("output", "", "is an output of the model"))
+    for value in trace.kept:
+        s.freeze(s.groups(Ref(value)), Reason("op", "", "is kept in the model from one call to the next"))
+
+
+def _propagate_call(s: ScalePropagation, call: Call, reads: set[int], flow: _Flow) -> None:
+    operation = TABLE.get(call.fn)
+    if operation is not None and operation.kind == "zeros":
+        operation.scales(s, call, {})
+    elif reads.isdisjoint(flow.data):  # parameters and constants alone
+        if operation is not None and operation.constant:
+            operation.scales(s, call, operation.bind(call.args, call.kwargs))
+        else:
+            s.freeze_through(call, f"enters `{call.name}`, which is not followed where no data comes in")
+    elif operation is None or not (operation.logical or s.floating(call.outs[0])):
+        s.freeze_through(call)
+        if any(sum(n > 1 for n in s.shape(value)) > 1 for value in reads & flow.weights):
+            s.frozen_layer(call, -1, ", which has no rule")
+    elif any(isinstance(x, ParamView) or bool((x != FROZEN).any()) for x in map(s.look_up, reads)):
+        _apply_rule(s, call, operation)
+    else:
+        if operation.layer:
+            _apply_rule(s, call, operation)  # counts the units it makes
+        s.set_result(call)
+
+
+def _apply_rule(s: ScalePropagation, call: Call, operation: Operation) -> None:
+    """Run the rule; an argument that it did not read must not carry a scale."""
+    s.read = set()
+    operation.scales(s, call, operation.bind(call.args, call.kwargs))
+    if operation.shapes:
+        return
+    for ref in refs([*call.args, call.kwargs]):
+        if ref.id not in s.read:
+            s.freeze(s.groups(ref), Reason("op", call.where, f"enters `{call.name}` in a way without a rule"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Flow:
+    """Values of a trace that depend on data or zeros, those made from parameters alone, those that a layer reads."""
+
+    data: frozenset[int]
+    weights: frozenset[int]
+    hidden: frozenset[int]
+
+
+def _follow_data(trace: Trace) -> _Flow:
+    data, weights = set(trace.inputs), {i for i, v in enumerate(trace.values) if v.leaf and v.leaf.kind == "param"}
+    hidden: set[int] = set()
+    steps = [(call, TABLE.get(call.fn), {r.id for r in refs([*call.args, call.kwargs])}) for call in trace.calls]
+    for call, operation, reads in steps:
+        zeros = operation is not None and operation.kind == "zeros"  # a first state: its scale is that of later ones
+        if reads & data or (zeros and trace.values[call.outs[0]].dtype.is_floating_point):
+            data.update(call.outs)
+        elif reads & weights:
+            weights.update(call.outs)
+    many = {i for i in weights if math.prod(trace.values[i].shape) > 1}
+    for call, operation, reads in reversed(steps):
+        if operation is not None and operation.layer:
+            layer = reads - data
+        else:
+            layer = reads & many if operation is None or operation.kind not in ("add", "maximum") else set()
+        if layer or not hidden.isdisjoint(call.outs):
+            hidden |= reads
+    return _Flow(frozenset(data), frozenset(weights), frozenset(hidden))
 
 
 def _modes(model: nn.Module) -> Iterator[bool | None]:
-    """Eval, training, and the model as it is if its modules are of both minds."""
+    """Eval, training, and the model as it is if some of its modules train and others do not."""
     yield False
     yield True
     if len({module.training for module in model.modules()}) > 1:
         yield None
 
 
-def _freeze_shortcuts(labels: Labels) -> None:
+# ---- what freezes beyond the rules
+
+
+def _freeze_unusual_parameters(model: nn.Module, s: ScalePropagation, traces: list[Trace]) -> None:
+    """Freeze parameters that hold integers, or lie on the memory of a tensor that is read beside them."""
+    for name in _shared_with_others(model, traces):
+        text = f"parameter '{name}' shares memory with a tensor that is read as well"
+        s.freeze_parameter(s.alias.get(name, name), Reason("param", "", text))
+    for name in [name for name, p in model.named_parameters() if not p.is_floating_point()]:
+        s.freeze_parameter(name, Reason("param", "", f"parameter '{name}' holds integers"))
+
+
+def _freeze_shortcuts(s: ScalePropagation) -> None:
     """Freeze channels that an addition ties to channels computed from them."""
-    for pairs in [edge for edge in labels.edges if edge.numel()]:
+    for pairs in [tied for tied in s.ties if tied.numel()]:
         for column in pairs.T:
-            (a,), (b,) = labels.layers_of(column[:1]), labels.layers_of(column[1:])
-            if (labels.layers[b].ancestors >> a | labels.layers[a].ancestors >> b) & 1:
-                name = labels.layers[max(a, b)].name
-                labels.freeze(column, Reason("tie", name, "lies on an identity shortcut (shortcuts='freeze')"))
+            (a,), (b,) = s.layers_of(column[:1]), s.layers_of(column[1:])
+            if (s.layers[b].ancestors >> a | s.layers[a].ancestors >> b) & 1:
+                name = s.layers[max(a, b)].name
+                s.freeze(column, Reason("tie", name, "lies on an identity shortcut (shortcuts='freeze')"))
+
+
+# ---- the graph
 
 
 def _components(count: int, edges: Tensor) -> Tensor:
-    """For each number the smallest number it is tied to, directly or not; ``edges`` has shape (2, ties)."""
+    """For each node the smallest node it is connected to, directly or not; ``edges`` has shape (2, edges)."""
     root = torch.arange(count)
     while True:
         a, b = root[edges[0]], root[edges[1]]
@@ -202,89 +312,147 @@ def _components(count: int, edges: Tensor) -> Tensor:
         root = merged
 
 
-def _settle_uses(labels: Labels) -> None:
-    """Tie the uses of each parameter to one another, and freeze what a held parameter touches."""
-    for name, uses in labels.uses.items():
+def _representatives(s: ScalePropagation) -> tuple[Tensor, Tensor]:
+    """For each group the smallest group it is tied to, and whether by the same scale (1) or its inverse (-1).
+
+    A group has two nodes, one for its scale and one for the inverse. A group that is tied to its own inverse is frozen.
+    """
+    none = torch.zeros(2, 0, dtype=torch.int64)
+    ties, inverse = torch.cat([none, *s.ties], 1), torch.cat([none, *s.inverse_ties], 1)
+    if not inverse.numel():
+        return _components(s.count, ties), torch.ones(s.count, dtype=torch.int64)
+    flipped = torch.stack((2 * inverse[0], 2 * inverse[1] + 1)), torch.stack((2 * inverse[0] + 1, 2 * inverse[1]))
+    nodes = _components(2 * s.count, torch.cat([2 * ties, 2 * ties + 1, *flipped], 1)).reshape(-1, 2)
+    root = nodes.amin(1) // 2
+    own = (nodes[:, 0] == nodes[:, 1]).nonzero()[:, 0]
+    s.freeze(own, Reason("tie", "", "would have to be its own inverse"))
+    return root, torch.where(nodes[:, 0] <= nodes[:, 1], 1, -1)
+
+
+def _joint_uses(s: ScalePropagation) -> dict[str, Use]:
+    """Tie the uses of each parameter to one another, and freeze what a frozen parameter touches."""
+    found: dict[str, Use] = {}
+    for name, uses in s.uses.items():
         reason = Reason("param", "", f"parameter '{name}' is used in several places")
+        row, col = uses[0].row, uses[0].col
         for other in uses[1:]:
-            labels.tie(uses[0].row, other.row, reason)
-            labels.tie(uses[0].col, other.col, reason)
-        if name in labels.held:
-            for use in uses:
-                labels.freeze(use.row, labels.held[name])
-                labels.freeze(use.col, labels.held[name])
+            row, col = s.tie(row, other.row, reason), s.tie(col, other.col, reason)
+        if any(use.offset != uses[0].offset for use in uses):
+            s.freeze_parameter(name, Reason("param", "", f"parameter '{name}' is used with and without an offset"))
+        if name in s.frozen_parameters:
+            s.freeze(row, s.frozen_parameters[name])
+            s.freeze(col, s.frozen_parameters[name])
+        found[name] = Use(row.clamp(min=FROZEN), col.clamp(min=FROZEN), uses[0].offset)
+    return found
 
 
 def _assemble(
-    model: nn.Module, labels: Labels, traces: list[Trace], first_numbers: int, notes: list[str]
+    model: nn.Module, s: ScalePropagation, traces: list[Trace], groups_in_eval: int, notes: list[str]
 ) -> ScaleGraph:
-    _settle_uses(labels)
-    edges = torch.cat([torch.zeros(2, 0, dtype=torch.int64), *labels.edges], 1)
-    root = _components(labels.count, edges)
-    why = torch.full((labels.count,), len(labels.reasons))
-    for numbers, reason in labels.frozen:
-        why.scatter_reduce_(0, root[numbers], torch.full_like(numbers, reason), "amin")
-    entered = torch.zeros(labels.count, dtype=torch.bool)
-    left = torch.zeros(labels.count, dtype=torch.bool)
-    for uses in labels.uses.values():
-        for use in uses:
-            entered[root[use.row.clamp(min=0).reshape(-1)]] = True
-            left[root[use.col.clamp(min=0).reshape(-1)]] = True
-    is_root = root == torch.arange(labels.count)
-    free = is_root & entered & left & (why == len(labels.reasons))
+    s.share_among_experts()
+    uses = _joint_uses(s)
+    root, sign = _representatives(s)
+    why = torch.full((s.count,), len(s.reasons))
+    for groups, reason in s.frozen:
+        why.scatter_reduce_(0, root[groups], torch.full_like(groups, reason), "amin")
+    entered, left = torch.zeros(2, s.count, dtype=torch.bool)
+    for use in (use for each in s.uses.values() for use in each):
+        row, col = (groups.clamp(min=FROZEN).reshape(-1) for groups in (use.row, use.col))
+        for groups, same, inverse in ((row, entered, left), (col, left, entered)):
+            same[root[groups[sign[groups] > 0]]] = True
+            inverse[root[groups[sign[groups] < 0]]] = True
+    is_root = root == torch.arange(s.count)
+    free = is_root & entered & left & (why == len(s.reasons))
     free[0] = False
-    number = torch.zeros(labels.count, dtype=torch.int64)
+    number = torch.zeros(s.count, dtype=torch.int64)
     number[free] = torch.arange(1, int(free.sum()) + 1)
-    number = number[root]
+    number = number[root] * sign
     params = {}
-    for name, uses in labels.uses.items():
-        scales = ParamScales(number[uses[0].row.clamp(min=0)], number[uses[0].col.clamp(min=0)])
+    for name, use in uses.items():
+        scales = ParamScales(number[use.row], number[use.col], use.offset)
         if bool(scales.row.any()) or bool(scales.col.any()):
             params[name] = scales
-    notes = [*notes, *unread_note(model, traces)] if bool(free.any()) else notes
-    firsts = torch.tensor([layer.first for layer in labels.layers])
+    notes = [*notes, *_unread_notes(model, traces)] if bool(free.any()) else notes
+    firsts = torch.tensor([layer.first for layer in s.layers])
     owners = torch.bucketize(free.nonzero()[:, 0], firsts, right=True)
+    frozen, by_module = _frozen(s, root, why, left, groups_in_eval)
     return ScaleGraph(
         units=int(free.sum()),
-        layers=_layers(labels, number),
+        layers=_layers(s, number),
         groups=tuple(owners.unique_consecutive(return_counts=True)[1].tolist()),
         params=params,
         shapes={name: tuple(p.shape) for name, p in model.named_parameters()},
-        frozen=_frozen(labels, root, why, left, first_numbers),
-        notes=(*notes, *sorted(labels.approximate)),
-        exact=not labels.approximate and not notes,
-        approximate=bool(labels.approximate),
+        frozen=frozen,
+        notes=(*notes, *sorted(s.approximate)),
+        exact=not s.approximate and not notes,
+        approximate=bool(s.approximate),
+        options={},
+        frozen_by_module=by_module,
         trace=traces[0],
     )
 
 
-def _layers(labels: Labels, number: Tensor) -> dict[str, Tensor]:
+def _layers(s: ScalePropagation, number: Tensor) -> dict[str, Tensor]:
     """Unit numbers by module, for modules that have any; a module called twice is listed once."""
     found: dict[str, Tensor] = {}
-    for layer in labels.layers:
+    for layer in s.layers:
         numbers = number[layer.first : layer.first + layer.size]
         if layer.name not in found and bool(numbers.any()):
             found[layer.name] = numbers
     return found
 
 
-def _frozen(labels: Labels, root: Tensor, why: Tensor, left: Tensor, first_numbers: int) -> tuple[Frozen, ...]:
-    """Count the frozen hidden units by reason, each once, whichever mode found it."""
-    sizes = torch.tensor([1, *(layer.size for layer in labels.layers)])
-    hidden = torch.zeros(labels.count, dtype=torch.bool)
-    hidden[root[torch.tensor([False, *(layer.hidden for layer in labels.layers)]).repeat_interleave(sizes)]] = True
-    known = {layer.name for layer in labels.layers if layer.first < first_numbers}
+def _frozen(
+    s: ScalePropagation, root: Tensor, why: Tensor, left: Tensor, groups_in_eval: int
+) -> tuple[tuple[Frozen, ...], dict[str, tuple[Frozen, ...]]]:
+    """Count the frozen hidden units by reason and by module, each once, whichever mode found it."""
+    sizes = torch.tensor([1, *(layer.size for layer in s.layers)])
+    hidden = torch.zeros(s.count, dtype=torch.bool)
+    hidden[root[torch.tensor([False, *(layer.hidden for layer in s.layers)]).repeat_interleave(sizes)]] = True
+    known = {layer.name for layer in s.layers if layer.first < groups_in_eval}
     counts: dict[tuple[str, str], int] = {}
-    for layer in labels.layers:
-        if layer.first >= first_numbers and layer.name in known:
+    by_module: dict[str, tuple[Frozen, ...]] = {}
+    for layer in s.layers:
+        if layer.first >= groups_in_eval and layer.name in known:
             continue
-        numbers = torch.arange(layer.first, layer.first + layer.size)
-        numbers = numbers[(root[numbers] == numbers) & hidden[numbers] & (why[numbers] < len(labels.reasons))]
-        for index, count in zip(*(t.tolist() for t in why[numbers].unique(return_counts=True)), strict=True):
-            reason = labels.reasons[index]
+        groups = torch.arange(layer.first, layer.first + layer.size)
+        groups = groups[(root[groups] == groups) & hidden[groups] & (why[groups] < len(s.reasons))]
+        for index, count in zip(*(t.tolist() for t in why[groups].unique(return_counts=True)), strict=True):
+            reason = s.reasons[index]
             if reason.kind in ("output", "norm", "weight"):
-                count = int(left[numbers[why[numbers] == index]].sum())
+                count = int(left[groups[why[groups] == index]].sum())
             if count:
                 key = (reason.where or layer.name, reason.text)
                 counts[key] = counts.get(key, 0) + count
-    return tuple(Frozen(count, where, text) for (where, text), count in counts.items())
+                by_module[layer.name] = (*by_module.get(layer.name, ()), Frozen(count, *key))
+    return tuple(Frozen(count, where, text) for (where, text), count in counts.items()), by_module
+
+
+def _shared_with_others(model: nn.Module, traces: Sequence[Trace]) -> list[str]:
+    """Parameters on whose memory lies something else that a pass reads: a buffer, or a tensor kept elsewhere."""
+    buffers = dict(model.named_buffers())
+    leaves = [value.leaf for trace in traces for value in trace.values if value.leaf is not None]
+    read = [buffers.get(leaf.name) if leaf.kind == "buffer" else leaf.tensor for leaf in leaves]
+    real = {id(t): t for t in read if t is not None and not isinstance(t, FakeTensor) and t.layout == torch.strided}
+    spans = [memory_span(t) for t in real.values() if t.numel()]
+    storages = {key for key, _, _ in spans}
+    found = []
+    for name, p in model.named_parameters():
+        if p.numel() and p.untyped_storage().data_ptr() in storages:
+            key, first, last = memory_span(p)
+            if any(key == other and first <= end and start <= last for other, start, end in spans):
+                found.append(name)
+    return found
+
+
+def _unread_notes(model: nn.Module, traces: Sequence[Trace]) -> list[str]:
+    """A note if the model has parameters that no recorded pass reads: nothing is known of what they meet elsewhere."""
+    read = {value.leaf.name for trace in traces for value in trace.values if value.leaf and value.leaf.kind == "param"}
+    unread = [n for n, p in model.named_parameters() if n not in read and p.numel() and p.is_floating_point()]
+    if not unread:
+        return []
+    names = ", ".join(f"'{name}'" for name in unread[:6]) + (f" and {len(unread) - 6} more" if len(unread) > 6 else "")
+    return [
+        f"the pass on the example input does not use {names}: a call that does may give another result than before. "
+        "If there are such calls, pass a module whose forward makes them too"
+    ]

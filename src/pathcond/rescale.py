@@ -3,34 +3,41 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from pathcond.apply import apply_known_, apply_scales_
+from pathcond.apply import Scales, apply_scales_, optimizer_buffers, scale_optimizer_state_
 from pathcond.checks import check_flags, check_model
-from pathcond.device import on_cpu
-from pathcond.errors import PathCondError
+from pathcond.diag_g import compute_diag_g, has_normalization
+from pathcond.errors import PathCondError, PathCondWarning
 from pathcond.graph import Frozen, ScaleGraph, extract_graph
-from pathcond.magnitude import finite_entries, scaled_magnitudes
-from pathcond.problem import build_problem
-from pathcond.record import as_arguments, tensors_in
-from pathcond.solve import Result, Solution, solve_problem
-from pathcond.verify import Check
+from pathcond.isolation import on_cpu
+from pathcond.solvers import Result, Solution, solve
+from pathcond.tracing import as_arguments, tensors_in
+from pathcond.verification import Check
+
+DEFAULT_CLAMP = 1.5  # bound on |log lambda|; docs/when-to-use.md has the evidence
+_MOVED = 1.0e-3  # a unit moved if its |log lambda| is above this
+_FEW = 0.1  # below this share of the hidden units, a warning says why so few moved
 
 
 @dataclass(frozen=True)
 class Rescaling:
-    """What :func:`rescale_` did.
+    """What :func:`rescale_` did. ``print`` it, or its :meth:`table`.
 
     Attributes:
-        u: log-scales by module, each of shape (channels,); a channel was multiplied by ``exp(u / 2)``.
         units: number of free units, those without a path through them included.
+        moved: number of units whose scale changed by more than 0.1%.
+        at_bound: number of units whose scale the bound ``clamp`` holds.
+        no_path: number of free units through which no path leads at the present weights, which therefore stay.
         frozen: hidden units that stayed as they are, and why.
         objective: F before, then after each sweep.
         mean_update: mean absolute change of the log-scales in each sweep.
@@ -40,13 +47,17 @@ class Rescaling:
         output_change: largest change of the model's output on the example input, relative to its largest entry;
             infinite where finite entries became infinite or NaN, None if the check was turned off.
         exact: whether the function is kept in every mode.
+        statistics: ``input`` if normalisations entered with statistics measured on the example input, else ``running``.
         notes: what to know, for example why the function is kept only approximately.
+        norms: Euclidean norm of each scaled parameter, before and after.
         graph: the units, to be reused.
         solution: the solver's own account.
     """
 
-    u: Mapping[str, Tensor] = field(repr=False)
     units: int
+    moved: int
+    at_bound: int
+    no_path: int
     frozen: tuple[Frozen, ...]
     objective: tuple[float, ...]
     mean_update: tuple[float, ...]
@@ -55,7 +66,9 @@ class Rescaling:
     seconds: Mapping[str, float]
     output_change: float | None
     exact: bool
+    statistics: str
     notes: tuple[str, ...]
+    norms: Mapping[str, tuple[float, float]] = field(repr=False)
     graph: ScaleGraph = field(repr=False)
     solution: Solution = field(repr=False)
 
@@ -69,19 +82,90 @@ class Rescaling:
         """F of the rescaled model."""
         return self.objective[-1]
 
-    def undo_(self, model: nn.Module) -> None:
-        """Rescale back, in place, up to rounding; also after training, which then keeps the trained function."""
-        apply_scales_(model, self.graph, -self.solution.u)
+    @property
+    def u(self) -> dict[str, Tensor]:
+        """Log-scales by module, each of shape (channels,); a channel was multiplied by ``exp(u / 2)``."""
+        return self.graph.by_module(self.solution.u)
+
+    @property
+    def scales(self) -> dict[str, Tensor]:
+        """Lambda by module name, each of shape (channels,): what the channel was multiplied by."""
+        return Scales(self.graph, self.solution.u).by_module()
+
+    @property
+    def max_log_scale(self) -> float:
+        """Largest |log lambda|."""
+        return float(self.solution.u.abs().amax()) / 2 if self.units else 0.0
+
+    def save(self, path: str | Path) -> None:
+        """Write the scales to a safetensors file, for :func:`pathcond.load_scales`."""
+        Scales(self.graph, self.solution.u).save(path)
+
+    def undo_(self, model: nn.Module, *, optimizer: Optimizer | None = None) -> None:
+        """Rescale back, in place, up to rounding.
+
+        After training this keeps the trained function as well, if the rescaling is ``exact``; with
+        ``batchnorm="exclude"`` it does not, because running statistics have moved since.
+
+        Args:
+            model: the model that was rescaled, or one with the same parameters.
+            optimizer: the optimizer whose state moves along; see :func:`pathcond.apply_scales_`.
+        """
+        apply_scales_(model, self.graph, -self.solution.u, optimizer=optimizer)
+
+    def table(self) -> str:
+        """One line per module with hidden units: how many, how many moved, why others did not, scales and norms."""
+        rows = [("module", "units", "moved", "lambda", "norm before", "after", "not moved because")]
+        dead = torch.zeros(self.units + 1, dtype=torch.bool)
+        dead[torch.tensor([h + 1 for h in self.solution.dead], dtype=torch.int64)] = True
+        log_scales = {name: u / 2 for name, u in self.u.items()}
+        for name in self._modules():
+            units = self.graph.layers.get(name, torch.zeros(0, dtype=torch.int64))
+            free = units[units != 0].abs()
+            logs = log_scales[name][units != 0] if len(free) else torch.zeros(0)
+            frozen = self.graph.frozen_by_module.get(name, ())
+            reasons = [f"{entry.units} frozen at '{entry.where or 'the model'}': {entry.reason}" for entry in frozen]
+            if stuck := int(dead[free].sum()):
+                reasons.append(f"{stuck} without a path at these weights")
+            moved = int((logs.abs() > _MOVED).sum())
+            span = f"{float(logs.min().exp()):.3g} .. {float(logs.max().exp()):.3g}" if len(logs) else ""
+            before, after = self._norms(name)
+            count = len(free) + sum(entry.units for entry in frozen)
+            rows.append((name or "(model)", str(count), str(moved), span, before, after, "; ".join(reasons)))
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        right = {1, 2, 4, 5}
+        lines = [
+            "  ".join(
+                cell.rjust(w) if i in right else cell.ljust(w)
+                for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+            )
+            for row in rows
+        ]
+        return "\n".join(line.rstrip() for line in lines)
+
+    def _modules(self) -> list[str]:
+        """Modules with hidden units, in the order of their parameters."""
+        place = {name.rpartition(".")[0]: i for i, name in reversed(list(enumerate(self.graph.shapes)))}
+        names = dict.fromkeys([*self.graph.layers, *self.graph.frozen_by_module])
+        return sorted(names, key=lambda name: place.get(name, len(place)))
+
+    def _norms(self, module: str) -> tuple[str, str]:
+        found = [pair for name, pair in self.norms.items() if name.rpartition(".")[0] == module or name == module]
+        if not found:
+            return "", ""
+        before, after = (sum(pair[i] ** 2 for pair in found) ** 0.5 for i in (0, 1))
+        return f"{before:.3g}", f"{after:.3g}"
 
     def __str__(self) -> str:
-        top = float(self.solution.u.abs().amax()) / 2 if self.units else 0.0
-        dead = len(self.solution.dead)
-        still = f"{self.graph.frozen_units} frozen" + (f", {dead} without a path" if dead else "")
+        still = f"{self.graph.frozen_units} frozen" + (f", {self.no_path} without a path" if self.no_path else "")
         lines = [
-            f"rescaled {self.units - dead} units ({still}), largest |log lambda| {top:.3g}",
+            f"rescaled {self.moved} of {self.units + self.graph.frozen_units} units ({still}), "
+            f"largest |log lambda| {self.max_log_scale:.3g}",
             f"objective {self.objective_before:.6g} -> {self.objective_after:.6g} in {self.solution.steps} steps "
             f"(residual {self.residual:.1e}; {self.result.value})",
         ]
+        if self.at_bound:
+            lines.append(f"{self.at_bound} units are at the bound on |log lambda| (clamp=None lifts it)")
         if self.output_change is not None:
             lines.append(f"largest change of the output: {self.output_change:.1e} of its largest entry")
         lines.append("time " + ", ".join(f"{step} {1000 * s:.1f} ms" for step, s in self.seconds.items()))
@@ -96,15 +180,17 @@ def rescale_(
     model: nn.Module,
     example_input: Any,
     *,
+    clamp: float | None = DEFAULT_CLAMP,
+    optimizer: Optimizer | None = None,
     method: Literal["sweeps", "optimum"] = "sweeps",
     sweeps: int = 10,
     tol: float = 0.0,
-    clamp: float | None = None,
-    batchnorm: Literal["affine", "exclude"] = "affine",
-    shortcuts: Literal["tie", "freeze"] = "tie",
-    smooth: bool = False,
-    strict: bool = False,
+    statistics: Literal["input", "running"] | None = None,
     pooling: Literal["exact", "plain"] = "exact",
+    batchnorm: Literal["affine", "exclude"] | None = None,
+    shortcuts: Literal["tie", "freeze"] | None = None,
+    smooth: bool | None = None,
+    strict: bool | None = None,
     graph: ScaleGraph | None = None,
     check: bool = True,
     force: bool = False,
@@ -113,82 +199,91 @@ def rescale_(
 
     Args:
         model: any module that can be run on ``example_input``.
-        example_input: a tensor, a tuple or list of positional arguments, or a dict of keyword arguments; only its
-            shapes matter, and a batch of one is enough and fastest. It must reach every branch the model is used with.
-        method: ``sweeps`` (the paper's method) or ``optimum``; see :func:`pathcond.solve`, also for ``sweeps``,
-            ``tol`` and ``clamp``.
+        example_input: a tensor, a tuple or list of positional arguments, or a dict of keyword arguments. Best is a real
+            batch: the statistics of normalisations are measured on it. It must reach every branch the model is used
+            with.
+        clamp: bound on every ``|log lambda|``; None for none, as in the paper.
+        optimizer: the optimizer whose state moves with the parameters; see :func:`pathcond.apply_scales_`.
+        method: ``sweeps`` (the paper's method) or ``optimum``; see :func:`pathcond.solve`, also for ``sweeps`` and
+            ``tol``.
         sweeps: number of sweeps over all units.
         tol: tolerance of the solver.
-        clamp: bound on every ``|u|``.
-        batchnorm: how scales cross BatchNorm; see :func:`pathcond.extract_graph`, also for ``shortcuts``, ``smooth``
-            and ``strict``.
+        statistics: how normalisations enter diag(G); see :func:`pathcond.compute_diag_g`. By default ``input`` where
+            the example input is a batch of different examples, else ``running``.
+        pooling: how pools enter diag(G); see :func:`pathcond.compute_diag_g`.
+        batchnorm: how scales cross BatchNorm: ``affine`` (default) or ``exclude``; see :func:`pathcond.extract_graph`,
+            also for ``shortcuts`` (``tie`` by default), ``smooth`` and ``strict`` (False by default).
         shortcuts: whether channels along identity shortcuts share a scale or stay.
         smooth: let scales cross GELU and the like.
         strict: raise at operations without a rule.
-        pooling: how pools enter diag(G); see :func:`pathcond.path_magnitudes`.
-        graph: a graph extracted before; the four options above it are then not used.
+        graph: a graph extracted before; options of the graph must then be left out, or be those it was made with.
         check: run the model before and after, and report the largest change of its output; in the model's present mode,
             or in eval mode where it cannot train on the example (BatchNorm on a batch of one). A change that neither
             rounding nor a random forward pass explains is undone and raised, if the graph is exact.
         force: write scaled weights even where they leave the range of their dtype.
 
     Returns:
-        A :class:`Rescaling`; ``print`` it.
+        A :class:`Rescaling`; ``print`` it, or its ``table()``.
 
     Raises:
         PathCondError: see the three steps, and ``check``. An error leaves the model as it was.
 
+    Warns:
+        PathCondWarning: no unit moved, or few did; the message says why.
+
     Example:
         >>> import torch, pathcond
         >>> model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
-        >>> report = pathcond.rescale_(model, torch.ones(1, 3))
+        >>> report = pathcond.rescale_(model, torch.randn(16, 3))
         >>> report.units, report.objective_after <= report.objective_before
         (8, True)
         >>> report.undo_(model)
     """
     check_model(model)
-    check_flags(smooth=smooth, strict=strict, check=check, force=force)
-    if graph is not None and not isinstance(graph, ScaleGraph):
-        raise PathCondError(f"expected graph to be a ScaleGraph or None, got {type(graph).__name__}.")
+    check_flags(check=check, force=force)
+    graph_options = {"batchnorm": batchnorm, "shortcuts": shortcuts, "smooth": smooth, "strict": strict}
+    given = {name: value for name, value in graph_options.items() if value is not None}
+    _check_graph(graph, given)
     clock = _Clock(model)
-    with clock("check"):  # before the record, so that what the model caches is real
+    with clock("check"):  # before the model is recorded, so that what it caches is real
         checked = Check(model, example_input) if check else None
     if graph is None:
         with clock("graph"):
-            options = {"batchnorm": batchnorm, "shortcuts": shortcuts, "smooth": smooth, "strict": strict}
-            graph = extract_graph(model, example_input, **options)
+            graph = extract_graph(model, example_input, **given)
+    optimizer_buffers(model, graph.params, optimizer)  # refuses what could not follow, before any work
     with clock("diag_g"):
-        tops = finite_entries(model)
-        g = scaled_magnitudes(model, example_input, pooling, graph, None, tops)
+        chosen, notes = _choose_statistics(statistics, model, example_input, graph)
+        g = compute_diag_g(model, example_input, pooling=pooling, statistics=chosen, graph=graph, scaled=True)
     with clock("solve"):
-        problem = build_problem(graph, g, consume=True)
-        solution = solve_problem(problem, method, sweeps, tol, clamp)
-        del problem
+        solution = solve(graph, g, method=method, sweeps=sweeps, tol=tol, clamp=clamp, consume=True)
     with clock("apply"):
+        before = _parameter_norms(model, graph)
         if checked is not None:
-            checked.save(graph)
-        apply = partial(apply_known_, model, graph, solution.u, force, tops)
+            checked.save(graph.params)
         try:
-            apply()
+            apply_scales_(model, graph, solution.u, force=force)
         except BaseException:
             if checked is not None:
-                checked.put_back()
+                checked.restore()
             raise
     with clock("check"):
-        change, notes = checked.after(graph, apply) if checked is not None else (None, ())
+        change, more = (None, ())
+        if checked is not None:
+            change, more = checked.after(graph, lambda: apply_scales_(model, graph, solution.u, force=force))
+    if optimizer is not None:
+        with clock("apply"):
+            scale_optimizer_state_(model, graph, solution.u, optimizer)
     if not tensors_in(as_arguments(example_input)):
-        notes += (
+        more += (
             "the example input shows no tensor (those in tuples, lists and dicts are seen), so no unit depends on it",
         )
-    dead = (
-        (Frozen(len(solution.dead), "", "has no path through it (zero weights, or a gate after it)"),)
-        if solution.dead
-        else ()
-    )
-    return Rescaling(
-        u=graph.by_module(solution.u),
+    after = _parameter_norms(model, graph)
+    report = Rescaling(
         units=graph.units,
-        frozen=(*graph.frozen, *dead),
+        moved=int((solution.u.abs() / 2 > _MOVED).sum()),
+        at_bound=solution.clamped,
+        no_path=len(solution.dead),
+        frozen=graph.frozen,
         objective=solution.objective,
         mean_update=solution.mean_update,
         residual=solution.residual,
@@ -196,9 +291,81 @@ def rescale_(
         seconds=clock.seconds,
         output_change=change,
         exact=graph.exact,
-        notes=(*graph.notes, *notes),
+        statistics=chosen,
+        notes=(*graph.notes, *notes, *more),
+        norms={name: (before[name], after[name]) for name in before},
         graph=graph,
         solution=solution,
+    )
+    _warn_if_few(report)
+    return report
+
+
+def _check_graph(graph: ScaleGraph | None, given: Mapping[str, Any]) -> None:
+    """Refuse what is no graph, and options that contradict the graph's own."""
+    if graph is None:
+        return
+    if not isinstance(graph, ScaleGraph):
+        raise PathCondError(f"expected graph to be a ScaleGraph or None, got {type(graph).__name__}.")
+    for name, value in given.items():
+        if graph.options.get(name) != value:
+            raise PathCondError(
+                f"expected {name}={graph.options.get(name)!r}, with which the graph was extracted, got {value!r}. "
+                f"Leave {name} out, or extract a graph with it."
+            )
+
+
+def _choose_statistics(
+    asked: str | None, model: nn.Module, example_input: Any, graph: ScaleGraph
+) -> tuple[Literal["input", "running"], tuple[str, ...]]:
+    """How normalisations enter diag(G), and a note where they could not be measured."""
+    if asked == "running":
+        return "running", ()
+    if asked not in (None, "input"):
+        raise PathCondError(f"expected statistics to be 'input', 'running' or None, got {asked!r}.")
+    if not has_normalization(graph.trace_of(model, example_input)):
+        return "running", ()
+    tensors = [t for t in tensors_in(as_arguments(example_input)) if t.numel() > 1]
+    batch = [t for t in tensors if t.ndim and t.shape[0] > 1 and bool((t != t[:1]).any())]
+    if asked == "input" or batch:
+        return "input", ()
+    return "running", (
+        "the statistics of the normalisations were not measured, because the example input is not a batch of different "
+        "examples: pass a real batch",
+    )
+
+
+def _parameter_norms(model: nn.Module, graph: ScaleGraph) -> dict[str, float]:
+    """Euclidean norm of every scaled parameter; one transfer for each device."""
+    parameters = {name: model.get_parameter(name).detach() for name in graph.params}
+    found: dict[str, float] = {}
+    for device in {p.device for p in parameters.values()}:
+        there = {name: p for name, p in parameters.items() if p.device == device}
+        wide = [p.to(torch.promote_types(p.dtype, torch.float32)) for p in there.values()]
+        norms = torch._foreach_norm(wide)  # pyright: ignore[reportPrivateImportUsage]
+        norms = torch.stack([norm.double() for norm in norms])
+        found |= dict(zip(there, norms.tolist(), strict=True))
+    return {name: found[name] for name in parameters}
+
+
+def _warn_if_few(report: Rescaling) -> None:
+    """Warn where a rescaling changed nothing, or little, with the reasons."""
+    hidden = report.units + report.graph.frozen_units
+    if report.moved >= _FEW * hidden and (report.moved or not hidden):
+        return
+    reasons = [f"{entry.units} units are frozen at '{entry.where or 'the model'}': each {entry.reason}" for entry in
+               sorted(report.frozen, key=lambda entry: -entry.units)[:3]]  # fmt: skip
+    if report.no_path:
+        reasons.append(
+            f"{report.no_path} units have no path through them at the present weights (zero-initialised layers)"
+        )
+    rest = report.units - report.no_path - report.moved
+    if rest:
+        reasons.append(f"{rest} units are at their best scale already")
+    warnings.warn(
+        f"rescale_ moved {report.moved} of {hidden} hidden units: " + "; ".join(reasons) + ".",
+        PathCondWarning,
+        stacklevel=4,
     )
 
 

@@ -1,4 +1,4 @@
-"""Words of every command line that cannot be right: one message that says what was expected, status 2, no file."""
+"""Command lines that cannot be right: one message that says what was expected, status 2, no file written."""
 
 import json
 import subprocess
@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from paper import plan
-from tests.paper.train.plain import AUTOENCODER, CONV, MLP, cell
+from paper.experiments import EXPERIMENTS
+from tests.paper.training.reference import AUTOENCODER, CONV, MLP, make_spec
 
 ROOT = Path(__file__).parents[2]
-CELL = cell({**MLP, "inputs": 192}, "pathcond")  # as it should be
+SPEC = make_spec({**MLP, "inputs": 192}, "pathcond")  # as it should be
 TOY = {
-    "stage": "measure", "scale": "tiny", "item": "toy", "part": "all", "version": plan.ITEMS["toy"].version,
+    "stage": "measure", "preset": "tiny", "experiment": "toy", "part": "all", "version": EXPERIMENTS["toy"].version,
     "settings": {
         "draws": 5, "lr": 0.02, "steps": 3, "every": 1, "starts": [[1, 1, 1]], "slower_start": [2, 1, 1], "seeds": [0],
     },
@@ -22,12 +22,8 @@ FILES = {
     "half.json": "[", "numbers.json": "[1, 2]", "text.json": '"text"', "null.json": "null", "binary.json": "\0\1",
     "empty.csv": "", "head.csv": "panel,method\n", "other.csv": "a,b\n1,2\n", "file": "in the way",
 }  # fmt: skip
-
-
-CONFIG, SCHEMA = ROOT / "config.yaml", ROOT / "workflow/schemas/config.schema.yaml"
-MODEL, HOW = CELL["model"], CELL["rescaling"]
+MODEL, HOW = SPEC["model"], SPEC["rescaling"]
 OUT = ["--output", "made"]
-JUDGE = ["--scale", "tiny", *OUT]
 JOIN = [*OUT, "--table", "made.md"]
 NOT_SPECS = "expected specs as `make specs` writes them, got "
 
@@ -38,11 +34,11 @@ def changed(spec, **changes):
 
 
 def train(says, *words, **changes):
-    return "train", [changed(CELL, **changes), *words], says
+    return "training", [changed(SPEC, **changes), *words], says
 
 
 def measure(says, **changes):
-    return "measure", [changed(TOY, **changes)], says
+    return "experiments", ["measure", changed(TOY, **changes)], says
 
 
 def model(says, dataset="generated", **changes):
@@ -50,7 +46,7 @@ def model(says, dataset="generated", **changes):
     return train(says, model=given, dataset=dataset)
 
 
-def rebuild(says, task="rebuild", **changes):
+def reconstruct(says, task="reconstruct", **changes):
     return train(says, task=task, model={**AUTOENCODER, "inputs": 192, **changes})
 
 
@@ -62,77 +58,71 @@ def rescaling(says, how):
     return train(says, rescaling=how)
 
 
-def setting(says, **changes):
-    given = {name: value for name, value in {**TOY["settings"], **changes}.items() if value is not ...}
-    return measure(says, settings=given)
-
-
-def aggregate(says, item, **blocks):
-    return "aggregate", [item, "--config", json.dumps({"scale": "tiny", "scales": {"tiny": blocks}}), *OUT], says
+def experiment(says, *words):
+    return "experiments", [*words], says
 
 
 # Program, its words, and what the message says.
 SPECS = {
-    "no words": ("train", [], "the following arguments are required: SPEC"),
-    "unknown option": ("train", ["--speed", "9", "half.json"], "unrecognized arguments: --speed"),
-    "a file that is not there": ("train", ["none.json"], "cannot read the specs none.json: No such file"),
-    "a folder for a file": ("measure", ["results"], "cannot read the specs results: Is a directory"),
-    "half a file": ("train", ["half.json"], "half.json: expected JSON, got something else"),
-    "bytes": ("train", ["binary.json"], "binary.json: expected JSON, got something else"),
-    "half an object": ("measure", ["{"], "{: expected JSON, got something else"),
-    "numbers": ("train", ["numbers.json"], NOT_SPECS + "1."),
-    "text": ("measure", ["text.json"], NOT_SPECS + "'text'."),
-    "null": ("measure", ["null.json"], NOT_SPECS + "None."),
-    "an object of another kind": ("train", ['{"a": 1}'], NOT_SPECS + "{'a': 1}."),
-    "an unknown stage": train("expected runs to train, got none.", stage="trian"),
-    "specs of the other stage": ("measure", [changed(CELL)], "expected runs to measure, got none."),
-    "a name that matches nothing": train("of the 1 train runs given, got 'resnet'", "--match", "resnet"),
+    "no words": ("training", [], "the following arguments are required: SPEC"),
+    "unknown option": ("training", ["--speed", "9", "half.json"], "unrecognized arguments: --speed"),
+    "a file that is not there": ("training", ["none.json"], "cannot read the specs none.json: No such file"),
+    "a folder for a file": experiment("cannot read the specs results: Is a directory", "measure", "results"),
+    "half a file": ("training", ["half.json"], "half.json: expected JSON, got something else"),
+    "bytes": ("training", ["binary.json"], "binary.json: expected JSON, got something else"),
+    "half an object": experiment("{: expected JSON, got something else", "measure", "{"),
+    "numbers": ("training", ["numbers.json"], NOT_SPECS + "1."),
+    "text": experiment(NOT_SPECS + "'text'.", "measure", "text.json"),
+    "null": experiment(NOT_SPECS + "None.", "measure", "null.json"),
+    "an object of another kind": ("training", ['{"a": 1}'], NOT_SPECS + "{'a': 1}."),
+    "an unknown stage": train(NOT_SPECS, stage="trian"),
+    "specs of the other stage": experiment("expected runs to measure, got none.", "measure", changed(SPEC)),
+    "a key that matches nothing": train("of the 1 train runs given, got 'resnet'", "--match", "resnet"),
     "an unknown device": train("invalid choice: 'tpu'", "--device", "tpu"),
     "a limit that is no number": train("invalid seconds value: 'soon'", "--time-limit", "soon"),
     "a limit in the past": train("--time-limit: expected a number of seconds, got -1", "--time-limit=-1"),
     "checkpoints at no time": train("--save-every: expected a number of seconds, got nan", "--save-every", "nan"),
-    "a scale that leads elsewhere": train("scale: expected a name", scale="../up"),
+    "a preset that leads elsewhere": train("preset: expected a name", preset="../up"),
     "a method that leads elsewhere": train("method: expected a name", method="/up/x"),
-    "an item that leads elsewhere": measure("item: expected one of toy, criteria", item="../toy"),
-    "a part that is a number": measure("part: expected a name", part=3),
-    "specs of older code": train("of this code, got 0. Write the specs again.", version=0),
-    "a measurement of older code": measure("of this code, got None.", version=...),
+    "an experiment that leads elsewhere": measure("experiment: expected one of toy", experiment="../toy"),
+    "a part that is a number": measure("part: expected text, got 3", part=3),
+    "specs of older code": train("of this code, got 0. Write the specs again", version=0),
+    "a measurement of older code": measure("expected the key version, which is not there", version=...),
 }
 TRAINING = {
-    "a negative learning rate": train("lr: expected a positive number, got -0.1", lr=-0.1),
-    "a learning rate of NaN": train("expected a positive number, got nan", lr=float("nan")),
+    "a negative learning rate": train("lr: expected more than 0, got -0.1", lr=-0.1),
+    "a learning rate of NaN": train("lr: expected more than 0, got nan", lr=float("nan")),
     "a learning rate in words": train(NOT_SPECS, lr="fast"),
     "a learning rate without end": train(NOT_SPECS, lr=10**400),
-    "a seed twice": train("seeds: expected whole numbers, each once, got [1, 1]", seeds=[1, 1]),
-    "no seeds": train("expected whole numbers, each once, got []", seeds=[]),
-    "seeds that are text": train("expected whole numbers, each once, got ['0']", seeds=["0"]),
-    "no epochs": train("epochs: expected a whole number above 0, got 0", epochs=0),
-    "half an epoch": train("expected a whole number above 0, got 0.5", epochs=0.5),
-    "a batch of none": train("batch: expected a whole number above 0, got 0", batch=0),
-    "an unknown task": train("task: expected one of classify, rebuild, got 'guess'", task="guess"),
-    "a setting left out": train("expected batch, got none. `make specs` writes whole specs.", batch=...),
-    "a setting too many": train("expected keys among stage, scale", speed=1),
-    "a model in words": train("model: expected an object, got 'mlp'", model="mlp"),
-    "an unknown kind of model": train("expected one of mlp, cifar_nv", model={"kind": "vit"}),
-    "an unknown key of a model": train("bias of mlp, got wdth.", model={**MODEL, "wdth": 3}),
+    "a seed that is text": train("seed: expected an integer, got 'one'", seed="one"),
+    "a seed below zero": train("seed: expected at least 0, got -1", seed=-1),
+    "no epochs": train("epochs: expected at least 1, got 0", epochs=0),
+    "half an epoch": train("epochs: expected an integer, got 0.5", epochs=0.5),
+    "a batch of none": train("batch: expected at least 1, got 0", batch=0),
+    "an unknown task": train("task: expected one of classify, reconstruct, got 'guess'", task="guess"),
+    "a setting left out": train("expected the key batch, which is not there. `make specs` writes", batch=...),
+    "a setting too many": train("unknown key 'speed'", speed=1),
+    "a model in words": train("model: expected keys and values, got 'mlp'", model="mlp"),
+    "an unknown kind of model": train("model: expected one of mlp, cifar_nv", model={"kind": "vit"}),
+    "an unknown key of a model": train("model: unknown key 'wdth'; did you mean 'width'?", model={**MODEL, "wdth": 3}),
     "an unknown activation": train("one of relu, gelu, silu, got 'tanh'", model={**MODEL, "activation": "tanh"}),
-    "widths in words": model("hidden: expected a list of whole numbers above 0, got 'wide'", hidden="wide"),
-    "a width below zero": model("hidden: expected a list of whole numbers above 0, got [-3]", hidden=[-3]),
-    "no hidden layers": model("hidden: expected a list of whole numbers above 0, got []", hidden=[]),
+    "widths in words": model("model.hidden: expected a list, got 'wide'", hidden="wide"),
+    "a width below zero": model("hidden.0: expected at least 1, got -3", hidden=[-3]),
+    "no hidden layers": model("hidden: expected at least 1 entries, got []", hidden=[]),
     "fewer outputs than classes": model("outputs: expected 10, the classes of generated, got 5", outputs=5),
-    "a key of a model left out": model("expected outputs, got none", outputs=...),
-    "no compression": rebuild("compression: expected a whole number above 0, got 0", compression=0),
-    "a layer of no units": rebuild("model.compression: expected at most 13, which leaves", compression=14),
-    "an autoencoder that classifies": rebuild("task: expected rebuild for a network of kind auto", task="classify"),
-    "an unknown optimiser": optimiser("name: expected one of sgd, adam, muon, got 'lion'", name="lion"),
-    "an optimiser without a name": optimiser("name: expected one of sgd, adam, muon, got None"),
-    "an unknown key of an optimiser": optimiser("weight_decay of sgd, got speed.", name="sgd", speed=1),
-    "momentum in words": optimiser("momentum: expected a number from 0 to below 1", name="sgd", momentum="much"),
-    "momentum of Adam": optimiser("keys among name, weight_decay of adam, got mom", name="adam", momentum=0.9),
+    "a key of a model left out": model("model: expected the key outputs, which is not there", outputs=...),
+    "no compression": reconstruct("compression: expected at least 1, got 0", compression=0),
+    "a layer of no units": reconstruct("model.compression: expected at most 13, which leaves", compression=14),
+    "an autoencoder that classifies": reconstruct("task: expected reconstruct for a network", task="classify"),
+    "an unknown optimiser": optimiser("optimiser: expected one of sgd, adam, adamw, muon, got 'lion'", name="lion"),
+    "an optimiser without a name": optimiser("optimiser: expected the key that says its kind"),
+    "an unknown key of an optimiser": optimiser("optimiser: unknown key 'speed'", name="sgd", speed=1),
+    "momentum in words": optimiser("momentum: expected a number, got 'much'", name="sgd", momentum="much"),
+    "momentum of Adam": optimiser("optimiser: unknown key 'momentum'", name="adam", momentum=0.9),
     "Muon with ENorm": optimiser("name: expected sgd or adam with enorm", {"enorm": True}, name="muon"),
     "Muon with teleports": optimiser("sgd or adam with teleport", {**HOW, "teleport": 2}, name="muon"),
-    "half a rescaling": rescaling("expected part, batchnorm, solver, sweeps, pooling, got none", {"rescale": True}),
-    "no rescaling": rescaling("expected enorm, got none", {}),
+    "half a rescaling": rescaling("rescaling: expected the keys part, batchnorm, solver", {"rescale": True}),
+    "no rescaling": rescaling("rescaling: expected the key", {}),
     "an unknown solver": rescaling("solver: expected one of sweeps, optimum, got 'x'", {**HOW, "solver": "x"}),
     "an unknown part of the scales": rescaling("part: expected one of both, rows, columns", {**HOW, "part": "x"}),
     "a part of every teleport": rescaling("both with teleport, got rows", {**HOW, "part": "rows", "teleport": 2}),
@@ -141,59 +131,44 @@ TRAINING = {
     "a data set that is not there": model("Make it with `python -m paper.data mnist`", "mnist", inputs=196),
     "more images than there are": train("expected at most 640 of generated, got 9999", images=9999),
     "images of another size": model("inputs: expected 3 x s x s, where s is at most 8, the", inputs=50),
-    "larger images than there are": train(
-        "image: expected at most 8, the side of the images", model={**CONV, "image": 64}
-    ),
+    "larger images than there are": train("image: expected at most 8, the side", model={**CONV, "image": 64}),
     "grey images for colours": train("expected mlp or autoencoder for the grey", model=CONV, dataset="mnist"),
-    "an image by itself": train("batch: 33 images leave a last batch of one, which BatchNorm cannot", images=33),
-    "results in the way": train("cannot write file: file is no folder that may be written", "--results", "file"),
+    "an image by itself": train("batch: expected no last batch of one image", images=33),
+    "results in the way": train("cannot write file: file is not a folder", "--results", "file"),
 }
 MEASURING = {
-    "an unknown item": measure("item: expected one of toy, criteria", item="tow"),
-    "an item that is trained": measure("item: expected one of toy, criteria", item="cifar_nv"),
-    "settings in words": measure("settings: expected an object, got 'all'", settings="all"),
-    "no settings": measure("expected settings, got none", settings=...),
-    "no scale": measure("expected scale, got none", scale=...),
-    "a setting left out": setting("settings: expected starts, got none.", starts=...),
-    "a setting too many": setting("settings: expected keys among draws", batch=3),
-    "a setting in words": setting("settings.draws: expected a whole number above 0, got 'many'", draws="many"),
-    "half a start": setting("settings.starts: expected lists of three numbers, each once", starts=[[1, 2]]),
-    "a start without slope": setting("slower_start: expected u, v, w with u > 0", slower_start=[0, 1, 1]),
+    "an unknown experiment": measure("experiment: expected one of toy", experiment="tow"),
+    "an experiment that is trained": measure("experiment: expected one of toy", experiment="cifar_nv"),
+    "settings in words": measure("settings: expected keys and values, got 'all'", settings="all"),
+    "no settings": measure(NOT_SPECS, settings=..., part=...),
+    "no preset": measure(NOT_SPECS, preset=...),
 }
 TABLES = {
-    "an unknown item": aggregate("invalid choice: 'tow'", "tow"),
-    "no output": ("aggregate", ["toy", "--config", "{}"], "are required: --output"),
-    "no JSON": ("aggregate", ["toy", "--config", "toy: 1", *OUT], "--config: expected a JSON object, got 'toy: 1'"),
-    "a list": ("aggregate", ["toy", "--config", "[]", *OUT], "--config: expected a JSON object, got '[]'"),
-    "an empty configuration": ("aggregate", ["toy", "--config", "{}", *OUT], "expected a scale and the block"),
-    "settings of another item": aggregate("got no 'toy'", "toy", bcd={}),
-    "half the settings": aggregate("expected whole settings of mlp_depth", "mlp_depth", mlp_depth={}),
-    "no runs yet": aggregate("is missing or not readable", "toy", toy={}),
-    "a figure of an unknown item": ("figures", ["tow", "other.csv", *OUT], "invalid choice: 'tow'"),
-    "a figure of no table": ("figures", ["toy", "none.csv", *OUT], "none.csv: expected a table, got none"),
-    "a figure of an empty file": ("figures", ["toy", "empty.csv", *OUT], "empty.csv: expected a table, got something"),
-    "a figure of no rows": ("figures", ["toy", "head.csv", *OUT], "expected the table of this item, got one without"),
-    "a figure of another table": ("figures", ["toy", "other.csv", *OUT], "expected the table of this item, got one"),
-    "a figure of no dots": ("figures", ["toy", "other.csv", *OUT, "--dpi", "0"], "--dpi: expected a positive number"),
-    "a figure in no print": ("figures", ["toy", "other.csv", *OUT, "--font-size", "nan"], "--font-size: expected"),
-    "claims of an unknown item": ("claims", ["judge", "tow", "other.csv", *JUDGE], "invalid choice: 'tow'"),
-    "claims at an unknown scale": ("claims", ["judge", "toy", "other.csv", "--scale", "big", *OUT], "choice: 'big'"),
-    "claims of no table": ("claims", ["judge", "toy", "none.csv", *JUDGE], "none.csv: expected a table, got none"),
-    "claims of another table": ("claims", ["judge", "toy", "other.csv", *JUDGE], "expected the table of this item"),
-    "claims of no file": ("claims", ["join", "none.json", *JOIN], "none.json: expected a file, got none"),
-    "claims of half a file": ("claims", ["join", "half.json", *JOIN], "half.json: expected JSON, got something"),
-    "claims that are numbers": ("claims", ["join", "numbers.json", *JOIN], "numbers.json: expected claims, as"),
-    "a report of no JSON": ("report", ["tiny", *OUT], "config: expected a JSON object, got 'tiny'"),
-    "a report of an unknown scale": ("report", ['{"scale": "big"}', *OUT], "one of paper, preview, tiny, got 'big'"),
-    "a report before its claims": ("report", ['{"scale": "tiny"}', *OUT], "claims.json: expected a file, got none"),
-    "specs of an unknown scale": (
-        "specs", ["--config", CONFIG, "--schema", SCHEMA, "--scale", "big", *OUT], "paper, preview, tiny, got 'big'",
+    "an unknown experiment": experiment("invalid choice: 'tow'", "aggregate", "tow", "--config", "{}", *OUT),
+    "no output": experiment("are required: --output", "aggregate", "toy", "--config", "{}"),
+    "no JSON": experiment("--config: expected a JSON object, got 'a: 1'", "aggregate", "toy", "--config", "a: 1", *OUT),
+    "an empty configuration": experiment("--config: expected what", "aggregate", "toy", "--config", "{}", *OUT),
+    "a figure of an unknown experiment": experiment("invalid choice: 'tow'", "figure", "tow", "other.csv", *OUT),
+    "a figure of no table": experiment("none.csv: expected a table, got none", "figure", "toy", "none.csv", *OUT),
+    "a figure of an empty file": experiment("empty.csv: expected a table, got", "figure", "toy", "empty.csv", *OUT),
+    "a figure of no rows": experiment("expected the table of this experiment", "figure", "toy", "head.csv", *OUT),
+    "a figure of another table": experiment("expected the table of this exp", "figure", "toy", "other.csv", *OUT),
+    "a figure of no dots": experiment("--dpi: expected a positive", "figure", "toy", "other.csv", *OUT, "--dpi", "0"),
+    "claims of no table": experiment("none.csv: expected a table, got none", "claims", "toy", "none.csv", *OUT),
+    "claims of another table": experiment("expected the table of this exp", "claims", "toy", "other.csv", *OUT),
+    "claims of no file": experiment("none.json: expected a file, got none", "join", "none.json", *JOIN),
+    "claims of half a file": experiment("half.json: expected JSON, got something", "join", "half.json", *JOIN),
+    "claims that are numbers": experiment("numbers.json: expected claims, as", "join", "numbers.json", *JOIN),
+    "a report of no checkout": ("report", ["--folder", "nowhere", *OUT], "cannot read nowhere/config.yaml: No such"),
+    "a report of an unknown preset": ("report", ["--folder", ROOT, "--preset", "big", *OUT], "got 'big'"),
+    "a report before its claims": (
+        "report", ["--folder", ROOT, "--preset", "tiny", *OUT], "claims.json: expected a file, got none"
     ),
-    "specs of no configuration": ("specs", ["--config", "none.yaml", *OUT], "cannot read none.yaml: No such file"),
-    "specs of a table": ("specs", ["--config", "other.csv", *OUT], "expected keys and values, got str"),
+    "specs of an unknown preset": ("runs", ["--folder", ROOT, "--preset", "big", *OUT], "preview, tiny, got 'big'"),
+    "specs of no configuration": ("runs", ["--folder", "nowhere", *OUT], "cannot read nowhere/config.yaml: No"),
     "recorded runs, but not one": ("verify", ["--count", "0"], "expected --count of 1 or more"),
-    "pages that are not there": ("tell", ["--root", "nowhere"], "README.md: expected a file, got none"),
-    "a folder for a configuration": ("recorded", ["--config", "results"], "cannot read results: Is a directory"),
+    "pages of no checkout": ("docs", ["--folder", "nowhere"], "cannot read nowhere/config.yaml"),
+    "start weights of nothing": ("starts", ["init", "numbers.json"], NOT_SPECS + "1."),
 }  # fmt: skip
 AREAS = {"specs": SPECS, "training": TRAINING, "measuring": MEASURING, "tables": TABLES}
 CASES = {f"{area}: {name}": case for area, cases in AREAS.items() for name, case in cases.items()}
@@ -209,9 +184,8 @@ def test_it_is_refused_with_a_message(name, place):
 
 # The same through a shell, where a fresh interpreter starts.
 SHELL = {
-    "specs": (["--config", "none.yaml", "--output", "o"], "error: cannot read none.yaml: No such file or directory.\n"),
-    "aggregate": (["toy", "--config", "{}", "--output", "o"], "error: configuration: expected a scale"),
-    "measure": (["none.json", "--device", "cpu"], "error: cannot read the specs none.json: No such file or directory."),
+    "runs": (["--folder", "no", "--output", "o"], "error: cannot read no/config.yaml: No such file or directory.\n"),
+    "experiments": (["measure", "none.json"], "error: cannot read the specs none.json: No such file or directory."),
 }
 
 

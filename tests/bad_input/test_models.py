@@ -131,6 +131,30 @@ def test_a_model_or_input_that_cannot_be_taken(name):
     assert state_of(model) == before
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_wrapped_models_are_to_be_unwrapped():
+    for wrapped, says in ((nn.DataParallel(mlp()), "model.module"), (torch.jit.script(mlp()), "then script")):
+        with pytest.raises(PathCondError, match=says):
+            pathcond.rescale_(wrapped, X)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_sharded_parameters_are_refused(tmp_path):
+    """A one-process mesh makes the DTensors that FSDP2 and tensor parallelism make."""
+    from torch import distributed
+    from torch.distributed.fsdp import fully_shard
+
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        model = mlp()
+        fully_shard(model, mesh=distributed.init_device_mesh("cpu", (1,)))
+        for call in (pathcond.rescale_, pathcond.extract_graph, pathcond.compute_diag_g):
+            with pytest.raises(PathCondError, match=r"got '1\.weight', a DTensor.*before it is sharded"):
+                call(model, X)
+    finally:
+        distributed.destroy_process_group()
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_a_model_on_a_gpu_with_input_on_the_cpu():
@@ -146,9 +170,11 @@ OPTIONS = {
     "unknown method": ({"method": "newton"}, "expected method to be one of 'sweeps', 'optimum', got 'newton'"),
     "unknown batchnorm": ({"batchnorm": "fold"}, "expected batchnorm to be one of 'affine', 'exclude', got 'fold'"),
     "unknown shortcuts": ({"shortcuts": "cut"}, "expected shortcuts to be one of 'tie', 'freeze', got 'cut'"),
+    "unknown statistics": ({"statistics": "batch"}, "expected statistics to be .*, got 'batch'"),
+    "a flag in words": ({"smooth": "no"}, "expected smooth to be True or False, got 'no'"),
     "unknown pooling": ({"pooling": "max"}, "expected pooling to be one of 'exact', 'plain', got 'max'"),
-    "negative sweeps": ({"sweeps": -1}, "expected sweeps to be a whole number >= 0, got -1"),
-    "half a sweep": ({"sweeps": 0.5}, "expected sweeps to be a whole number >= 0, got 0.5"),
+    "negative sweeps": ({"sweeps": -1}, "expected sweeps to be an integer >= 0, got -1"),
+    "half a sweep": ({"sweeps": 0.5}, "expected sweeps to be an integer >= 0, got 0.5"),
     "a negative tolerance": ({"tol": -1.0}, "expected tol >= 0, got -1.0"),
     "a tolerance of NaN": ({"tol": float("nan")}, "expected tol >= 0, got nan"),
     "a tolerance in words": ({"tol": "small"}, "expected tol >= 0, got 'small'"),
@@ -194,7 +220,7 @@ def test_scales_that_cannot_be_applied(name):
 
 def test_an_operation_without_a_rule_is_refused_if_asked():
     model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
-    with pytest.raises(UnsupportedOpError, match=r"got `tanh` at '1'.*register_op"):
+    with pytest.raises(UnsupportedOpError, match=r"got `tanh` at '1'.*register_rule"):
         pathcond.rescale_(model, X, strict=True)
 
 
@@ -203,7 +229,7 @@ def test_an_operation_without_a_rule_is_refused_if_asked():
     ("make", "reason"),
     [
         (lambda: nn.Linear(6, 3), "there is no unit to rescale"),
-        (lambda: made_of(torch.arange(30).view(5, 6) % 5 - 2), "holds whole numbers"),
+        (lambda: made_of(torch.arange(30).view(5, 6) % 5 - 2), "holds integers"),
     ],
     ids=["no hidden unit", "integer parameters"],
 )  # fmt: skip

@@ -5,66 +5,36 @@ import hashlib
 import io
 import json
 import os
-import socket
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-from paper import cli, plan
-from paper.data import official
-from paper.train.checkpoint import Checkpoint
-from tests.bad_input.test_commands import CELL, changed
-from tests.bad_input.test_data import Attack
-from tests.data_files import isolate, member, pack, small_arrays, write_mnist
+from paper import cli, config, runs
+from paper.experiments import EXPERIMENTS
+from paper.training.checkpoint import Checkpoint
+from tests.bad_input.test_commands import SPEC, changed
+from tests.data_files import Attack, isolate, small_arrays, write_mnist
 
 ROOT = Path(__file__).parents[2]
 SECRET = "hunter2-of-the-test"  # noqa: S105 - not one
-REGIMES = {
-    "hidden_layers": 2, "neurons": 4, "inputs": 2, "outputs": 2, "variances": [0.1], "sweeps": 1, "seeds": [0],
-    "log10_alpha": {"first": 0.0, "last": 1.0, "count": 2},
-}  # fmt: skip
 
 
 def test_a_checkpoint_with_code_in_it_is_not_run(place):
     """Its digest is right: it may have been put there by someone else, but what it names is not called."""
-    checkpoint = Checkpoint(Path("checkpoints"), CELL)
+    checkpoint = Checkpoint(Path("results/checkpoints"), SPEC)
     body = io.BytesIO()
-    torch.save({"digest": checkpoint.digest, "seeds": {0: {"epoch": 1, "state": Attack(), "rows": []}}}, body)
+    torch.save({"digest": checkpoint.digest, "run": {"epoch": 1, "state": Attack(), "rows": []}}, body)
     checkpoint.path.parent.mkdir(parents=True)
     checkpoint.path.write_bytes(hashlib.sha256(body.getvalue()).digest() + body.getvalue())
-    status, said = place.call("train", changed(CELL), "--device", "cpu")
+    status, said = place.call("training", changed(SPEC), "--device", "cpu")
     assert status == 0, said
     assert f"checkpoint {checkpoint.path.name} cannot be used" in said
     assert "starting anew" in said
     assert not (place.folder / "ran").exists()
-    assert (place.folder / "results" / "tiny" / f"{plan.key(CELL)}.csv").exists()
-
-
-@pytest.mark.skipif(not hasattr(tarfile, "data_filter"), reason="this Python knows no filters of archives")
-@pytest.mark.parametrize(
-    "bad", [member("../out", b"1"), member("link", kind=tarfile.SYMTYPE, link="../../out")], ids=["name", "link"]
-)
-def test_an_official_archive_cannot_lead_out_of_its_folder(bad, tmp_path, monkeypatch):
-    """torchvision unpacks what it fetched; a stand-in for it does so here."""
-    (tmp_path / "a.tgz").write_bytes(pack([bad]))
-
-    def unpack(folder, download):
-        with tarfile.open(tmp_path / "a.tgz") as archive:
-            archive.extractall(folder)  # noqa: S202 - what is tested
-
-    stand_in = SimpleNamespace(datasets=SimpleNamespace(CIFAR10=unpack, MNIST=unpack))
-    monkeypatch.setitem(sys.modules, "torchvision", stand_in)
-    monkeypatch.setattr(tarfile.TarFile, "extraction_filter", None, raising=False)
-    monkeypatch.setattr(socket, "setdefaulttimeout", lambda _: None)
-    with pytest.raises(tarfile.FilterError):
-        official.download("mnist", str(tmp_path / "here"))
-    assert not (tmp_path / "out").exists()
-    assert not (tmp_path / "here" / "link").is_symlink()
+    assert (place.folder / "results" / "tiny" / f"{runs.key(SPEC)}.csv").exists()
 
 
 @pytest.fixture
@@ -83,20 +53,20 @@ def test_records_and_logs_do_not_tell_who_made_them(person, place, monkeypatch):
     monkeypatch.setenv("PATHCOND_DATA", str(person / "cache"))
     write_mnist(person / "pictures", small_arrays("mnist"))
     data, results = person / "mine" / "results" / "data", person / "mine" / "results"
-    version = plan.ITEMS["regimes"].version
-    spec = {"stage": "measure", "scale": "tiny", "item": "regimes", "part": "all", "version": version}
+    chosen = runs.slice_of(config.read(ROOT, "tiny"), "toy", EXPERIMENTS)
+    (toy,) = runs.specs_of(chosen, "toy", EXPERIMENTS)
     said = ""
     for program, *words in (
         ("data", "generated", "mnist", "--output", data, "--directory", person / "pictures"),
-        ("train", changed(CELL), "--results", results, "--data", data, "--device", "cpu"),
-        ("measure", json.dumps({**spec, "settings": REGIMES}), "--results", results, "--device", "cpu"),
-        ("aggregate", "regimes", "--results", results, "--output", results / "table.csv", "--config",
-         json.dumps({"scale": "tiny", "scales": {"tiny": {"regimes": REGIMES}}})),
+        ("training", changed(SPEC), "--results", results, "--data", data, "--device", "cpu"),
+        ("experiments", "measure", json.dumps(toy), "--results", results, "--device", "cpu"),
+        ("experiments", "aggregate", "toy", "--results", results, "--output", results / "table.csv", "--config",
+         json.dumps(chosen)),
     ):  # fmt: skip
         status, lines = place.call(program, *words)
         assert status == 0, lines
         said += lines
-    _, refusal = place.call("train", changed(CELL), "--results", results / "table.csv")
+    _, refusal = place.call("training", changed(SPEC), "--results", results / "table.csv")
     assert "~/mine/results/table.csv" in refusal
     written = {path: path.read_bytes() for path in results.rglob("*") if path.suffix in (".json", ".csv")}
     assert len(written) == 7  # two of the data, two each of training and measuring, the table

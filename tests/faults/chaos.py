@@ -1,9 +1,9 @@
-"""Random kills over the tiny scale: python -m tests.faults.chaos --rounds N --seed S.
+"""Random kills over the tiny preset: python -m tests.faults.chaos --rounds N --seed S.
 
-A round takes a few items at random, or now and then the whole scale. It starts Snakemake from nothing, kills it, one of
-its jobs or the whole process group at random moments, starts the same command again each time, and lets the last one
-finish. It survives if what it made has the bytes of an undisturbed run and nothing else is left. A round is repeated by
-its own seed.
+A round takes a few experiments at random, or now and then the whole preset. It starts Snakemake from nothing, kills it,
+one of its jobs or the whole process group at random moments, starts the same command again each time, and lets the last
+one finish. It survives if its files have the bytes of an undisturbed run and nothing else is left. A round is repeated
+by its own seed. After each kill Snakemake's lock is removed, as it asks for.
 """
 
 import argparse
@@ -15,24 +15,24 @@ import tempfile
 import time
 from pathlib import Path
 
-from paper.plan import ITEMS
+from paper.experiments import EXPERIMENTS
 from tests.faults.small import Small, jobs_of, kill, wait_until_gone
 from tests.workflow.tree import Tree
 
 VICTIMS = ("snakemake", "job", "group")
-MOST_KILLS, MOST_ITEMS = 2, 3
-WHOLE = 0.2  # share of the rounds that take the whole scale
+MOST_KILLS, MOST_EXPERIMENTS = 2, 3
+WHOLE = 0.2  # share of the rounds that take the whole preset
 TIMED = ("timing", "claims.", "/pages/", "report")  # in the names of files that hold times
-STEADY = sorted(item for item in ITEMS if "timing" not in item)
+STEADY = sorted(name for name in EXPERIMENTS if "timing" not in name)
 
 
-class Scale(Small):
-    """The tiny scale, or some of its items."""
+class Whole(Small):
+    """The tiny preset, or some of its experiments."""
 
     targets = ()
 
     @classmethod
-    def fresh(cls, folder: Path) -> "Scale":
+    def fresh(cls, folder: Path) -> "Whole":
         """The sources alone."""
         return cls(Tree.fresh(folder).folder)
 
@@ -42,7 +42,7 @@ class Scale(Small):
         return {name: b"" if any(part in name for part in TIMED) else content for name, content in found.items()}
 
 
-def disturb(tree: Scale, chance: random.Random, seconds: float) -> tuple[str, int]:
+def disturb(tree: Whole, chance: random.Random, seconds: float) -> tuple[str, int]:
     """Start Snakemake and kill something at a random moment; gives what was killed when, and Snakemake's group."""
     victim, delay = chance.choice(VICTIMS), chance.uniform(0.1, seconds)
     pick, started = chance.random(), time.monotonic()
@@ -68,20 +68,22 @@ def disturb(tree: Scale, chance: random.Random, seconds: float) -> tuple[str, in
     return f"{'nothing to kill' if ended else what} at {when:.1f} s", snakemake.pid
 
 
-def survive(tree: Scale, expected: dict[str, bytes], chance: random.Random, seconds: float) -> tuple[str, str]:
+def survive(tree: Whole, expected: dict[str, bytes], chance: random.Random, seconds: float) -> tuple[str, str]:
     """One round; gives what was done, and what is wrong at the end, if anything."""
     told, groups = [], []
     for number in range(chance.randint(1, MOST_KILLS)):
         what, group = disturb(tree, chance, seconds / (1 + number))  # less and less is left to do
         told.append(what)
         groups.append(group)
-    done = tree.snakemake(timeout=300)
+        tree.unlock()
     for group in groups:
         wait_until_gone(group)
+    tree.unlock()
+    done = tree.snakemake(timeout=600)
     return ", ".join(told), wrong(tree, expected, done)
 
 
-def wrong(tree: Scale, expected: dict[str, bytes], done: subprocess.CompletedProcess[str]) -> str:
+def wrong(tree: Whole, expected: dict[str, bytes], done: subprocess.CompletedProcess[str]) -> str:
     """What is not as it should be after a round."""
     if done.returncode:
         return f"the same command failed:\n{done.stdout[-4000:]}"
@@ -89,14 +91,14 @@ def wrong(tree: Scale, expected: dict[str, bytes], done: subprocess.CompletedPro
         return f"left behind: {', '.join(found)}"
     made = tree.steady()
     odd = [name for name, content in made.items() if content != expected.get(name)]
-    wanted = [f"figures/tiny/{item}.pdf" for item in tree.targets] if tree.targets else list(expected)
+    wanted = [f"figures/tiny/{name}.pdf" for name in tree.targets] if tree.targets else list(expected)
     odd += [name for name in wanted if name not in made]
     return f"not the bytes of an undisturbed run: {', '.join(odd)}" if odd else ""
 
 
 def run(rounds: int, seed: int, folder: Path) -> int:
     """All rounds, told line by line; gives how many survived."""
-    undisturbed = Scale.fresh(folder / "undisturbed")
+    undisturbed = Whole.fresh(folder / "undisturbed")
     started = time.monotonic()
     undisturbed.finish()
     seconds, expected, survived = time.monotonic() - started, undisturbed.steady(), 0
@@ -105,10 +107,10 @@ def run(rounds: int, seed: int, folder: Path) -> int:
         chance = random.Random(number)
         tree = undisturbed.sources(folder / str(number))
         if chance.random() >= WHOLE:
-            tree.targets = tuple(chance.sample(STEADY, MOST_ITEMS))
+            tree.targets = tuple(chance.sample(STEADY, MOST_EXPERIMENTS))
         started = time.monotonic()
         told, fault = survive(tree, expected, chance, seconds if not tree.targets else seconds / 3)
-        taken, what = time.monotonic() - started, ", ".join(tree.targets) or "the whole scale"
+        taken, what = time.monotonic() - started, ", ".join(tree.targets) or "the whole preset"
         say(f"seed {number} ({what}): {told}: {fault or 'survived'} ({taken:.1f} s)")
         if fault:
             say(f"  the tree is in {tree.folder}; again: python -m tests.faults.chaos --rounds 1 --seed {number}")

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from paper import files
+from paper import results
 
 ROOT = Path(__file__).parents[2]
 _WRITER = """
 import sys, time
 from pathlib import Path
-from paper import files
-with files.beside(Path(sys.argv[1])) as temporary:
+from paper import results
+with results.replacing(Path(sys.argv[1])) as temporary:
     temporary.write_bytes(b"half")
     print(temporary, flush=True)
     time.sleep(600)
@@ -43,7 +43,7 @@ def leave_half(path: Path) -> Path:
     with writing(path) as temporary:
         pass
     assert temporary.exists()
-    files._swept.clear()  # an earlier test may have had a folder of this name
+    results._swept.clear()  # an earlier test may have had a folder of this name
     return temporary
 
 

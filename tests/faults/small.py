@@ -1,4 +1,4 @@
-"""A small part of the tiny scale to disturb: two trained cells, a measurement, and what is made of them."""
+"""A small part of the tiny preset to disturb: four training runs, a measurement, and what is made of them."""
 
 import os
 import signal
@@ -12,22 +12,23 @@ from typing import Self
 from tests.workflow.tree import PARTS, Tree
 
 TARGETS = ("mlp_depth", "toy")
-MADE = ("results", "figures", "checkpoints")
-# Long enough to be killed in the middle; with two seeds there is a checkpoint half way.
-SETTINGS = {"hidden_layers": "[2]", "methods": "[baseline, pathcond]", "epochs": "40"}
+MADE = ("results", "figures")
+# Long enough to be killed in the middle.
+SETTINGS = {"hidden_layers": [2], "methods": ["baseline", "pathcond"], "epochs": 40}
 
 
 class Small(Tree):
-    """A copy of the workflow in which the tiny scale trains two cells only."""
+    """A copy of the workflow with two experiments, which checkpoints after every epoch."""
 
     targets: tuple[str, ...] = TARGETS
 
     @classmethod
     def fresh(cls, folder: Path) -> "Small":
         """The sources alone."""
-        tree = cls(Tree.fresh(folder).folder)
+        tree = cls(Tree.fresh(folder, TARGETS).folder)
         for key, value in SETTINGS.items():
-            tree.set("tiny", "mlp_depth", key, value)
+            tree.set(f"experiments.mlp_depth.{key}", value)
+        tree.edit("workflow/rules/train.smk", "--index", "--save-every 0 --index")
         return tree
 
     def sources(self, folder: Path) -> Self:
@@ -39,8 +40,8 @@ class Small(Tree):
     def copy(self, folder: Path) -> Self:
         return type(self)(super().copy(folder).folder)
 
-    def command(self, *arguments: str, scale: str = "tiny", **settings: object) -> list[str]:
-        return super().command(*(arguments or self.targets), scale=scale, **settings)
+    def command(self, *arguments: str, preset: str = "tiny", **settings: object) -> list[str]:
+        return super().command(*(arguments or self.targets), preset=preset, **settings)
 
     def begin(self) -> subprocess.Popen[str]:
         """Start Snakemake, as the leader of a process group that its jobs belong to."""
@@ -54,17 +55,22 @@ class Small(Tree):
         """What Snakemake said since the first `begin`."""
         return (self.folder / "said").read_text()
 
+    def unlock(self) -> None:
+        """What Snakemake asks for after it was killed."""
+        assert self.snakemake("--unlock").returncode == 0
+
     def finish(self) -> str:
         """Run the same command to its end; gives what it said."""
-        done = self.snakemake(timeout=300)
+        done = self.snakemake(timeout=600)
         assert done.returncode == 0, done.stdout[-8000:]
         return done.stdout
 
     def content(self) -> dict[str, bytes]:
-        """Every file that the workflow made, but for records, which hold times."""
+        """Every file that the workflow made, but for those that hold times."""
         found = {}
         for path in self.made():
-            if path.suffix != ".json" or "claims" in path.parts:
+            timed = "rescale" in path.parts or "pages" in path.parts
+            if not timed and (path.suffix != ".json" or "claims" in path.parts):
                 found[path.relative_to(self.folder).as_posix()] = path.read_bytes()
         return found
 
@@ -73,7 +79,8 @@ class Small(Tree):
 
     def leftovers(self) -> list[str]:
         """Temporary files, lock files and checkpoints, of which none may be left at the end."""
-        return [str(path) for path in self.made() if path.name.startswith(".") or "checkpoints" in path.parts]
+        ends = (".lock",)
+        return [str(p) for p in self.made() if p.name.startswith(".") or "checkpoints" in p.parts or p.suffix in ends]
 
 
 def jobs_of(group: int) -> dict[int, str]:

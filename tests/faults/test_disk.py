@@ -7,16 +7,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from paper import cli, data, store
+from paper import cli, data, results
 from paper.errors import PaperError
-from paper.figures import __main__ as figures
-from paper.train.loop import Options, result_path, train
+from paper.experiments import __main__ as program
+from paper.runs import result_path
+from paper.training.runner import Options, train
 from tests.faults.harm import fill, small_disk
 from tests.faults.small import Small
 from tests.faults.test_kills import finish_and_compare
-from tests.paper.train.plain import MLP, cell
+from tests.paper.training.reference import MLP, make_spec
 
-CELL = cell({**MLP, "inputs": 192}, "pathcond")
+RUN = make_spec({**MLP, "inputs": 192}, "pathcond")
 
 
 def files(folder: Path) -> set[str]:
@@ -30,18 +31,18 @@ def test_a_result_and_a_checkpoint(part: str, tmp_path: Path):
     def options(folder: Path) -> Options:
         return Options(folder / "results", tmp_path, folder / "checkpoints", torch.device("cpu"), every=0.0)
 
-    train([CELL], options(tmp_path / "other"))
+    train([RUN], options(tmp_path / "other"))
     place = options(tmp_path)
     with small_disk(tmp_path / part):
         filler = fill(tmp_path / part)
         with pytest.raises(PaperError, match=rf"cannot write .*/{part}/.*: No space left on device\. Free some space"):
-            train([CELL], place)
+            train([RUN], place)
         assert files(tmp_path / part) == {"filler"}
         filler.unlink()
-        train([CELL], place)
-        made = result_path(place.results, CELL)
-        assert store.is_whole(made)
-        assert made.read_bytes() == result_path(tmp_path / "other/results", CELL).read_bytes()
+        train([RUN], place)
+        made = result_path(place.results, RUN)
+        assert results.is_complete(made)
+        assert made.read_bytes() == result_path(tmp_path / "other/results", RUN).read_bytes()
         assert files(place.checkpoints) == set()
 
 
@@ -50,11 +51,13 @@ def test_a_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     table, disk = tmp_path / "table.csv", tmp_path / "disk"
     table.write_text("network,parameters,units_table,units_free,paths_paper,log10_paths_paper,paths_all,log10_paths_all\n"
                      "mlp,10,5,5,1.0e+02,2.0,1.0e+02,2.0\n")  # fmt: skip
-    monkeypatch.setattr(sys, "argv", ["figures", "architectures", str(table), "--output", str(disk / "a.pdf")])
+    monkeypatch.setattr(
+        sys, "argv", ["experiments", "figure", "architectures", str(table), "--output", str(disk / "a.pdf")]
+    )
 
     def draw() -> int | str | None:
         try:
-            cli.run(figures.main)
+            cli.run(program.main)
         except SystemExit as error:
             return error.code
         return 0
@@ -77,8 +80,8 @@ def test_a_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
 
 @pytest.mark.faults
 def test_a_workflow_on_a_full_disk(fresh: Small, undisturbed: Small):
-    """Data, checkpoints, results and figures find no room in turn; each time the same command goes on from there."""
-    for part in ("results/data", "checkpoints", "results/tiny/train", "figures/tiny"):
+    """Data, checkpoints, results and figures find no room, one after the other; each time the same command resumes."""
+    for part in ("results/data", "results/checkpoints", "results/tiny/train", "figures/tiny"):
         with small_disk(fresh.folder / part):
             fill(fresh.folder / part)
             done = fresh.snakemake()

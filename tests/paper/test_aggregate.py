@@ -1,31 +1,37 @@
 """From runs to tables: the statistics by hand, and strictness about which runs there are."""
 
-import json
 import math
-import sys
 from itertools import product
+from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from paper import cli, plan, store
-from paper.aggregate import aggregate as aggregate_with
-from paper.aggregate import main
+from paper import results, runs
 from paper.errors import PaperError
+from paper.experiments.__main__ import aggregate as aggregate_with
 
 TIMED = {"parameters": 100, "batches": 4, "epoch_batches": 8, "hardware": "CPU"}
 
 
-def write(folder, item, rows, part="all", **settings):
-    """A run of an item as the measuring stage leaves it."""
-    spec = {"stage": "measure", "scale": "tiny", "item": item, "part": part, "version": 1, "settings": settings}
-    path = folder / f"{plan.key(spec)}.csv"
-    store.write_result(path, pd.DataFrame(rows), spec, {"status": "done"})
-    return path
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
 
 
-def aggregate(item, paths):
-    return aggregate_with(item, paths, {})
+def write(folder, name, rows, part="all", **settings):
+    """A part of an experiment as the measuring stage leaves it; gives its spec."""
+    spec = {"stage": "measure", "preset": "tiny", "experiment": name, "part": part, "version": 1, "settings": settings}
+    results.write_result(path_of(spec), pd.DataFrame(rows), spec, {"status": "done"})
+    return spec
+
+
+def path_of(spec):
+    return runs.result_path(Path("results"), spec)
+
+
+def aggregate(name, specs):
+    return aggregate_with(name, specs, {}, Path("results"))
 
 
 def regimes(values):
@@ -109,16 +115,6 @@ def test_bcd_joins_networks_and_keeps_the_start_without_update(tmp_path):
     assert table["n"].tolist() == [2] * 4
 
 
-def test_timing_has_mean_and_deviation_over_repeats(tmp_path):
-    rows = timing("mlp", {"plain": [1.0, 3.0], "exact": [5.0, 5.0]})
-    table = aggregate("timing", [write(tmp_path, "timing", rows, "mlp", repeats=2)])
-    assert table["pooling"].tolist() == ["plain", "exact"]
-    assert table["seconds_mean"].tolist() == [2.0, 5.0]
-    assert table["seconds_sd"].tolist() == pytest.approx([math.sqrt(2.0), 0.0])
-    for name, value in {**TIMED, "units": 9, "n": 2, "network": "mlp", "step": "total"}.items():
-        assert table[name].tolist() == [value, value]
-
-
 def test_timing_depth_joins_both_panels(tmp_path):
     deep = write(tmp_path, "timing_depth", depths({1: [1.0, 2.0], 2: [3.0, 5.0]}), repeats=2)
     nets = [
@@ -138,15 +134,6 @@ def test_timing_depth_joins_both_panels(tmp_path):
     assert split[["n", "units"]].to_numpy().tolist() == [[2, 9], [2, 9]]
 
 
-@pytest.mark.parametrize("item", ["toy", "criteria", "theory", "architectures"])
-def test_other_items_keep_their_rows(tmp_path, item):
-    columns = {"toy": "start extra run step", "criteria": "example criterion log_scale", "theory": "case a kind layer"}
-    rows = [{**dict.fromkeys(columns.get(item, "network").split(), "x"), "value": 1 / 3, "seed": s} for s in (0, 1)]
-    settings = {} if item == "architectures" else {"seeds": [0, 1]}
-    table = aggregate(item, [write(tmp_path, item, rows, **settings)])
-    pd.testing.assert_frame_equal(table, pd.DataFrame(rows), check_exact=True)
-
-
 @pytest.mark.parametrize(
     ("values", "said"),
     [
@@ -161,66 +148,52 @@ def test_other_items_keep_their_rows(tmp_path, item):
     ids=["missing", "too many", "doubled", "all doubled"],
 )
 def test_seeds_that_are_not_those_asked_for_are_an_error(tmp_path, values, said):
-    path = write(tmp_path, "regimes", regimes(values), seeds=[0, 1, 2])
+    spec = write(tmp_path, "regimes", regimes(values), seeds=[0, 1, 2])
     with pytest.raises(PaperError) as caught:
-        aggregate("regimes", [path])
-    assert str(caught.value).startswith(f"{path}: expected {said}")
+        aggregate("regimes", [spec])
+    assert str(caught.value).startswith(f"{path_of(spec)}: expected {said}")
     assert str(caught.value).endswith("Delete it and run again.")
 
 
 def test_a_seed_that_is_missing_in_one_group_is_an_error(tmp_path):
     rows = smooth([(0, 1.0), (1, 1.0)]) + smooth([(0, 1.0)], depth=2)
-    path = write(tmp_path, "smooth", rows, seeds=[0, 1])
+    spec = write(tmp_path, "smooth", rows, seeds=[0, 1])
     with pytest.raises(PaperError, match=r"expected every seed once in every group, got rows by seed \{0: 2, 1: 1\}"):
-        aggregate("smooth", [path])
-
-
-def test_a_missing_column_of_seeds_is_an_error(tmp_path):
-    path = write(tmp_path, "theory", [{"case": "constant", "z": 1.0}], seeds=[0])
-    with pytest.raises(PaperError, match=r"expected seeds \[0\], got \[\]"):
-        aggregate("theory", [path])
+        aggregate("smooth", [spec])
 
 
 def test_repeats_are_counted_too(tmp_path):
     good = write(tmp_path, "timing", timing("mlp", {"plain": [1.0, 2.0]}), "mlp", repeats=2)
     bad = write(tmp_path, "timing", timing("conv", {"plain": [1.0]}), "conv", repeats=2)
-    with pytest.raises(PaperError, match=rf"{bad.name}: expected repeats \[0, 1\], got \[0\]"):
+    with pytest.raises(PaperError, match=rf"{path_of(bad).name}: expected repeats \[0, 1\], got \[0\]"):
         aggregate("timing", [good, bad])
 
 
 @pytest.mark.parametrize(
-    "epochs", [[(0, 0), (0, 1), (1, 0)], [(0, 0), (0, 0), (1, 0), (1, 0)]], ids=["short", "doubled"]
+    ("epochs", "said"),
+    [([(0, 0), (1, 0)], "seeds"), ([(0, 0), (0, 0)], "every seed once")],
+    ids=["another seed", "doubled"],
 )
-def test_cells_of_training_are_counted_too(tmp_path, epochs):
-    spec = {"stage": "train", "task": "classify", "network": "mlp", "method": "baseline", "lr": 0.1, "seeds": [0, 1]}
-    path = tmp_path / f"{plan.key(spec)}.csv"
-    store.write_result(path, pd.DataFrame(epochs, columns=["seed", "epoch"]), spec, {"status": "done"})
-    with pytest.raises(PaperError, match=rf"{path.name}: expected every seed once in every group"):
-        aggregate("mlp_depth", [path])
+def test_training_runs_are_counted_too(epochs, said):
+    spec = {"stage": "train", "preset": "tiny", "task": "classify", "network": "mlp", "method": "baseline", "lr": 0.1,
+            "seed": 0}  # fmt: skip
+    table = pd.DataFrame(epochs, columns=["seed", "epoch"])
+    results.write_result(path_of(spec), table, spec, {"status": "done"})
+    with pytest.raises(PaperError, match=rf"{path_of(spec).name}: expected {said}"):
+        aggregate("mlp_depth", [spec])
 
 
 def test_a_damaged_run_is_an_error_that_names_it(tmp_path):
-    path = write(tmp_path, "regimes", regimes([(0, 1.0)]), seeds=[0])
-    path.write_text(path.read_text().replace("1.0", "2.0"))
-    with pytest.raises(PaperError, match=path.name):
-        aggregate("regimes", [path])
+    spec = write(tmp_path, "regimes", regimes([(0, 1.0)]), seeds=[0])
+    path_of(spec).write_text(path_of(spec).read_text().replace("1.0", "2.0"))
+    with pytest.raises(PaperError, match=path_of(spec).name):
+        aggregate("regimes", [spec])
 
 
-def test_the_program_writes_the_table_or_says_why_not(tmp_path, monkeypatch, capsys):
-    config = {"scale": "tiny", "scales": {"tiny": {"regimes": {"seeds": [0, 1]}}}}
-    (spec,) = plan.runs_of(config, "regimes")
-    path, output = tmp_path / "tiny" / f"{plan.key(spec)}.csv", tmp_path / "out" / "t.csv"
-    store.write_result(path, pd.DataFrame(regimes([(0, 1.0), (1, 3.0)])), spec, {"status": "done"})
-
-    def run(output):
-        words = ["regimes", "--config", json.dumps(config), "--results", tmp_path, "--output", output]
-        monkeypatch.setattr(sys, "argv", ["paper.aggregate", *map(str, words)])
-        cli.run(main)
-
-    run(output)
-    assert store.read_table(output)["median"].tolist() == [2.0]
-    path.with_suffix(".json").unlink()
-    with pytest.raises(SystemExit, match="2"):
-        run(tmp_path / "other.csv")
-    assert capsys.readouterr().err.startswith(f"error: {path}: its record")
-    assert not (tmp_path / "other.csv").exists()
+def test_only_the_rows_that_are_asked_for_enter(tmp_path):
+    rows = [{**row, "alpha": alpha} for alpha in (1.0, 2.0, 3.0) for row in regimes([(0, alpha)])]
+    spec = write(tmp_path, "regimes", rows, seed=0, variance=0.1)
+    table = aggregate("regimes", [{**spec, "rows": {"alphas": [1.0, 3.0]}}])
+    assert table["alpha"].tolist() == [1.0, 3.0]
+    with pytest.raises(PaperError, match=r"expected rows with alpha \[4.0\], got none"):
+        aggregate("regimes", [{**spec, "rows": {"alphas": [1.0, 4.0]}}])

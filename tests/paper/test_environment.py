@@ -80,10 +80,11 @@ def test_all_that_the_workflow_imports_is_in_condas_environment():
 
 
 def test_the_library_imports_what_the_package_asks_for_alone():
-    asked = {canonicalize_name(Requirement(line).name) for line in PROJECT["dependencies"]}
+    optional = [line for extra in PROJECT["optional-dependencies"].values() for line in extra]
+    asked = {canonicalize_name(Requirement(line).name) for line in (*PROJECT["dependencies"], *optional)}
     assert packages_of(ROOT / "src/pathcond") == asked
 
 
 def test_the_pins_are_what_these_tests_run_with():
-    installed = {name: metadata.version(name) for name in ("pandas", "jsonschema", "PyYAML", "matplotlib")}
+    installed = {name: metadata.version(name) for name in ("pandas", "pydantic", "PyYAML", "matplotlib")}
     assert {canonicalize_name(name): version for name, version in installed.items()}.items() <= REQUIREMENTS.items()

@@ -1,4 +1,4 @@
-"""Results may change only together with their version: runs of the tiny scale against what they gave before."""
+"""Results may change only together with their version: runs of the tiny preset against what they gave before."""
 
 import json
 import math
@@ -30,7 +30,7 @@ def close(a, b):
 def test_results_are_those_of_their_version(made, name):
     assert name in KEPT, f"{name} is new: run `python -m tests.golden`"
     spec, sums = made[name]
-    where = "VERSION in src/paper/cells.py" if spec["stage"] == "train" else "Item.version in src/paper/plan.py"
+    where = "TRAINING_VERSION in src/paper/runs.py" if spec["stage"] == "train" else "version of the experiment"
     kept = KEPT[name]
     assert spec["version"] == kept["version"], f"{name} has a new version: run `python -m tests.golden`"
     assert golden.digest(spec) == kept["digest"], f"{name} has new settings: run `python -m tests.golden`"

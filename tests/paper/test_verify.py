@@ -8,17 +8,16 @@ import pandas as pd
 import pytest
 import torch
 
-from paper import cli, store, verify
-from paper.config import check, load
+from paper import cli, config, results, runs, verify
 from paper.data import prepare
-from paper.measure.__main__ import make
-from paper.plan import key, runs
-from paper.train.loop import Options, result_path, train
+from paper.experiments import EXPERIMENTS
+from paper.experiments.__main__ import make
+from paper.runs import key, result_path
+from paper.training.runner import Options, train
 
 ROOT = Path(__file__).parents[2]
-CONFIG, SCHEMA = ROOT / "config.yaml", ROOT / "workflow/schemas/config.schema.yaml"
 CPU = torch.device("cpu")
-RUNS = runs(check({**load(CONFIG), "scale": "tiny"}, SCHEMA))
+RUNS = runs.plan(config.read(ROOT, "tiny"), EXPERIMENTS).specs
 
 
 def named(text):
@@ -26,7 +25,7 @@ def named(text):
     return spec
 
 
-CELL, TOY = named("mlp_2x16/pathcond-lr0.001"), named("measure/toy/")
+RUN, TOY = named("mlp_2x16/pathcond-lr0.001-seed1"), named("measure/toy/")
 
 
 @pytest.fixture(scope="module")
@@ -34,31 +33,31 @@ def recorded(tmp_path_factory):
     """A folder with the data, a cell of training and a measurement."""
     folder = tmp_path_factory.mktemp("recorded")
     prepare("generated", folder / "data" / "generated.pt")
-    train([CELL], Options(folder, folder / "data", folder / "checkpoints", CPU))
+    train([RUN], Options(folder, folder / "data", folder / "checkpoints", CPU))
     make(TOY, result_path(folder, TOY), CPU, folder / "data")
     return folder
 
 
-def checks(recorded, tmp_path, spec, seed, epochs=2, alter=None):
-    """Verify one run, after its record was altered and sealed again."""
-    table, record = store.read_result(result_path(recorded, spec))
+def checks(recorded, tmp_path, spec, seed=None, epochs=2, alter=None):
+    """Verify one run, after its record was altered and given a new checksum."""
+    table, record = results.read_result(result_path(recorded, spec))
     table = table if alter is None else alter(table)
-    store.write_result(result_path(tmp_path / "claimed", spec), table, spec, record)
+    results.write_result(result_path(tmp_path / "claimed", spec), table, spec, record)
     options = Options(tmp_path / "made", recorded / "data", tmp_path / "checkpoints", CPU)
     (found,) = verify.verify([(spec, seed)], tmp_path / "claimed", options, epochs)
     return found
 
 
-@pytest.mark.parametrize(("spec", "seed", "compared"), [(CELL, 1, "epochs 0 to 2"), (TOY, 0, "480 rows")])
+@pytest.mark.parametrize(("spec", "seed", "compared"), [(RUN, None, "epochs 0 to 2"), (TOY, 0, "480 rows")])
 def test_a_true_record_agrees(recorded, tmp_path, spec, seed, compared):
     found = checks(recorded, tmp_path, spec, seed)
     assert found.agrees
-    assert (found.name, found.compared) == (f"{key(spec)} seed {seed}", compared)
+    assert (found.name, found.compared) == (key(spec) if seed is None else f"{key(spec)} seed {seed}", compared)
     assert found.worst.off < 1e-5
 
 
 def test_more_epochs_than_recorded_are_not_asked_for(recorded, tmp_path):
-    assert checks(recorded, tmp_path, CELL, 0, epochs=50).compared == "epochs 0 to 3"
+    assert checks(recorded, tmp_path, RUN, epochs=50).compared == "epochs 0 to 3"
 
 
 @pytest.mark.parametrize(
@@ -73,44 +72,43 @@ def test_more_epochs_than_recorded_are_not_asked_for(recorded, tmp_path):
 )
 def test_an_altered_cell_differs(recorded, tmp_path, column, change):
     def alter(table):
-        where = (table["seed"] == 1) & (table["epoch"] == 1)
+        where = table["epoch"] == 1
         table.loc[where, column] = table.loc[where, column].map(change)
         return table
 
-    found = checks(recorded, tmp_path, CELL, 1, alter=alter)
+    found = checks(recorded, tmp_path, RUN, alter=alter)
     assert not found.agrees
     assert found.worst.column == column
-    assert checks(recorded, tmp_path / "other", CELL, 0, alter=alter).agrees, "the other seed is as it was"
-    assert checks(recorded, tmp_path / "start", CELL, 1, epochs=0, alter=alter).agrees, "what is not compared"
+    assert checks(recorded, tmp_path / "start", RUN, epochs=0, alter=alter).agrees, "what is not compared"
 
 
 def test_another_method_in_its_place_differs(recorded, tmp_path):
-    other = named("mlp_2x16/baseline-lr0.001")
+    other = named("mlp_2x16/baseline-lr0.001-seed1")
     train([other], Options(tmp_path, recorded / "data", tmp_path / "checkpoints", CPU))
-    table, _ = store.read_result(result_path(tmp_path, other))
+    table, _ = results.read_result(result_path(tmp_path, other))
 
-    assert not checks(recorded, tmp_path, CELL, 0, alter=lambda _: table).agrees
+    assert not checks(recorded, tmp_path, RUN, alter=lambda _: table).agrees
 
 
 @pytest.mark.parametrize(("moved", "agrees"), [(1.03, True), (1.02, False)])
 def test_what_training_magnifies_is_allowed(recorded, tmp_path, monkeypatch, moved, agrees):
     """A loss 10% off, where a rate moved by rounding changes it by 2 or 3%; the start must agree nevertheless."""
-    true, record = store.read_result(result_path(recorded, CELL))
-    rows = true[(true["seed"] == 1) & (true["epoch"] <= 2)].reset_index(drop=True)
+    true, record = results.read_result(result_path(recorded, RUN))
+    rows = true[true["epoch"] <= 2].reset_index(drop=True)
     rates = []
 
-    def trained(cell, options):
-        rates.append(cell["lr"] / CELL["lr"] - 1)
+    def trained(spec, options):
+        rates.append(spec["lr"] / RUN["lr"] - 1)
         factor = 1.0 if len(rates) == 1 else moved if len(rates) == 2 else 1.0
         return rows.assign(train_loss=rows["train_loss"].where(rows["epoch"] == 0, rows["train_loss"] * factor)), record
 
     monkeypatch.setattr(verify, "_trained", trained)
-    found = checks(recorded, tmp_path, CELL, 1, alter=lambda t: t.assign(
+    found = checks(recorded, tmp_path, RUN, alter=lambda t: t.assign(
         train_loss=t["train_loss"].where(t["epoch"] == 0, t["train_loss"] * 1.1)))  # fmt: skip
     assert (found.agrees, found.compared) == (agrees, "epochs 0 to 2, chaotic")
     assert rates == pytest.approx([0.0, -(2.0**-11), 2.0**-11], rel=1e-6)
     rates.clear()
-    start = checks(recorded, tmp_path, CELL, 1, alter=lambda t: t.assign(train_loss=t["train_loss"] * 1.1))
+    start = checks(recorded, tmp_path, RUN, alter=lambda t: t.assign(train_loss=t["train_loss"] * 1.1))
     assert not start.agrees
     assert len(rates) == 1
 
@@ -140,8 +138,8 @@ def test_both_diverged_is_agreement():
 
 
 def test_what_can_be_made_again():
-    conv, timed = named("cifar_nv/enorm-lr0.001"), named("timing_depth/")
-    assert verify.comparable(CELL, CPU)
+    conv, timed = named("cifar_nv/enorm-lr0.001-seed0"), named("timing_depth/")
+    assert verify.comparable(RUN, CPU)
     assert verify.comparable(TOY, CPU)
     assert not verify.comparable(conv, CPU)
     assert verify.comparable(conv, torch.device("cuda"))
@@ -158,8 +156,8 @@ def test_the_choice_follows_from_its_seed():
     assert verify.pick([named("architectures")], 1, 0)[0][1] is None
 
 
-def command(monkeypatch, results, data, *more):
-    options = ("--config", CONFIG, "--schema", SCHEMA, "--scale", "tiny", "--results", results, "--data", data)
+def command(monkeypatch, folder, data, *more):
+    options = ("--folder", ROOT, "--preset", "tiny", "--results", folder, "--data", data)
     monkeypatch.setattr(sys, "argv", ["verify", *map(str, (*options, "--device", "cpu", *more))])
     cli.run(verify.main)
 
@@ -169,14 +167,14 @@ def test_the_program(recorded, tmp_path, monkeypatch, capsys):
     told = capsys.readouterr()
     assert told.out.count("agrees") == 2
     assert "2 of 2 recorded runs, picked with --seed 3" in told.err
-    table, record = store.read_result(result_path(recorded, CELL))
-    store.write_result(result_path(tmp_path, CELL), table.assign(test_loss=9.0), CELL, record)
+    table, record = results.read_result(result_path(recorded, RUN))
+    results.write_result(result_path(tmp_path, RUN), table.assign(test_loss=9.0), RUN, record)
     with pytest.raises(SystemExit, match="1"):
         command(monkeypatch, tmp_path, recorded / "data")
     assert "DIFFERS  test_loss off by" in capsys.readouterr().out
     with pytest.raises(SystemExit, match="2"):
         command(monkeypatch, tmp_path / "nowhere", recorded / "data")
-    assert "expected recorded runs of the scale tiny" in capsys.readouterr().err
+    assert "expected recorded runs of the preset tiny" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="2"):
         command(monkeypatch, recorded, recorded / "data", "--count", 0)
     assert "expected --count of 1 or more" in capsys.readouterr().err

@@ -1,36 +1,44 @@
-"""Writing scales: dtypes, ranges, and that an error writes nothing."""
+"""Writing scales: number formats, ranges, optimizer state, files; and that an error writes nothing."""
 
 import copy
 import math
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn, optim
 
 import pathcond
-from tests.cases import BY_NAME, mlp
+from pathcond.apply import OPTIMIZER_STATE, multiply_
+from tests.cases import BY_NAME, Lambda, mlp, random_scales
 
 
-def graph_of(model, x):
-    return pathcond.extract_graph(model, x)
+def unchanged(model: nn.Module, state: dict[str, Tensor]) -> bool:
+    return all(torch.equal(state[k], v) for k, v in model.state_dict().items())
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_factors_and_dtype(dtype):
     model, x = mlp(3, 4, 2).to(dtype), torch.ones(1, 3, dtype=dtype)
-    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    before = {n: p.detach().clone().double() for n, p in model.named_parameters()}
     u = torch.tensor([0.5, -0.3, 1.1, 0.0], dtype=torch.float64)
-    pathcond.apply_scales_(model, graph_of(model, x), u)
+    pathcond.apply_scales_(model, pathcond.extract_graph(model, x), u)
     scale = (u / 2).exp()
-    exact = {
-        "0.weight": before["0.weight"].double() * scale[:, None],
-        "0.bias": before["0.bias"].double() * scale,
-        "2.weight": before["2.weight"].double() / scale,
-        "2.bias": before["2.bias"].double(),
-    }
+    factors = {"0.weight": scale[:, None], "0.bias": scale, "2.weight": 1 / scale, "2.bias": torch.ones(())}
     for name, p in model.named_parameters():
         assert p.dtype == dtype
-        torch.testing.assert_close(p.detach().double(), exact[name], rtol=2 * torch.finfo(dtype).eps, atol=0)
+        exact = before[name] * factors[name]
+        torch.testing.assert_close(p.detach().double(), exact, rtol=2 * torch.finfo(dtype).eps, atol=0)
+
+
+@pytest.mark.parametrize(("dtype", "u"), [(torch.bfloat16, 3.0), (torch.float64, 100.0)])
+def test_parameters_without_axes_are_scaled(dtype, u):
+    model = Lambda(lambda s, x: s.b(torch.relu(s.a(x) + s.s)), a=nn.Linear(6, 1), b=nn.Linear(1, 5))
+    model.s = nn.Parameter(torch.randn(()))
+    model, x = model.to(dtype), torch.ones(1, 6, dtype=dtype)
+    before = model.s.item()
+    pathcond.apply_scales_(model, pathcond.extract_graph(model, x), torch.full((1,), u))
+    assert model.s.item() == pytest.approx(before * math.exp(u / 2), rel=1e-2)
 
 
 def test_gradients_flags_and_identity_stay():
@@ -39,7 +47,7 @@ def test_gradients_flags_and_identity_stay():
     model(x).sum().backward()
     ids = [id(p) for p in model.parameters()]
     grads = [None if p.grad is None else p.grad.clone() for p in model.parameters()]
-    graph = graph_of(model, x)
+    graph = pathcond.extract_graph(model, x)
     with torch.inference_mode():
         pathcond.apply_scales_(model, graph, torch.ones(4))
     assert [id(p) for p in model.parameters()] == ids
@@ -50,45 +58,256 @@ def test_gradients_flags_and_identity_stay():
     model(x).sum().backward()  # the parameters still work
 
 
-@pytest.mark.parametrize("u", [torch.tensor([30.0, 0, 0, 0]), torch.tensor([-30.0, 0, 0, 0])])
+@pytest.mark.parametrize("u", [30.0, -30.0])
 def test_overflow_is_refused_and_nothing_written(u):
     model, x = mlp(3, 4, 2).half(), torch.ones(1, 3).half()
     state = copy.deepcopy(model.state_dict())
-    graph = graph_of(model, x)
-    with pytest.raises(pathcond.ApplyError, match=r"float16.*would (overflow|vanish).*clamp="):
-        pathcond.apply_scales_(model, graph, u)
-    assert all(torch.equal(state[k], v) for k, v in model.state_dict().items())
-    pathcond.apply_scales_(model, graph, u, force=True)
-    assert any(not torch.equal(state[k], v) for k, v in model.state_dict().items())
+    graph = pathcond.extract_graph(model, x)
+    scales = torch.tensor([u, 0, 0, 0])
+    with pytest.raises(pathcond.ApplyError, match=r"float16.*would (overflow|vanish).*clamp=.*model.float\(\)"):
+        pathcond.apply_scales_(model, graph, scales)
+    assert unchanged(model, state)
+    pathcond.apply_scales_(model, graph, scales, force=True)
+    assert not unchanged(model, state)
 
 
 def test_large_scales_that_cancel_are_exact():
     """A weight whose row and column factors are far outside float32, but not their product."""
     model, x = mlp(2, 1, 1, 1), torch.ones(1, 2)
     before = model[2].weight.detach().clone()
-    graph = graph_of(model, x)
-    model[0].weight.data.mul_(1e-20)
-    model[0].bias.data.mul_(1e-20)
-    model[2].bias.data.mul_(1e-20)
-    model[4].weight.data.mul_(1e20)
+    graph = pathcond.extract_graph(model, x)
+    for p, factor in (
+        (model[0].weight, 1e-20),
+        (model[0].bias, 1e-20),
+        (model[2].bias, 1e-20),
+        (model[4].weight, 1e20),
+    ):
+        p.data.mul_(factor)
     pathcond.apply_scales_(model, graph, torch.full((2,), 4 * math.log(1e10), dtype=torch.float64))
     torch.testing.assert_close(model[2].weight.detach(), before, rtol=1e-6, atol=0)
-    assert bool(torch.isfinite(torch.cat([p.reshape(-1) for p in model.parameters()])).all())
+    assert all(bool(torch.isfinite(p).all()) for p in model.parameters())
+
+
+def test_a_product_in_a_wider_format_is_rounded_once():
+    t = torch.full((2, 3), 1.0e30)
+    multiply_(t, torch.tensor([[1.0e20], [1.0]], dtype=torch.float64), torch.tensor([[1.0e-20]], dtype=torch.float64))
+    torch.testing.assert_close(t, torch.tensor([[1.0e30], [1.0e10]]).expand(2, 3))
 
 
 def test_wrong_scales_and_models_are_refused():
     case = BY_NAME["mlp"]
     model, x = case.model(), case.input()
-    graph = graph_of(model, x)
+    graph = pathcond.extract_graph(model, x)
     state = copy.deepcopy(model.state_dict())
-    with pytest.raises(pathcond.ApplyError, match=r"shape \(9,\).*got shape \(3,\)"):
-        pathcond.apply_scales_(model, graph, torch.ones(3))
     bad = torch.zeros(9)
     bad[2] = math.nan
-    with pytest.raises(pathcond.ApplyError, match="1 NaN"):
-        pathcond.apply_scales_(model, graph, bad)
-    assert all(torch.equal(state[k], v) for k, v in model.state_dict().items())
+    for u, words in ((torch.ones(3), r"shape \(9,\).*got shape \(3,\)"), (bad, "1 NaN"), (None, "log-scales u")):
+        with pytest.raises(pathcond.ApplyError, match=words):
+            pathcond.apply_scales_(model, graph, u)
+    assert unchanged(model, state)
     with pytest.raises(pathcond.ApplyError, match=r"'0\.weight' of shape \(4, 3\), got shape \(5, 3\)"):
         pathcond.apply_scales_(mlp(3, 5, 5, 2).double(), graph, torch.ones(9))
     with pytest.raises(pathcond.ApplyError, match="no such parameter"):
         pathcond.apply_scales_(nn.Linear(3, 4), graph, torch.ones(9))
+
+
+# ---- optimizer state
+
+OPTIMIZERS: dict[str, Any] = {
+    "SGD": lambda p: optim.SGD(p, lr=0.1),
+    "SGD momentum": lambda p: optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
+    "Adam": lambda p: optim.Adam(p, lr=0.01, eps=1e-30),
+    "AdamW amsgrad": lambda p: optim.AdamW(p, lr=0.01, eps=1e-30, weight_decay=0.0, amsgrad=True),
+    "NAdam": lambda p: optim.NAdam(p, lr=0.01, eps=1e-30),
+    "RAdam": lambda p: optim.RAdam(p, lr=0.01, eps=1e-30),
+    "Adamax": lambda p: optim.Adamax(p, lr=0.01, eps=1e-30),
+    "RMSprop": lambda p: optim.RMSprop(p, lr=0.01, eps=1e-30, momentum=0.9, centered=True),
+    "Adagrad": lambda p: optim.Adagrad(p, lr=0.01, eps=1e-30),
+    "Adadelta": lambda p: optim.Adadelta(p, lr=0.1, eps=1e-30),
+    "Muon": lambda p: optim.Muon([q for q in p if q.ndim == 2], lr=0.01, weight_decay=0.0),
+}
+
+
+def state_net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return mlp(4, 6, 5, 3).double()
+
+
+X = torch.randn(8, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+def gradients_(model: nn.Module, divide_by: dict[str, Tensor] | None = None) -> None:
+    """Gradients at a fixed point; divided by factors they are those of a model rescaled by these factors."""
+    model.zero_grad()
+    model(X).square().mean().backward()
+    for name, factor in (divide_by or {}).items():
+        model.get_parameter(name).grad.div_(factor)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_state_is_what_the_rescaled_model_would_have_given(name):
+    """The reference optimizer sees, from its first step on, the gradients that the rescaled model has.
+
+    The gradients of all steps are those at the initial weights, so that both see the same ones up to the factors; then
+    the state and, for one step, the update of the weights must agree.
+    """
+    model = state_net()
+    optimizer = OPTIMIZERS[name](list(model.parameters()))
+    initial = copy.deepcopy(model.state_dict())
+    graph = pathcond.extract_graph(model, X)
+    u = random_scales(graph)
+    scaled = copy.deepcopy(model)
+    pathcond.apply_scales_(scaled, graph, u)
+    factors = {n: p.detach() / initial[n] for n, p in scaled.named_parameters()}
+    seen = state_net()
+    reference = OPTIMIZERS[name](list(seen.parameters()))
+    for _ in range(6):  # RAdam starts as SGD for five steps
+        for m, o, divide_by in ((model, optimizer, None), (seen, reference, factors)):
+            m.load_state_dict(initial)
+            gradients_(m, divide_by)
+            o.step()
+    model.load_state_dict(initial)
+    pathcond.apply_scales_(model, graph, u, optimizer=optimizer)
+    moved, atol = 0, 1e-25 if name == "Adamax" else 0.0  # Adamax adds eps to gradients that are zero
+    for (n, p), q in zip(model.named_parameters(), seen.parameters(), strict=True):
+        torch.testing.assert_close(p.detach(), scaled.get_parameter(n).detach(), rtol=0, atol=0)
+        assert optimizer.state[p].keys() == reference.state[q].keys()
+        for key, value in optimizer.state[p].items():
+            if isinstance(value, Tensor):
+                torch.testing.assert_close(value, reference.state[q][key], rtol=1e-9, atol=atol, msg=f"{n} {key}")
+                moved += value.shape == p.shape
+    assert moved > 0 or name == "SGD"
+    seen.load_state_dict(scaled.state_dict())
+    for m, o in ((model, optimizer), (seen, reference)):
+        gradients_(m)
+        o.step()
+    for p, q, old in zip(model.parameters(), seen.parameters(), scaled.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-10, atol=1e-12)
+        assert not torch.equal(p, old) or name == "Muon"
+
+
+def test_every_known_optimizer_is_tested():
+    assert {kind.__name__ for kind in OPTIMIZER_STATE} == {name.split()[0] for name in OPTIMIZERS}
+
+
+@pytest.mark.parametrize("name", ["SGD momentum", "Adam"])
+def test_rescale_and_undo_carry_state_there_and_back(name):
+    model = state_net()
+    optimizer = OPTIMIZERS[name](list(model.parameters()))
+    for _ in range(3):
+        gradients_(model)
+        optimizer.step()
+    before = copy.deepcopy(optimizer.state_dict()["state"])
+    other, fresh = copy.deepcopy(model), state_net()
+    report = pathcond.rescale_(model, X, optimizer=optimizer)
+    carried = copy.deepcopy(optimizer.state_dict()["state"])
+    by_hand = OPTIMIZERS[name](list(other.parameters()))
+    by_hand.load_state_dict({"state": copy.deepcopy(before), "param_groups": by_hand.state_dict()["param_groups"]})
+    pathcond.apply_scales_(other, report.graph, report.solution.u, optimizer=by_hand)
+    report.undo_(model, optimizer=optimizer)
+    after = optimizer.state_dict()["state"]
+    for i, entries in before.items():
+        for key, value in entries.items():
+            torch.testing.assert_close(after[i][key], value, rtol=1e-12, atol=0)
+            torch.testing.assert_close(by_hand.state_dict()["state"][i][key], carried[i][key], rtol=1e-12, atol=0)
+    assert any(not torch.equal(carried[i][k], v) for i, entries in before.items() for k, v in entries.items())
+    with pytest.raises(pathcond.PathCondError, match="none of the rescaled parameters"):
+        pathcond.rescale_(fresh, X, optimizer=optimizer)
+
+
+class Own(optim.SGD):
+    """An optimizer with a state of its own."""
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.state[p]["curvature"] = torch.ones_like(p)
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("make", [optim.Adafactor, optim.ASGD, optim.Rprop, Own])
+def test_unknown_state_is_refused_before_anything_is_changed(make):
+    model = state_net()
+    optimizer = make(model.parameters())
+    gradients_(model)
+    optimizer.step()
+    weights, state = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict()["state"])
+    for call in (
+        lambda: pathcond.rescale_(model, X, optimizer=optimizer),
+        lambda: pathcond.apply_scales_(model, pathcond.extract_graph(model, X), torch.ones(11), optimizer=optimizer),
+        lambda: pathcond.Teleport(model, X, every=1, optimizer=optimizer),
+        lambda: pathcond.ENorm(model, X, optimizer),
+    ):
+        with pytest.raises(pathcond.PathCondError, match="optimizer=None"):
+            call()
+    assert unchanged(model, weights)
+    for i, entries in state.items():
+        for key, value in entries.items():
+            now = optimizer.state_dict()["state"][i][key]
+            assert torch.equal(now, value) if isinstance(value, Tensor) else now == value
+
+
+def test_a_failing_check_restores_weights_and_leaves_state():
+    """The forward pass reads a weight where the tracer does not look."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    model = Lambda(lambda s, x: s.m(x) if isinstance(x, FakeTensor) else s.m(x) + s.m[0].weight.sum(), m=state_net())
+    optimizer = optim.Adam(model.parameters())
+    gradients_(model)
+    optimizer.step()
+    weights, state = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict()["state"])
+    with pytest.raises(pathcond.PathCondError, match="weights were restored"):
+        pathcond.rescale_(model, X, optimizer=optimizer)
+    assert unchanged(model, weights)
+    now = optimizer.state_dict()["state"]
+    assert all(torch.equal(now[i][k], v) for i, entries in state.items() for k, v in entries.items())
+
+
+def test_parameters_on_one_memory_keep_their_own_state():
+    model = mlp(3, 3, 3, 2).double()
+    model[2].bias = nn.Parameter(model[0].bias.detach())  # another parameter on the same memory
+    optimizer = optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    x = torch.randn(4, 3, dtype=torch.float64)
+    model(x).sum().backward()
+    optimizer.step()
+    twins = (model[0].bias, model[2].bias)
+    before = [optimizer.state[p]["momentum_buffer"].clone() for p in twins]
+    old = model[0].bias.detach().clone()
+    pathcond.apply_scales_(model, graph := pathcond.extract_graph(model, x), random_scales(graph), optimizer=optimizer)
+    assert not torch.equal(model[0].bias, old)
+    for p, buffer in zip(twins, before, strict=True):
+        torch.testing.assert_close(optimizer.state[p]["momentum_buffer"], buffer * old / p.detach(), rtol=1e-10, atol=0)
+
+
+# ---- files
+
+
+def test_saved_scales_fit_a_fresh_model_and_an_average(tmp_path):
+    case = BY_NAME["stage"]
+    model, x = case.model(), case.input()
+    fresh, average = copy.deepcopy(model), optim.swa_utils.AveragedModel(model)
+    average.update_parameters(case.model(seed=5))
+    expected = copy.deepcopy(average.module).eval()(x)
+    report = pathcond.rescale_(model, x)
+    report.save(tmp_path / "scales.safetensors")
+    scales = pathcond.load_scales(tmp_path / "scales.safetensors")
+    assert [path.name for path in tmp_path.iterdir()] == ["scales.safetensors"]
+    assert scales.by_module().keys() == report.scales.keys()
+    assert all(torch.equal(scales.by_module()[n], t) for n, t in report.scales.items())
+    pathcond.apply_scales_(fresh, scales)
+    assert all(torch.equal(p, q) for p, q in zip(fresh.parameters(), model.parameters(), strict=True))
+    pathcond.apply_scales_(average.module, scales)
+    assert not torch.equal(average.module.head[2].weight, fresh.head[2].weight)
+    torch.testing.assert_close(average.module.eval()(x), expected, rtol=1e-10, atol=1e-10)
+    again = pathcond.rescale_(case.model(), x, graph=scales.graph)  # the graph serves too
+    torch.testing.assert_close(again.solution.u, report.solution.u)
+
+
+def test_files_that_hold_no_scales(tmp_path):
+    from safetensors.torch import save_file
+
+    save_file({"u": torch.ones(3)}, tmp_path / "other.safetensors")
+    (tmp_path / "text.safetensors").write_text("no scales")
+    for name in ("other", "text", "missing"):
+        with pytest.raises(pathcond.PathCondError, match=f"report.save.*{name}"):
+            pathcond.load_scales(tmp_path / f"{name}.safetensors")

@@ -147,7 +147,7 @@ def test_solver_on_random_networks(program):
     """The literal iterates; F never rises; solving again after the optimum changes nothing; constant g gives zero."""
     model, x = build(program)
     graph = pathcond.extract_graph(model, x)
-    g = pathcond.path_magnitudes(model, x[:1])
+    g = pathcond.compute_diag_g(model, x[:1])
     solution = pathcond.solve(graph, g, sweeps=3)
     literal = literal_sweeps(dense_problem(graph, g), 3)
     torch.testing.assert_close(solution.u, literal, rtol=1e-9, atol=1e-9)
@@ -156,7 +156,7 @@ def test_solver_on_random_networks(program):
     best = pathcond.solve(graph, g, method="optimum")
     if best.result is pathcond.Result.OPTIMUM and math.isfinite(best.objective[-1]):
         pathcond.apply_scales_(model, graph, best.u)
-        again = pathcond.solve(graph, pathcond.path_magnitudes(model, x[:1]), method="optimum")
+        again = pathcond.solve(graph, pathcond.compute_diag_g(model, x[:1]), method="optimum")
         assert float(again.u.abs().amax()) < 1e-5 if graph.units else True
     flat = {name: torch.ones_like(t) for name, t in g.items()}
     assert float(pathcond.solve(graph, flat).u.abs().sum()) < 1e-9
@@ -168,10 +168,10 @@ def test_path_lifting_is_invariant(program):
     """diag(G) after a rescaling is exp(Bu) diag(G), entry by entry."""
     model, x = build(program)
     graph = pathcond.extract_graph(model, x)
-    g = pathcond.path_magnitudes(model, x[:1])
+    g = pathcond.compute_diag_g(model, x[:1])
     u = torch.randn(graph.units, dtype=torch.float64)
     pathcond.apply_scales_(model, graph, u)
-    after = pathcond.path_magnitudes(model, x[:1])
+    after = pathcond.compute_diag_g(model, x[:1])
     full = torch.cat((torch.zeros(1, dtype=torch.float64), u))
     for name, t in g.items():
         scales = graph.params.get(name)

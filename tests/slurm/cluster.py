@@ -102,9 +102,9 @@ class Cluster:
         socket_ = f"--socket={self.folder}/munge.socket"
         self._launch("munged", "--foreground", "--force", socket_, *files, name="munged")
         wait_for("munge", (self.folder / "munge.socket").exists)
-        self.mend()
+        self.repair()
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         """Start what does not run, end the jobs that do, wait for the nodes."""
         if "slurmctld" not in self.running:
             self.start_controller()
@@ -132,7 +132,7 @@ class Cluster:
             _kill(pid)
 
     def start_controller(self) -> None:
-        """Start slurmctld; it goes on from its saved state."""
+        """Start slurmctld; it resumes from its saved state."""
         self._launch("slurmctld", "-D", "-f", f"{self.folder}/slurm.conf", name="slurmctld")
 
     def start_node(self, node: str) -> None:

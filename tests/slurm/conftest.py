@@ -33,5 +33,5 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture
 def tree(cluster: Cluster, tmp_path: Path) -> Sent:
-    cluster.mend()  # after a test that failed
+    cluster.repair()  # after a test that failed
     return Sent.fresh_on(cluster, tmp_path / "tree")

@@ -7,9 +7,11 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+import yaml
+
 from paper import config
-from paper.cells import Spec
-from paper.plan import key, runs
+from paper.experiments import EXPERIMENTS
+from paper.runs import Spec, key, plan
 from tests.slurm.cluster import Cluster, wait_for
 from tests.workflow.tree import Tree
 
@@ -20,20 +22,29 @@ class Sent(Tree):
     cluster: Cluster
 
     @classmethod
-    def fresh_on(cls, cluster: Cluster, folder: Path) -> "Sent":
-        tree = cls(Tree.fresh(folder).folder)
+    def fresh_on(cls, cluster: Cluster, folder: Path, experiments: Iterable[str] | None = None) -> "Sent":
+        tree = cls(Tree.fresh(folder, experiments).folder)
         tree.cluster = cluster
+        # What a site sets: its partitions, and what its nodes have.
+        path = tree.folder / "profiles/slurm/config.yaml"
+        profile = yaml.safe_load(path.read_text())
+        profile["default-resources"] = {"mem_mb": 1000, "runtime": 5, "slurm_partition": "'cpu'"}
+        profile["set-resources"] = {
+            "train": {"gpu": 1, "mem_mb": 2000, "runtime": 5, "slurm_partition": "'gpu'"},
+            "measure_time": {"gpu": 1, "mem_mb": 2000, "slurm_partition": "'gpu'"},
+        }
+        profile["set-threads"] = {"train": 1, "measure_time": 1}
+        path.write_text(yaml.safe_dump(profile))
         return tree
 
-    def command(self, *arguments: str, scale: str = "tiny", **settings: object) -> list[str]:
-        python, module, name, _, _, *rest = super().command(*arguments, scale=scale, **settings)
+    def command(self, *arguments: str, preset: str = "tiny", **settings: object) -> list[str]:
+        python, module, name, _, _, *rest = super().command(*arguments, preset=preset, **settings)
         soon = ["--slurm-init-seconds-before-status-checks", "2"]
-        return [python, module, name, "--workflow-profile", "slurm", *soon, *rest]
+        return [python, module, name, "--workflow-profile", "profiles/slurm", *soon, *rest]
 
     def environment(self) -> dict[str, str]:
         given = {**super().environment(), **self.cluster.environment()}
-        given["PYTHONPATH"] += f":{os.environ.get('PYTHONPATH', '')}"  # where the executor may be
-        return {**given, "PATHCOND_PARTITION": "cpu", "PATHCOND_GPU_PARTITION": "gpu"}
+        return {**given, "PYTHONPATH": os.environ.get("PYTHONPATH", "")}  # where the executor may be
 
 
 class Running:
@@ -58,7 +69,7 @@ class Running:
 
     def wait_for_checkpoint(self, name: str) -> None:
         """Wait until a cell has one, which on a CPU is after its first seed at the latest."""
-        path = self.tree.folder / f"checkpoints/tiny/{name}.pt"
+        path = self.tree.folder / f"results/checkpoints/tiny/{name}.pt"
         wait_for(f"checkpoint of {name}", lambda: path.exists() or self.process.poll() is not None, 120)
         assert self.process.poll() is None, self.said()
 
@@ -75,10 +86,12 @@ class Running:
 
 
 def specs(tree: Tree) -> dict[str, Spec]:
-    """Every run of a tree's tiny scale, by name."""
-    given = config.load(tree.folder / "config.yaml")
-    checked = config.check({**given, "scale": "tiny"}, tree.folder / "workflow/schemas/config.schema.yaml")
-    return runs(checked)
+    """Every run of a tree's tiny preset, by key."""
+    base, overlay = config.load(tree.folder / "config.yaml"), config.load(tree.folder / "config/tiny.yaml")
+    shipped = config.load(Path(__file__).parents[2] / "config.yaml")
+    content = config.merged(config.merged(shipped, base), {**overlay, "preset": "tiny", "missing": []})
+    found, kept = plan(config.check(content), EXPERIMENTS), base["experiments"]
+    return {name: found.specs[name] for experiment in kept for name in found.asked[experiment]}
 
 
 def plain(tree: Tree, wanted: Iterable[Spec]) -> dict[str, bytes]:
@@ -92,8 +105,11 @@ def plain(tree: Tree, wanted: Iterable[Spec]) -> dict[str, bytes]:
     listed = list(wanted)
     (tree.folder / "specs.json").write_text(json.dumps(listed, sort_keys=True))  # as `make specs` and the rules do
     call("paper.data", "generated", "--output", "results/data")
-    for stage in sorted({spec["stage"] for spec in listed}):
-        call(f"paper.{stage}", "specs.json")
+    stages = {spec["stage"] for spec in listed}
+    if "train" in stages:
+        call("paper.training", "specs.json", "--device", "cpu")
+    if "measure" in stages:
+        call("paper.experiments", "measure", "specs.json", "--device", "cpu")
     return tables(tree, map(key, listed))
 
 

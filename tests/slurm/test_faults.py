@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from paper.plan import Spec
+from paper.runs import Spec
 from tests.slurm.cluster import wait_for
 from tests.slurm.runs import Running, Sent, plain, specs, tables
 from tests.workflow.tree import Tree
@@ -16,43 +16,53 @@ pytestmark = pytest.mark.slurm
 TARGET = "results/tiny/aggregate/cifar_nv.csv"
 
 
+EXPERIMENTS = ("cifar_nv",)
+
+
 def lengthened(tree: Tree) -> dict[str, Spec]:
-    """Change the settings so that two cells, which it gives by name, take some seconds a seed."""
-    tree.set("tiny", "cifar_nv", "epochs", "50")
-    tree.set("tiny", "cifar_nv", "seeds", "[0, 1, 2, 3]")
-    tree.set("tiny", "cifar_nv", "methods", "[baseline, pathcond]")
-    found = {name: spec for name, spec in specs(tree).items() if spec.get("epochs") == 50}
-    assert len(found) == 2
+    """Change the settings so that two jobs have two runs each that take some seconds; gives the runs by key."""
+    tree.set("setups.cifar_nv.epochs", 60)
+    tree.set("setups.cifar_nv.methods", ["baseline", "pathcond"])
+    tree.set("runs_per_job", {"fully_connected": 4, "convolutional": 2})
+    tree.edit("workflow/rules/train.smk", "--index", "--save-every 0 --index")
+    found = specs(tree)
+    assert len(found) == 4
     return found
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Future[dict[str, bytes]]]:
-    """The same cells trained here, while the first test runs."""
-    tree = Tree.fresh(tmp_path_factory.mktemp("undisturbed") / "tree")
+    """The same runs trained here, while the first test runs."""
+    tree = Tree.fresh(tmp_path_factory.mktemp("undisturbed") / "tree", EXPERIMENTS)
     with ThreadPoolExecutor() as pool:
         yield pool.submit(plain, tree, lengthened(tree).values())
 
 
+JOBS = ("cifar_nv-00", "cifar_nv-01")
+
+
 @pytest.fixture
 def cells(tree: Sent, undisturbed: Future[dict[str, bytes]]) -> Iterator[list[str]]:
-    """Names of the two cells; in the end their tables are those of the undisturbed run, and nothing is left to do."""
-    names = sorted(lengthened(tree))
-    yield names
+    """The first run of each of two jobs; in the end all tables are those of the undisturbed run, nothing is left."""
+    tree.keep(set(EXPERIMENTS))
+    found = lengthened(tree)
+    names = list(found)
+    yield [next(name for name in names if f"/{method}-" in name) for method in ("baseline", "pathcond")]
     assert tables(tree, names) == undisturbed.result()
     assert tree.due(TARGET) == {}
-    assert tree.files("checkpoints/**/*.pt") == []
+    assert tree.files("results/checkpoints/**/*.pt") == []
     assert tree.cluster.left() == []
 
 
-def went_on(tree: Sent, name: str) -> bool:
-    """Whether the last attempt at a cell did not begin at the beginning."""
-    return "seed 0: epoch 1/" not in (tree.folder / f"logs/tiny/{name}.log").read_text()
+def resumed(tree: Sent, job: str) -> bool:
+    """Whether the last attempt of a job did not begin at the beginning."""
+    log = (tree.folder / f"logs/tiny/train/{job}.log").read_text()
+    return "reused" in log or int(log.split("epoch ")[1].split("/")[0]) > 1
 
 
 def training(tree: Sent, node: str) -> int:
     """The process that trains on a node."""
-    (pid,) = tree.cluster.processes(node, "python -m paper.train")
+    (pid,) = tree.cluster.processes(node, "python -m paper.training")
     return pid
 
 
@@ -60,13 +70,13 @@ def test_a_killed_and_a_cancelled_job_go_on(tree: Sent, cells: list[str]):
     with Running(tree, TARGET) as running:
         for name in cells:
             running.wait_for_checkpoint(name)
-        (killed, node), (cancelled, _) = map(running.job, cells)
+        (killed, node), (cancelled, _) = map(running.job, JOBS)
         os.kill(training(tree, node), signal.SIGKILL)
         tree.cluster.slurm("scancel", cancelled)
         said = running.finish()
     assert f"SLURM-job '{killed}' failed, SLURM status is: 'FAILED'" in said
     assert f"SLURM-job '{cancelled}' failed, SLURM status is: 'CANCELLED'" in said
-    assert all(went_on(tree, name) for name in cells)
+    assert all(resumed(tree, job) for job in JOBS)
 
 
 def test_jobs_out_of_time_go_on(tree: Sent, cells: list[str]):
@@ -74,7 +84,7 @@ def test_jobs_out_of_time_go_on(tree: Sent, cells: list[str]):
     with Running(tree, TARGET, "--set-resources", "train:runtime=attempt") as running:
         for name in cells:
             running.wait_for_checkpoint(name)
-        (slow, node), (hung, other) = map(running.job, cells)
+        (slow, node), (hung, other) = map(running.job, JOBS)
         pids = [training(tree, node), training(tree, other)]
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
@@ -82,9 +92,9 @@ def test_jobs_out_of_time_go_on(tree: Sent, cells: list[str]):
         os.kill(pids[0], signal.SIGCONT)
         said = running.finish()
     assert f"SLURM-job '{slow}' failed, SLURM status is: 'FAILED'" in said
-    assert "time is up: everything is in checkpoints; the same command goes on from there" in said
+    assert "time is up; the same command resumes from the checkpoints" in said
     assert f"SLURM-job '{hung}' failed, SLURM status is: 'TIMEOUT'" in said
-    assert all(went_on(tree, name) for name in cells)
+    assert all(resumed(tree, job) for job in JOBS)
 
 
 def test_a_lost_node_comes_back(tree: Sent, cells: list[str]):
@@ -92,7 +102,7 @@ def test_a_lost_node_comes_back(tree: Sent, cells: list[str]):
     with Running(tree, TARGET) as running:
         for name in cells:
             running.wait_for_checkpoint(name)
-        (lost, node), (kept, other) = map(running.job, cells)
+        (lost, node), (kept, other) = map(running.job, JOBS)
         tree.cluster.lose_node(node)
         tree.cluster.kill_daemon(other)
         tree.cluster.start_node(other)
@@ -102,7 +112,7 @@ def test_a_lost_node_comes_back(tree: Sent, cells: list[str]):
         said = running.finish()
     assert f"SLURM-job '{lost}' failed due to a node failure, SLURM status is: 'NODE_FAIL'" in said
     assert f"SLURM-job '{kept}' failed" not in said
-    assert went_on(tree, cells[0])
+    assert resumed(tree, JOBS[0])
 
 
 def test_a_killed_controller_comes_back(tree: Sent, cells: list[str]):

@@ -1,115 +1,111 @@
-"""What a change makes Snakemake redo: exactly what it touches. Snakemake itself is asked."""
+"""What runs again after a change: exactly what depends on it, and of the runs exactly the missing ones."""
 
 import os
 import random
 import shutil
 import time
-from collections import Counter
 
 import pytest
+import yaml
 
-from paper.plan import ITEMS
-from tests.workflow.tree import Tree
+from tests.workflow.tree import FEW, Tree
 
-
-def after_measuring(*items: str) -> set[str]:
-    """Jobs that follow when these items' results are new."""
-    parts = ("aggregate", "figure", "claim")
-    items = tuple(name for name in ITEMS if name in items or set(ITEMS[name].also) & set(items))
-    each = {f"{part} {item}" for part in parts for item in items}
-    return {*each, "claims", "pages", "all"}
+TRAINED = ("mlp_depth", "mlp_depth_lrs")
+MADE_AGAIN = ("init", "rescale", "download")
 
 
-def names(jobs: Counter[str]) -> set[str]:
-    assert not jobs or max(jobs.values()) == 1, jobs
-    return set(jobs)
+def after(*experiments: str) -> set[str]:
+    """What follows from new runs of these experiments."""
+    each = {f"{stage} {name}" for name in experiments for stage in ("aggregate", "claim", "figure")}
+    return {*each, "claims", "page", "all"}
 
 
-def test_everything_is_made(finished: Tree):
-    made = {path.name for path in finished.files("figures/tiny/*")}
-    assert made == {f"{item}.{suffix}" for item in ITEMS for suffix in ("pdf", "png")}
-    assert all(path.stat().st_size > 5000 for path in finished.files("figures/tiny/*"))
-    assert {path.stem for path in finished.files("results/tiny/claims/*.json")} == set(ITEMS)
-    assert {path.stem for path in finished.files("results/tiny/pages/*.html")} == {
-        *ITEMS, "claims", "configuration", "runtimes",
-    }  # fmt: skip
-    assert finished.files("checkpoints/**/*.pt") == []
+def computing(due: dict[str, int]) -> set[str]:
+    return {job for job in due if job.split()[0] in ("train", "measure", "measure_time", *MADE_AGAIN)}
 
 
-def test_nothing_changed_nothing_due(tree: Tree):
-    assert "Nothing to be done" in tree.snakemake("-n").stdout
+def changed(before: dict, after: dict) -> set[str]:
+    """Runs that were written since."""
+    return {name for name in after if before.get(name) != after[name]}
 
 
-def test_learning_rate(tree: Tree):
-    tree.set("tiny", "toy", "lr", "1e-2")
-    assert names(tree.due()) == {"measure toy/all", *after_measuring("toy")}
+def test_nothing_to_be_done(tree: Tree):
+    done = tree.snakemake()
+    assert "Nothing to be done" in done.stdout, done.stdout[-3000:]
 
 
-def cells(*names: str, methods: tuple[str, ...] = ("baseline", "enorm", "pathcond")) -> set[str]:
-    return {f"train {name.replace('METHOD', method)}" for name in names for method in methods}
+def test_a_setting_of_one_experiment(tree: Tree):
+    tree.set("experiments.toy.lr", 0.01)
+    assert set(tree.due()) == {"measure toy-00", *after("toy")}
 
 
-def test_learning_rate_of_training(tree: Tree):
-    tree.set("tiny", "mlp_depth", "lrs", "[2e-3]")
-    due = cells("classify/mlp_1x16/METHOD-lr0.002", "classify/mlp_2x16/METHOD-lr0.002")
-    assert names(tree.due()) == {*due, *after_measuring("mlp_depth")}
+def test_changed_and_changed_back(tree: Tree):
+    tree.set("experiments.toy.lr", 0.01)
+    tree.run("toy")
+    assert len(tree.files("results/tiny/measure/toy/*.csv")) == 2
+    tree.set("experiments.toy.lr", 0.02)
+    before = tree.results()
+    assert "measure toy-00" in tree.run()
+    assert changed(before, tree.results()) == set()
 
 
-def test_one_more_learning_rate(tree: Tree):
-    """Only the new cells are trained, and no item but the one that asks for them is redone."""
-    tree.set("tiny", "cifar_nv_lrs", "lrs", "[1e-2, 1e-3, 5e-4]")
-    due = cells("classify/cifar_nv/METHOD-lr0.0005")
-    assert names(tree.due()) == {*due, *after_measuring("cifar_nv_lrs")}
+def test_one_more_seed_trains_exactly_the_new_runs(tree: Tree):
+    before = tree.results()
+    tree.set("experiments.mlp_depth.seeds", [0, 1, 2])
+    tree.run()
+    new = changed(before, tree.results())
+    assert len(new) == 6  # two depths, three methods
+    assert all("-seed2-" in name for name in new)
 
 
-def test_epochs(tree: Tree):
-    tree.set("tiny", "autoencoder", "epochs", "4")
-    due = cells("rebuild/autoencoder_c1/METHOD-lr0.001", "rebuild/autoencoder_c2/METHOD-lr0.001")
-    assert names(tree.due()) == {*due, *after_measuring("autoencoder")}
+def test_one_more_learning_rate_and_method_train_exactly_the_new_runs(tree: Tree):
+    before = tree.results()
+    tree.set("experiments.mlp_depth_lrs.lrs", [1e-3, 1e-1, 1e-2])
+    tree.set("experiments.mlp_depth.methods", ["baseline", "enorm", "pathcond", "rows"])
+    tree.run()
+    new = changed(before, tree.results())
+    assert len(new) == 6 + 4  # three methods and two seeds; two depths and two seeds
+    assert all("-lr0.01-" in name or "/rows-" in name for name in new)
 
 
-def test_one_more_method(tree: Tree):
-    tree.set("tiny", "mlp_depth_gelu", "methods", "[baseline, enorm, pathcond, teleport]")
-    due = cells("classify/mlp_2x16_gelu/METHOD-lr0.001", methods=("teleport",))
-    assert names(tree.due()) == {*due, *after_measuring("mlp_depth_gelu")}
+def test_one_more_alpha_and_seed_of_regimes(tree: Tree):
+    before = tree.results()
+    tree.set("experiments.regimes.more_alphas", [3.0])
+    tree.set("experiments.regimes.seeds", [0, 1, 2])
+    tree.run("regimes")
+    now = tree.results()
+    for name in changed(before, now):
+        assert "/regimes/" in name
+        old, new = before.get(name, (b"", 0))[0].decode().splitlines(), now[name][0].decode().splitlines()
+        assert new[: len(old)] == old
+        assert len(new) - len(old) == (1 if old else 5)  # of old seeds only the new row
 
 
-def test_seeds_of_training(tree: Tree):
-    tree.set("tiny", "cifar_nv", "seeds", "[0, 1, 2]")
-    due = cells("classify/cifar_nv/METHOD-lr0.001")
-    assert names(tree.due()) == {*due, *after_measuring("cifar_nv")}
+def test_sweeps(tree: Tree):
+    before = tree.results()
+    tree.set("sweeps", 3)
+    due = tree.due()
+    families = {job for job in due if job.startswith(("init", "rescale"))}
+    assert families == {"init mlp", "rescale mlp"}
+    assert not [job for job in due if job.startswith("measure")]
+    tree.run()
+    new = changed(before, tree.results())
+    assert new
+    assert all("/pathcond-" in name for name in new)
 
 
-def test_seed_list(tree: Tree):
-    tree.set("tiny", "bcd", "seeds", "[0, 2]")
-    measured = {f"measure bcd/{network}" for network in ("mlp", "cifar_nv", "resnet18_c", "resnet18_c_held")}
-    assert names(tree.due()) == {*measured, *after_measuring("bcd")}
-
-
-def test_another_spelling_of_a_number(tree: Tree):
-    tree.set("tiny", "toy", "lr", '"2e-2"')
-    assert tree.due() == {}
-
-
-def test_one_network(tree: Tree):
-    tree.edit("config.yaml", "inputs: 192, hidden: [16, 16]", "inputs: 192, hidden: [16, 8]")
-    measured = {"measure bcd/mlp", "measure_time timing/mlp"}
-    assert names(tree.due()) == {*measured, *after_measuring("bcd", "timing")}
-
-
-def test_plot_style_in_the_configuration(tree: Tree):
-    tree.edit("config.yaml", "dpi: 200", "dpi: 120")
-    assert names(tree.due()) == {*(f"figure {item}" for item in ITEMS), "pages", "all"}
+def test_figure_style(tree: Tree):
+    tree.set("figures", {"dpi": 120})
+    assert set(tree.due()) == {*(f"figure {name}" for name in FEW), "page", "all"}
 
 
 @pytest.mark.parametrize(
     ("path", "redone"),
     [
-        ("src/paper/figures/toy.py", {"figure toy", "pages", "all"}),
-        ("src/paper/claims/toy.py", {"claim toy", "claims", "pages", "all"}),
-        ("src/paper/figures/style.py", {*(f"figure {item}" for item in ITEMS), "pages", "all"}),
-        ("src/paper/aggregate.py", after_measuring(*ITEMS)),
-        ("src/paper/measure/toy.py", set()),
+        ("src/paper/plotting.py", {*(f"figure {name}" for name in FEW), "page", "all"}),
+        ("src/paper/verdicts.py", {*(f"claim {name}" for name in FEW), "claims", "page", "all"}),
+        ("src/paper/experiments/toy.py", after("toy")),
+        ("src/paper/models.py", set()),
     ],
 )
 def test_edited_module(tree: Tree, path: str, redone: set[str]):
@@ -119,71 +115,68 @@ def test_edited_module(tree: Tree, path: str, redone: set[str]):
     assert tree.due() == {}, "a touch is not an edit"
     file.write_text(file.read_text() + "\n# a remark\n")
     os.utime(file, (later, later))
-    assert names(tree.due()) == redone
+    assert set(tree.due()) == redone
 
 
-def test_version_of_a_measurement(tree: Tree):
-    tree.edit("src/paper/plan.py", 'on one neuron", "Figure 1"', 'on one neuron", "Figure 1", version=99')
-    assert names(tree.due()) == {"measure toy/all", *after_measuring("toy")}
+def test_versions(tree: Tree):
+    tree.edit("src/paper/runs.py", "TRAINING_VERSION = ", "TRAINING_VERSION = 9")
+    tree.edit("src/paper/experiments/regimes.py", "version=2", "version=99")
+    due = set(tree.due())
+    assert {"init mlp", "rescale mlp", *after("regimes", *TRAINED)} <= due
+    assert "aggregate toy" not in due
 
 
-def test_version_of_training(tree: Tree):
-    tree.edit("src/paper/cells.py", "VERSION = ", "VERSION = 9")
+def test_deleted_and_damaged_runs_are_recomputed_alone(tree: Tree):
+    runs = tree.results()
+    deleted, damaged = sorted(name for name in runs if "/mlp_1x16/" in name)[:2]
+    (tree.folder / deleted).unlink()
+    (tree.folder / damaged).write_text("seed,epoch\n")
     due = tree.due()
-    trained = [item for item, entry in ITEMS.items() if entry.trained]
-    cells = {job for job in due if job.startswith("train ")}
-    assert len(cells) == len(tree.files("results/tiny/train/**/*.csv")) > 20
-    assert set(due) == {*cells, *after_measuring(*trained)}
-
-
-def test_deleted_result(tree: Tree):
-    (result,) = tree.files("results/tiny/measure/toy/*.csv")
-    before = result.read_bytes()
-    result.unlink()
-    assert names(tree.run()) == {"measure toy/all", *after_measuring("toy")}
-    assert result.read_bytes() == before
+    assert "train mlp_depth-00" in computing(due)
+    assert not [job for job in due if job.startswith("measure")]
+    tree.run()
+    now = tree.results()
+    assert changed(runs, now) == {deleted, damaged}
+    assert all(now[name][0] == runs[name][0] for name in runs)
     assert tree.due() == {}
 
 
 def test_deleted_figure(tree: Tree):
-    (tree.folder / "figures/tiny/bcd.pdf").unlink()
-    assert names(tree.due()) == {"figure bcd", "pages", "all"}
-
-
-def test_changed_and_changed_back(tree: Tree):
-    tree.set("tiny", "toy", "lr", "1e-2")
-    tree.run("toy")
-    assert len(tree.files("results/tiny/measure/toy/*.csv")) == 2
-    tree.set("tiny", "toy", "lr", "0.02")
-    due = names(tree.due())
-    assert not [job for job in due if job.startswith(("measure", "train", "data"))]
-    assert {"aggregate toy", "figure toy"} <= due
+    (tree.folder / "figures/tiny/toy.pdf").unlink()
+    assert set(tree.due()) == {"figure toy", "page", "all"}
 
 
 def test_fresh_clone_beside_results(tree: Tree):
-    """No notes of Snakemake, no data, tables or figures, times of files in any order: nothing costly is redone."""
-    made = (f"results/tiny/{part}" for part in ("aggregate", "claims", "pages"))
-    for name in (".snakemake", "figures", "logs", "results/data", *made):
+    """No metadata, no data, tables or figures, clocks in any order: no run is computed again."""
+    for name in (".snakemake", "figures", "logs", "results/data", *(f"results/tiny/{part}" for part in (
+        "aggregate", "claims", "pages", "init", "rescale"))):  # fmt: skip
         shutil.rmtree(tree.folder / name)
+    for path in [*tree.files("results/tiny/train/*.json"), *tree.files("results/tiny/measure/*.json")]:
+        path.unlink()  # indices, which are not committed
     chance = random.Random(0)
     for path in tree.files("**/*"):
         when = time.time() - chance.uniform(0, 1e6)
         os.utime(path, (when, when))
-    due = names(tree.due())
-    assert due
-    assert not [job for job in due if job.startswith(("measure", "train", "data"))]
+    before = tree.results()
+    done = tree.run()
+    assert not [job for job in done if job.startswith(MADE_AGAIN)]
+    assert tree.results() == before
+    assert not tree.files("results/data/*")
+    assert tree.due() == {}
 
 
-def test_data_appear_later(tree: Tree):
-    """Newer data do not make results old."""
+def test_newer_data_do_not_make_runs_old(tree: Tree):
     later = time.time() + 1000
-    for path in tree.files("results/data/*"):
+    for path in [
+        *tree.files("results/data/*"),
+        *tree.files("results/tiny/init/**/*"),
+        *tree.files("results/tiny/rescale/**/*"),
+    ]:
         os.utime(path, (later, later))
-    assert not [job for job in tree.due() if job.startswith(("measure", "train"))]
+    assert tree.due() == {}
 
 
-def test_scales_do_not_mix(tree: Tree):
-    due = tree.due(scale="preview")
-    assert "data cifar10" in due
-    assert {job for job in due if job.startswith("figure")} == {f"figure {item}" for item in ITEMS}
-    assert not [job for job in tree.due(scale="paper") if "generated" in job]
+def test_presets_do_not_mix(tree: Tree):
+    due = tree.due("figures/preview/toy.pdf")  # of another preset than the configured one
+    assert set(due) == {"measure toy-00", "aggregate toy", "figure toy"}
+    assert yaml.safe_load((tree.folder / "config.yaml").read_text())["preset"] == "paper"

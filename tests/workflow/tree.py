@@ -7,13 +7,17 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[2]
-PARTS = ("Snakefile", "config.yaml", "environment.yml", "workflow", "profiles", "src")
+PARTS = ("Snakefile", "config.yaml", "config", "environment.yml", "workflow", "profiles", "src")
+# Enough to meet every rule: measured by part, with rows, timed; trained, with runs that two experiments share.
+FEW = ("toy", "regimes", "timing", "mlp_depth", "mlp_depth_lrs")
 
 
 class Tree:
@@ -23,44 +27,60 @@ class Tree:
         self.folder = folder
 
     @classmethod
-    def fresh(cls, folder: Path) -> "Tree":
-        """The sources alone."""
+    def fresh(cls, folder: Path, experiments: Iterable[str] | None = None) -> "Tree":
+        """The sources alone; of the experiments, these or all."""
         folder.mkdir(parents=True)
         for part in PARTS:
             copy = shutil.copytree if (ROOT / part).is_dir() else shutil.copy2
             copy(ROOT / part, folder / part)
-        return cls(folder)
+        tree = cls(folder)
+        if experiments is not None:
+            tree.keep(set(experiments))
+        return tree
+
+    def keep(self, experiments: set[str]) -> None:
+        """Remove the other experiments: their files, and their blocks of the configuration."""
+        for path in self.files("src/paper/experiments/*.py"):
+            if path.stem not in {*experiments, "base", "__init__", "__main__"}:
+                path.unlink()
+        for path in [self.folder / "config.yaml", *self.files("config/*.yaml")]:
+            content = yaml.safe_load(path.read_text())
+            content["experiments"] = {k: v for k, v in content["experiments"].items() if k in experiments}
+            if path.name == "config.yaml":
+                content["missing"] = []
+            path.write_text(yaml.safe_dump(content, sort_keys=False))
 
     def copy(self, folder: Path) -> "Tree":
-        """Everything, results and Snakemake's own notes too, with the times of the files."""
-        shutil.copytree(self.folder, folder, symlinks=True)
+        """Everything, results and Snakemake's own metadata too, with the times of the files."""
+        subprocess.run(["/bin/cp", "-a", str(self.folder), str(folder)], check=True)
         return Tree(folder)
 
-    def command(self, *arguments: str, scale: str = "tiny", **settings: object) -> list[str]:
+    def command(self, *arguments: str, preset: str = "tiny", **settings: object) -> list[str]:
         program = [sys.executable, "-m", "snakemake", "--cores", "2"]
-        return [*program, *arguments, "--config", f"scale={scale}", *(f"{k}={v}" for k, v in settings.items())]
+        return [*program, *arguments, "--config", f"preset={preset}", *(f"{k}={v}" for k, v in settings.items())]
 
     def environment(self) -> dict[str, str]:
-        return {**os.environ, "PYTHONPATH": str(self.folder / "src"), "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
+        given = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        return {**given, "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
 
     def snakemake(
-        self, *arguments: str, scale: str = "tiny", timeout: float = 600, **settings: object
+        self, *arguments: str, preset: str = "tiny", timeout: float = 900, **settings: object
     ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            self.command(*arguments, scale=scale, **settings),
+            self.command(*arguments, preset=preset, **settings),
             cwd=self.folder, env=self.environment(), text=True, timeout=timeout,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
 
     def run(self, *arguments: str) -> Counter[str]:
-        """Run, and count the jobs that ran by what they made."""
+        """Run, and count the jobs that ran."""
         done = self.snakemake(*arguments)
         assert done.returncode == 0, done.stdout[-8000:]
         return jobs(done.stdout)
 
-    def due(self, *arguments: str, scale: str = "tiny", **settings: object) -> Counter[str]:
+    def due(self, *arguments: str, preset: str = "tiny", **settings: object) -> Counter[str]:
         """Jobs that a run would start."""
-        done = self.snakemake("-n", *arguments, scale=scale, **settings)
+        done = self.snakemake("-n", *arguments, preset=preset, **settings)
         assert done.returncode == 0, done.stdout[-8000:]
         return jobs(done.stdout)
 
@@ -71,19 +91,25 @@ class Tree:
         assert text.count(old) >= count, f"{old!r} is not {count} times in {path}"
         file.write_text(text.replace(old, new, count))
 
-    def set(self, scale: str, item: str, key: str, value: str) -> None:
-        """Change one line of config.yaml."""
-        file = self.folder / "config.yaml"
-        text = file.read_text()
-        start = text.index(f"    {item}:\n", text.index(f"\n  {scale}:\n"))
-        line = re.compile(rf"^      {key}: .*$", re.MULTILINE)
-        found = line.search(text, start)
-        assert found is not None
-        assert found.group() != f"      {key}: {value}", "nothing would change"
-        file.write_text(f"{text[: found.start()]}      {key}: {value}{text[found.end() :]}")
+    def set(self, where: str, value: Any, preset: str = "tiny") -> None:
+        """Change one value of a preset's configuration, by its dotted path."""
+        file = self.folder / ("config.yaml" if preset == "paper" else f"config/{preset}.yaml")
+        content = yaml.safe_load(file.read_text())
+        *parents, last = where.split(".")
+        block = content
+        for name in parents:
+            block = block.setdefault(name, {})
+        assert block.get(last) != value, "nothing would change"
+        block[last] = value
+        file.write_text(yaml.safe_dump(content, sort_keys=False))
 
     def files(self, pattern: str) -> list[Path]:
         return sorted(self.folder.glob(pattern))
+
+    def results(self) -> dict[str, tuple[bytes, int]]:
+        """Tables of all runs, with the times at which they were written."""
+        paths = [*self.files("results/tiny/train/*/**/*.csv"), *self.files("results/tiny/measure/*/*.csv")]
+        return {str(p.relative_to(self.folder)): (p.read_bytes(), p.stat().st_mtime_ns) for p in paths}
 
 
 def once(factory: pytest.TempPathFactory, worker: str, name: str, make: Callable[[Path], None]) -> Path:
@@ -100,15 +126,13 @@ def once(factory: pytest.TempPathFactory, worker: str, name: str, make: Callable
 
 
 def jobs(output: str) -> Counter[str]:
-    """Jobs in Snakemake's output, as "rule" or "rule subject": the item, or the measurement without its digest."""
+    """Jobs in Snakemake's output, as "rule" or "rule subject": the experiment, batch, family or data set."""
     found: Counter[str] = Counter()
     for block in re.split(r"\n(?=(?:local)?rule )", output)[1:]:
         rule = re.match(r"(?:local)?rule (\w+):", block)
         assert rule is not None
         wildcards = re.search(r"^    wildcards: (.*)$", block, re.MULTILINE)
-        subject = ""
-        if wildcards:
-            value = wildcards.group(1).split("=", 1)[1]
-            subject = " " + re.sub(r"^(measure|train)/|-[0-9a-f]{12}$", "", value)
+        values = [part.split("=", 1) for part in wildcards.group(1).split(", ")] if wildcards else []
+        subject = "".join(f" {value}" for name, value in values if name not in ("preset", "stage"))
         found[rule.group(1) + subject] += 1
     return found

@@ -1,21 +1,21 @@
-# One tidy table an item.
 rule aggregate:
+    """The runs of an experiment as one tidy table, with the spread across seeds."""
     input:
-        tables=lambda wildcards: expand(
-            f"{RUN}.csv", key=sources(config, wildcards.item)
-        ),
-        records=lambda wildcards: expand(
-            f"{RUN}.json", key=sources(config, wildcards.item)
-        ),
-        code=code("paper.aggregate"),
+        indices=lambda wildcards: FLOW.indices(wildcards.preset, wildcards.experiment),
+        code=lambda wildcards: code("aggregate", wildcards.experiment),
     output:
-        AGGREGATE,
+        report(
+            AGGREGATE,
+            category=lambda wildcards: FLOW.category(wildcards.experiment),
+            labels=lambda wildcards: FLOW.labels("table (CSV)"),
+            caption="../report/table.rst",
+        ),
     log:
-        f"{LOG}/aggregate/{{item}}.log",
+        "logs/{preset}/aggregate/{experiment}.log",
     localrule: True
     conda:
         "../../environment.yml"
     params:
-        config=lambda wildcards: json.dumps(slice_of(config, wildcards.item)),
+        config=lambda wildcards: FLOW.slice(wildcards.preset, wildcards.experiment),
     shell:
-        "python -m paper.aggregate {wildcards.item} --config {params.config:q} --output {output} > {log} 2>&1"
+        "python -m paper.experiments aggregate {wildcards.experiment} --config {params.config:q} --output {output} > {log} 2>&1"

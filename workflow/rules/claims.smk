@@ -1,36 +1,38 @@
-# What the paper claims, what we find, and the verdict.
 rule claim:
+    """What the paper claims of an experiment, what we find, and the verdict."""
     input:
         table=AGGREGATE,
-        code=lambda wildcards: code(
-            "paper.claims.__main__", f"paper.claims.{wildcards.item}"
-        ),
+        code=lambda wildcards: code("claims", wildcards.experiment),
     output:
         CLAIM,
     log:
-        f"{LOG}/claims/{{item}}.log",
+        "logs/{preset}/claims/{experiment}.log",
     localrule: True
     conda:
         "../../environment.yml"
     params:
-        scale=SCALE,
-        without=lambda wildcards: without(config, wildcards.item),
+        # A preset is judged where its settings are the paper's.
+        judged=lambda wildcards: (
+            ["--judged"] if FLOW.judged(wildcards.preset, wildcards.experiment) else []
+        ),
+        without=lambda wildcards: FLOW.without(wildcards.preset, wildcards.experiment),
     shell:
-        "python -m paper.claims judge {wildcards.item} {input.table} --scale {params.scale}"
-        " --without={params.without:q} --output {output} > {log} 2>&1"
+        "python -m paper.experiments claims {wildcards.experiment} {input.table}"
+        " {params.judged} --without={params.without:q} --output {output} > {log} 2>&1"
 
 
 rule claims:
+    """The claims of all experiments in one table."""
     input:
-        claims=expand(CLAIM, item=ITEMS),
-        code=code("paper.claims.__main__"),
+        claims=expand(CLAIM, experiment=EXPERIMENTS, allow_missing=True),
+        code=code("claims"),
     output:
         json=CLAIMS,
         table=CLAIMS.replace(".json", ".md"),
     log:
-        f"{LOG}/claims.log",
+        "logs/{preset}/claims.log",
     localrule: True
     conda:
         "../../environment.yml"
     shell:
-        "python -m paper.claims join {input.claims} --output {output.json} --table {output.table} > {log} 2>&1"
+        "python -m paper.experiments join {input.claims} --output {output.json} --table {output.table} > {log} 2>&1"

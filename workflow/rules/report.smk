@@ -1,46 +1,43 @@
-# Pages of the report: one an item, the claims, the configuration, the time everything took. Cheap, so all at once.
 report: "../report/workflow.rst"
 
 
-rule pages:
+rule page:
+    """Pages of the report: one per experiment in the paper's order; claims, settings, runtimes."""
     input:
-        figures=expand(FIGURE, item=ITEMS, suffix="png"),
-        tables=expand(AGGREGATE, item=ITEMS),
+        figures=expand(
+            FIGURE, experiment=EXPERIMENTS, suffix=["pdf", "png"], allow_missing=True
+        ),
+        tables=expand(AGGREGATE, experiment=EXPERIMENTS, allow_missing=True),
         claims=CLAIMS,
-        records=expand(f"{RUN}.json", key=SPECS),
-        code=code("paper.report"),
+        indices=lambda wildcards: FLOW.all_indices(wildcards.preset),
+        code=code("report"),
     output:
         [
             report(
-                PAGE.format(page=item),
-                category="Figures and tables",
-                caption="../report/item.rst",
-                labels={"paper": entry.where, "item": item},
+                PAGE.replace("{page}", name),
+                category=FLOW.category(name),
+                caption="../report/page.rst",
+                labels=FLOW.labels("page"),
             )
-            for item, entry in ITEMS.items()
+            for name in EXPERIMENTS
         ],
         [
             report(
-                PAGE.format(page=page),
-                category="Claims, settings, time",
-                caption=f"../report/{page}.rst",
-                labels={"page": page},
+                PAGE.replace("{page}", page),
+                category="Claims, settings, runtimes",
+                caption="../report/page.rst",
+                labels=FLOW.labels(page),
             )
-            for page in ("claims", "configuration", "runtimes")
+            for page in MORE_PAGES
         ],
     log:
-        f"{LOG}/pages.log",
+        "logs/{preset}/page.log",
     localrule: True
     conda:
         "../../environment.yml"
     params:
-        # Without the other scales, and without who pays for the jobs.
-        config=json.dumps(
-            {
-                **{name: value for name, value in config.items() if name != "cluster"},
-                "scales": {SCALE: config["scales"][SCALE]},
-            }
-        ),
+        over=lambda wildcards: FLOW.overrides(),
         folder=lambda wildcards, output: str(Path(output[0]).parent),
     shell:
-        "python -m paper.report {params.config:q} --output {params.folder} > {log} 2>&1"
+        "python -m paper.report --preset {wildcards.preset} --over {params.over:q}"
+        " --output {params.folder} > {log} 2>&1"

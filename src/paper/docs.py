@@ -1,0 +1,264 @@
+"""Fill README.md and docs/ from the tables, claims and figures of the paper's preset: python -m paper.docs.
+
+`docs/reproduction.md` is written from `workflow/templates/reproduction.md.j2`, which holds its prose. In other pages
+the text between a marker <!-- NAME --> and the next <!-- end --> is written by the macro NAME of `parts.md.j2`.
+With --check nothing is written; exit status 1 if a page or figure is out of date.
+"""
+
+import argparse
+import hashlib
+import io
+import re
+import sys
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import pandas as pd
+
+from paper import cli, config, results, runs, workflow
+from paper.errors import PaperError
+from paper.experiments import EXPERIMENTS
+from paper.verdicts import counted, markdown
+
+PRESET = config.PAPER
+TEMPLATES = Path("workflow/templates")
+REPRODUCTION = Path("docs/reproduction.md")
+FILLED = tuple(
+    Path(name)
+    for name in (
+        "README.md",
+        "docs/claims.md",
+        "docs/library.md",
+        "docs/pipeline.md",
+        "docs/scaling.md",
+        "docs/when-to-use.md",
+    )
+)
+LONG = 120  # characters of a finding in README.md
+COLOURS = 64
+
+
+class Facts:
+    """What the templates print, from the files that the workflow made at the paper's preset.
+
+    Args:
+        root: folder of the checkout.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.results = root / "results" / PRESET
+        self.config = config.read(root, PRESET)
+        self.plan = runs.plan(self.config, EXPERIMENTS)
+        self.experiments = EXPERIMENTS
+        self.counted, self.markdown = counted, markdown
+
+    @cached_property
+    def claims(self) -> list[dict[str, Any]]:
+        """Every claim with its verdict."""
+        return results.read_json(self.results / "claims.json")
+
+    def claims_of(self, experiment: str) -> list[dict[str, Any]]:
+        """The claims of an experiment."""
+        return [claim for claim in self.claims if claim["experiment"] == experiment]
+
+    def short(self, ids: list[str] | None = None) -> list[dict[str, Any]]:
+        """Claims, or those of these ids in this order, with findings cut to a line."""
+        found = {claim["id"]: {**claim, "ours": short(claim["ours"])} for claim in self.claims}
+        return list(found.values()) if ids is None else [found[name] for name in ids]
+
+    @cached_property
+    def provenance(self) -> dict[str, dict[str, Any]]:
+        """Provenance of every recorded run, by key."""
+        return {key: results.read_provenance(self.results / f"{key}.csv") for key in self.plan.specs}
+
+    def without(self, experiment: str) -> list[str]:
+        """In words, the runs that an experiment is drawn without."""
+        return self.plan.missing[experiment]
+
+    def caption(self, experiment: str) -> str:
+        """The caption of an experiment's figure."""
+        return EXPERIMENTS[experiment].described(self.config.plain[experiment])
+
+    def cost(self, experiment: str | None = None) -> pd.DataFrame:
+        """Time by hardware and stage, of all runs or those of an experiment: hardware, stage, runs, seconds."""
+        keys = list(self.provenance) if experiment is None else self.plan.asked[experiment]
+        found = [self.provenance[key] for key in keys]
+        rows = [(p["hardware"], p["spec"]["stage"], p["seconds"]) for p in found]
+        groups = pd.DataFrame(rows, columns=["hardware", "stage", "seconds"]).groupby(["hardware", "stage"])["seconds"]
+        return pd.DataFrame({"runs": groups.size(), "seconds": groups.sum()}).reset_index()
+
+    def times(self, experiment: str) -> str:
+        """Time that an experiment took, in words."""
+        rows = self.cost(experiment).groupby("hardware")[["runs", "seconds"]].sum()
+        parts = [
+            f"{row.runs:.0f} run{'s' if row.runs > 1 else ''} in "
+            + (f"{row.seconds:.0f} s" if row.seconds < 120 else f"{row.seconds / 60:.1f} min")
+            + f" on {name}"
+            for name, row in rows.iterrows()
+        ]
+        precisions = sorted({self.provenance[key].get("precision", "") for key in self.plan.asked[experiment]} - {""})
+        return "; ".join(parts) + (f" ({', '.join(precisions)})" if precisions else "")
+
+    def plain_loop(self) -> tuple[float, float]:
+        """Seconds that MLPs and CIFAR-NV would take one by one in a plain PyTorch loop, and that they took.
+
+        The plain loop's epochs are those that `timing` and `timing_depth` measured on the same hardware, without
+        evaluation; ours include it.
+        """
+        times = results.read_table(self.results / "aggregate/timing_depth.csv")
+        epochs = times[(times["step"] == "epoch") & (times["pooling"].isna() | (times["pooling"] != "exact"))]
+        plain = ours = 0.0
+        for provenance in self.provenance.values():
+            spec = provenance["spec"]
+            if spec["stage"] != "train" or provenance["hardware"] != epochs["hardware"].iloc[0]:
+                continue
+            depth = len(spec["model"].get("hidden", ()))
+            same = epochs["hidden_layers"] == depth if depth else epochs["network"] == spec["network"]
+            if same.any():
+                row = epochs[same].iloc[0]
+                images = row["epoch_batches"] * spec["batch"]
+                plain += spec["epochs"] * spec["images"] / images * row["seconds_mean"]
+                ours += provenance["seconds"]
+        return plain, ours
+
+    def benchmark(self, name: str) -> Any:
+        """The record of a benchmark."""
+        return results.read_json(self.root / "benchmarks/records" / f"{name}.json")
+
+    def practice(self) -> list[dict[str, Any]]:
+        """Gains of the practice trial: one row per network, methods as columns; held-out networks have a star."""
+        table = pd.read_csv(self.root / "benchmarks/records/practice.csv")
+        rows = []
+        for network, found in table.groupby("network", sort=False):
+            by_method = found.set_index("method")
+            held_out = "*" if by_method["held_out"].iloc[0] else ""
+            rows.append(
+                {
+                    **by_method["gain"].to_dict(),
+                    "network": f"{network}{held_out}",
+                    "baseline": by_method["accuracy"]["baseline"],
+                    "max_log_lambda": by_method["max_log_lambda"]["default"],
+                }
+            )
+        return rows
+
+    def zoo(self) -> str:
+        """The first table of docs/zoo.md: counts by family."""
+        lines = (self.root / "docs/zoo.md").read_text("utf-8").splitlines()
+        first = next(i for i, line in enumerate(lines) if line.startswith("|"))
+        return "\n".join(lines[first : lines.index("", first)])
+
+
+def short(text: str) -> str:
+    """A finding without remarks in brackets, cut at a semicolon where it grows long."""
+    first, *more = re.sub(r" \([^()]*\)", "", text).split("; ")
+    while more and len(f"{first}; {more[0]}") <= LONG:
+        first = f"{first}; {more.pop(0)}"
+    return first
+
+
+def pages(facts: Facts) -> dict[Path, str]:
+    """Every page as it should be.
+
+    Raises:
+        PaperError: a pair of markers is unknown or not closed.
+    """
+    # Markdown, not HTML: nothing is escaped. The templates are ours.
+    environment = jinja2.Environment(  # noqa: S701
+        loader=jinja2.FileSystemLoader(facts.root / TEMPLATES), undefined=jinja2.StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
+    )  # fmt: skip
+    environment.globals["facts"] = facts
+    found = {REPRODUCTION: environment.get_template("reproduction.md.j2").render()}
+    parts: Any = environment.get_template("parts.md.j2").module
+    for page in FILLED:
+        found[page] = _filled(page, results.read_bytes(facts.root / page).decode("utf-8"), parts)
+    return found
+
+
+def _filled(page: Path, text: str, parts: Any) -> str:
+    def fill(found: re.Match[str]) -> str:
+        macro = getattr(parts, found[1], None)
+        if macro is None:
+            raise PaperError(f"{page}: expected the name of a macro of parts.md.j2 as a marker, got {found[1]!r}.")
+        return f"<!-- {found[1]} -->\n\n{str(macro()).strip()}\n\n<!-- end -->"
+
+    if text.count("<!-- end -->") != len(re.findall(r"<!-- (?!end)\w+ -->", text)):
+        raise PaperError(f"{page}: expected a marker <!-- end --> after each other marker.")
+    return re.sub(r"<!-- (?!end)(\w+) -->.*?<!-- end -->", fill, text, flags=re.DOTALL)
+
+
+def figures(facts: Facts) -> dict[Path, tuple[Path, str]]:
+    """Figures of the docs: the PNG file that each is made from, and the checksum of what was drawn."""
+    found = {}
+    for name in EXPERIMENTS:
+        table = results.read_bytes(facts.results / f"aggregate/{name}.csv")
+        note = workflow.note(PRESET, facts.config.plain[name], ", ".join(facts.without(name)))
+        checksum = hashlib.sha256(table + note.encode()).hexdigest()
+        found[Path(f"docs/figures/{name}.png")] = facts.root / f"figures/{PRESET}/{name}.png", checksum
+    return found
+
+
+def _small(png: Path, source: str) -> bytes:
+    """A figure in few colours, which takes a third of the space, with a note of what was drawn."""
+    from PIL import Image
+    from PIL.PngImagePlugin import PngInfo
+
+    note, content = PngInfo(), io.BytesIO()
+    note.add_text("Source", source)
+    with Image.open(png) as image:
+        reduced = image.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
+        reduced.save(content, "png", optimize=True, pnginfo=note)
+    return content.getvalue()
+
+
+def source(png: Path) -> str:
+    """What a figure of the docs was drawn from; empty if there is none."""
+    from PIL import Image
+
+    if not png.exists():
+        return ""
+    with Image.open(png) as image:
+        return image.info.get("Source", "")
+
+
+def outdated(facts: Facts, texts: Mapping[Path, str]) -> list[str]:
+    """Pages and figures that are not as they should be."""
+    wrong = [page for page, text in texts.items() if (facts.root / page).read_text("utf-8") != text]
+    wrong += [path for path, (_, checksum) in figures(facts).items() if source(facts.root / path) != checksum]
+    return [str(path) for path in wrong]
+
+
+def main() -> None:
+    """Read the command line; write, or check, pages and figures."""
+    parser = argparse.ArgumentParser(
+        prog="python -m paper.docs", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--folder", type=Path, default=config.CHECKOUT, help="checkout with config.yaml (default: this one)"
+    )
+    parser.add_argument("--check", action="store_true", help="write nothing; exit status 1 if something is out of date")
+    given = parser.parse_args()
+    facts = Facts(given.folder)
+    texts = pages(facts)
+    if given.check:
+        if wrong := outdated(facts, texts):
+            cli.say(f"out of date, run `make docs`: {', '.join(wrong)}")
+            sys.exit(1)
+        return
+    for path, (png, checksum) in figures(facts).items():
+        if source(facts.root / path) != checksum:
+            results.write_bytes(facts.root / path, _small(png, checksum))
+    for path in (facts.root / "docs/figures").glob("*.png"):
+        if path.stem not in {*EXPERIMENTS, "rulegraph"}:
+            path.unlink()
+    for page, text in texts.items():
+        results.write_text(facts.root / page, text)
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,54 @@
+"""Experiments of the paper, one module each: settings, measurement or training grid, table, plot, claims, caption.
+
+A new module with an `EXPERIMENT` is enough: modules of this package are found, not listed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paper.experiments.base import Experiment, order
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import torch
+
+_OTHERS = ("base", "__main__")
+
+
+def _found() -> dict[str, Experiment]:
+    experiments = []
+    for module in pkgutil.iter_modules(__path__):
+        if module.name in _OTHERS:
+            continue
+        loaded = importlib.import_module(f"{__name__}.{module.name}")
+        experiment = getattr(loaded, "EXPERIMENT", None)
+        if not isinstance(experiment, Experiment) or experiment.name != module.name:
+            raise ImportError(
+                f"{loaded.__file__}: expected EXPERIMENT, an Experiment named {module.name!r}, got {experiment!r:.60}."
+            )
+        experiments.append(experiment)
+    return {experiment.name: experiment for experiment in sorted(experiments, key=order)}
+
+
+EXPERIMENTS: dict[str, Experiment] = _found()
+
+
+def measured(spec: Mapping[str, Any], device: torch.device, data: Path | None = None) -> pd.DataFrame:
+    """The table of a measurement.
+
+    Args:
+        spec: `experiment` and `settings`, and `rows` if the experiment has them.
+        device: where it is computed, or what is timed.
+        data: folder of the data sets, for settings that name one.
+    """
+    experiment, settings = EXPERIMENTS[spec["experiment"]], {**spec["settings"], **spec.get("rows", {})}
+    if experiment.measure is None:
+        raise ValueError(f"{spec['experiment']}: expected a measured experiment, got one that is trained.")
+    if "dataset" in settings and data is not None:
+        settings["data"] = data / f"{settings['dataset']}.pt"
+    return experiment.measure(settings, device)

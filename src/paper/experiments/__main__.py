@@ -1,0 +1,226 @@
+"""Stages of an experiment: python -m paper.experiments measure|aggregate|figure|claims|join ..."""
+
+import argparse
+import io
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paper import aggregate as tables
+from paper import cli, results
+from paper.errors import PaperError
+from paper.experiments import EXPERIMENTS, measured
+from paper.runs import Spec, check_specs, index_of, key, read_specs, result_path, specs_of
+from paper.verdicts import judged, markdown
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import torch
+
+
+def make(spec: Spec, path: Path, device: "torch.device", data: Path) -> None:
+    """Make one measurement, or the rows that it lacks, and write its table and provenance.
+
+    Args:
+        spec: of the measurement.
+        path: of its table.
+        device: where it is computed, or what is timed.
+        data: folder of the data sets.
+    """
+    from paper import hardware
+
+    start = time.perf_counter()
+    table, spec, before = _completed(spec, path, device, data)
+    seconds = before + time.perf_counter() - start
+    timed = EXPERIMENTS[spec["experiment"]].exclusive  # networks as they are trained
+    provenance = {
+        **hardware.record(device),
+        "commit": cli.commit(),
+        "precision": "float32, solver in float64" if timed else "float64",
+        "seconds": round(seconds, 3),
+        "status": "done",
+    }
+    results.write_result(path, table, spec, provenance)
+    cli.say(f"{key(spec)}: {len(table)} rows in {seconds:.1f} s on {provenance['hardware']}")
+
+
+def _completed(spec: Spec, path: Path, device: "torch.device", data: Path) -> tuple["pd.DataFrame", Spec, float]:
+    """The table of a measurement, what it covers, and the seconds that its earlier rows took."""
+    import pandas as pd
+
+    if "rows" not in spec or results.damage(path) is not None:
+        return measured(spec, device, data), spec, 0.0
+    table, provenance = results.read_result(path)
+    found = provenance["spec"]["rows"]
+    more = measured({**spec, "rows": results.missing_rows(provenance, spec)}, device, data)
+    rows = {name: [*found[name], *(v for v in values if v not in found[name])] for name, values in spec["rows"].items()}
+    return pd.concat([table, more], ignore_index=True), {**spec, "rows": rows}, provenance["seconds"]
+
+
+def aggregate(name: str, specs: list[Spec], block: dict, folder: Path) -> "pd.DataFrame":
+    """The table of an experiment, from the results it is made of.
+
+    Args:
+        name: of the experiment.
+        specs: of its runs.
+        block: the experiment's settings.
+        folder: of the presets' folders.
+
+    Raises:
+        PaperError: a run is damaged, or has not the seeds or repeats its settings ask for, each once everywhere.
+    """
+    found = []
+    for spec in specs:
+        path = result_path(folder, spec)
+        table, provenance = results.read_result(path)
+        trained = spec["stage"] == "train"
+        keys = ("epoch",) if trained else EXPERIMENTS[spec["experiment"]].keys
+        asked = {"seeds": [spec["seed"]]} if trained else spec["settings"]
+        if not trained and "seed" in asked:
+            asked = {**asked, "seeds": [asked["seed"]]}
+        for column, values in spec.get("rows", {}).items():
+            table = _chosen(path, table, column.removesuffix("s"), values)
+        tables.check_counts(path, table, asked, keys)
+        found.append((table, provenance))
+    return EXPERIMENTS[name].table(found, block)
+
+
+def _chosen(path: Path, table: "pd.DataFrame", column: str, values: list) -> "pd.DataFrame":
+    """The rows that are asked for, each of which must be there."""
+    if lacking := sorted(set(values).difference(table[column])):
+        raise PaperError(f"{path}: expected rows with {column} {lacking}, got none. {results.RECOMPUTE}")
+    return table[table[column].isin(values)].reset_index(drop=True)
+
+
+def pictures(name: str, table: "pd.DataFrame", stamp: str, dpi: int, font_size: float) -> dict[str, bytes]:
+    """An experiment drawn from its table, as the bytes of a PDF and a PNG file that hold no date or version.
+
+    Args:
+        name: of the experiment.
+        table: its aggregated table.
+        stamp: the line printed below.
+        dpi: of the PNG file.
+        font_size: points.
+    """
+    from paper import plotting
+
+    found = {}
+    with plotting.theme(font_size):
+        figure = EXPERIMENTS[name].plot(table)
+        plotting.stamp(figure, stamp)
+        for suffix, metadata in (("pdf", {"CreationDate": None}), ("png", {"Software": None})):
+            # Through memory: the PNG writer hides the reason when a write fails, such as a full disk.
+            drawn = io.BytesIO()
+            figure.savefig(drawn, format=suffix, dpi=dpi, metadata=metadata)
+            found[suffix] = drawn.getvalue()
+    return found
+
+
+def _measure(given: argparse.Namespace) -> None:
+    specs = read_specs(given.specs, "measure", given.match)
+    results.check_folder(given.results)
+    due = [spec for spec in specs if results.problem(result_path(given.results, spec), spec)]
+    for spec in specs:
+        if spec not in due:
+            cli.say(f"{key(spec)}: exists, reused")
+    if due:
+        check_specs(due)
+        from paper import hardware  # with torch, which takes seconds
+
+        device = hardware.choose(given.device, given.threads)
+        for spec in due:
+            make(spec, result_path(given.results, spec), device, given.data)
+    if given.index:
+        results.write_json(given.index, index_of(given.results, specs))
+
+
+def _aggregate(given: argparse.Namespace) -> None:
+    config = cli.read_object(given.config, "--config")
+    try:
+        specs = specs_of(config, given.name, EXPERIMENTS)
+    except (KeyError, TypeError, ValueError) as error:
+        raise PaperError(f"--config: expected what the workflow passes for {given.name}, got {error}.") from error
+    block = config["settings"][given.name]
+    results.write_table(given.output, aggregate(given.name, specs, block, given.results))
+
+
+def _figure(given: argparse.Namespace) -> None:
+    table = results.read_table(given.table)
+    for name, value in (("dpi", given.dpi), ("font-size", given.font_size)):
+        if not 0 < value < 10_000:
+            raise PaperError(f"--{name}: expected a positive number below 10,000, got {value}.")
+    with results.of_experiment(given.table, table):
+        for suffix, drawn in pictures(given.name, table, given.stamp, given.dpi, given.font_size).items():
+            results.write_bytes(given.output.with_suffix(f".{suffix}"), drawn)
+
+
+def _claims(given: argparse.Namespace) -> None:
+    table = results.read_table(given.table)
+    with results.of_experiment(given.table, table):
+        details = given.name, table, given.judged, given.table.as_posix(), given.without
+        found = [judged(claim, *details) for claim in EXPERIMENTS[given.name].claims]
+    results.write_json(given.output, found)
+
+
+def _join(given: argparse.Namespace) -> None:
+    claims = []
+    for path in given.claims:
+        found = results.read_json(path)
+        if not isinstance(found, list) or not all(isinstance(claim, dict) and "verdict" in claim for claim in found):
+            raise PaperError(
+                f"{path}: expected claims, as `python -m paper.experiments claims` writes them, got {found!r:.60}."
+            )
+        claims += found
+    results.write_json(given.output, claims)
+    results.write_text(given.table, markdown(claims))
+
+
+def main() -> None:
+    """Read the command line, run one stage."""
+    parser = argparse.ArgumentParser(prog="python -m paper.experiments", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="STAGE")
+
+    measure = commands.add_parser("measure", help="make measurements from their specs")
+    measure.add_argument("specs", nargs="+", metavar="SPEC", help="JSON text, or a JSON file (see `make specs`)")
+    measure.add_argument("--data", type=Path, default=Path("results/data"), help="folder of the data sets")
+    measure.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    measure.add_argument("--index", type=Path, help="file that lists all results of the specs, with checksums")
+    measure.add_argument("--match", default="", help="only runs whose name holds this text")
+    cli.add_threads(measure)
+    measure.set_defaults(run=_measure)
+
+    table = commands.add_parser("aggregate", help="one table from the runs of an experiment")
+    # Not a list of tables: of a few thousand, it would be longer than a command may be.
+    table.add_argument("--config", required=True, help="the experiment's part of the configuration, as JSON")
+    table.set_defaults(run=_aggregate)
+
+    figure = commands.add_parser("figure", help="STEM.pdf and STEM.png from the table of an experiment")
+    figure.add_argument("--stamp", default="", help="the line printed below")
+    figure.add_argument("--dpi", type=int, default=200)
+    figure.add_argument("--font-size", type=float, default=8.0)
+    figure.set_defaults(run=_figure)
+
+    claims = commands.add_parser("claims", help="the claims of an experiment, judged by its table")
+    claims.add_argument("--judged", action="store_true", help="the settings are the paper's, so verdicts are given")
+    claims.add_argument("--without", default="", help="in words, what the table lacks")
+    claims.set_defaults(run=_claims)
+
+    join = commands.add_parser("join", help="the claims of all experiments in one file")
+    join.add_argument("claims", nargs="+", type=Path)
+    join.add_argument("--table", type=Path, required=True, help="the same for people, in Markdown")
+    join.set_defaults(run=_join)
+
+    for command in (table, figure, claims):
+        command.add_argument("name", choices=EXPERIMENTS, metavar="NAME", help=f"one of {', '.join(EXPERIMENTS)}")
+    for command in (figure, claims):
+        command.add_argument("table", type=Path)
+    for command in (measure, table):
+        command.add_argument("--results", type=Path, default=Path("results"), help="folder of the presets' folders")
+    for command in (table, figure, claims, join):
+        command.add_argument("--output", type=Path, required=True)
+    given = parser.parse_args()
+    given.run(given)
+
+
+if __name__ == "__main__":
+    cli.run(main)

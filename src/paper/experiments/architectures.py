@@ -1,0 +1,247 @@
+"""Table 1: parameters, hidden units and paths of six networks on CIFAR-10's images."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from paper.errors import PaperError
+from paper.experiments.base import Experiment
+from paper.settings import Block, Distinct, Field, PositiveInt
+from paper.verdicts import Claim, Finding, NotMeasured, of_all
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import torch
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from torch import nn
+
+
+# Table 1 as the paper prints it: parameters, hidden units, paths.
+TABLE_1: dict[str, tuple[int, int, str]] = {
+    "mlp": (2_042_510, 1_500, "3.84e+12"),
+    "cifar_nv": (2_616_576, 1_792, "4.13e+26"),
+    "resnet18": (11_689_512, 4_800, "2.24e+53"),
+    "resnet34": (21_797_672, 8_512, "1.19e+100"),
+    "resnet50": (25_557_032, 26_560, "2.64e+136"),
+    "vgg16": (138_357_544, 12_416, "5.89e+54"),
+}
+NAMES = {
+    "mlp": "MLP 3×500",
+    "cifar_nv": "CIFAR-NV",
+    "resnet18": "ResNet-18",
+    "resnet34": "ResNet-34",
+    "resnet50": "ResNet-50",
+    "vgg16": "VGG-16",
+}
+# Heading, place of the column's edge from 0 to 1, alignment.
+COLUMNS = (
+    ("network", 0.0, "left"),
+    ("parameters", 0.25, "right"),
+    ("hidden\nunits", 0.365, "right"),
+    ("free\nunits", 0.475, "right"),
+    ("paths,\npools as they are", 0.66, "right"),
+    ("paths,\nin the paper", 0.82, "right"),
+    ("paths,\nall", 1.0, "right"),
+)
+
+
+class Settings(Block):
+    """Names of networks, and the side of the input images."""
+
+    networks: Distinct[Literal["mlp", "cifar_nv", "resnet18", "resnet34", "resnet50", "vgg16"]]
+    image: Annotated[PositiveInt, Field(ge=32)]
+
+
+def build(name: str, image: int) -> nn.Module:
+    """A network whose parameters the table counts.
+
+    The MLP has biases everywhere and no BatchNorm, CIFAR-NV has BatchNorm and no biases, and the others are
+    torchvision's for ImageNet, with 1000 classes.
+    """
+    import torchvision
+
+    from paper import models
+
+    if name not in TABLE_1:
+        raise PaperError(f"networks of `architectures`: expected among {', '.join(TABLE_1)}, got {name!r}.")
+    if name == "mlp":
+        return models.mlp(3 * image**2, batchnorm=False)
+    return models.cifar_nv(bias=False) if name == "cifar_nv" else getattr(torchvision.models, name)()
+
+
+def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
+    """One row a network, counted on the CPU whatever the device.
+
+    Args:
+        settings: ``networks``, names in :data:`TABLE_1`; ``image``, the side of the input images.
+        device: not used.
+
+    Returns:
+        Columns network, parameters, units_table (output channels of all convolutions and widths of all linear layers,
+        without the last layer), units_free (units of the scale graph, where tied channels are one), paths_paper and
+        log10_paths_paper (pools as they are), paths_all and log10_paths_all (a pool counts each of its inputs); paths
+        are text with 12 significant digits.
+
+    Raises:
+        PaperError: a network is unknown.
+    """
+    import pandas as pd
+
+    return pd.DataFrame([_row(name, settings["image"]) for name in settings["networks"]])
+
+
+def _row(name: str, image: int) -> dict[str, Any]:
+    import torch
+
+    import pathcond
+    from paper import models
+
+    with torch.random.fork_rng(devices=[]):  # the weights do not matter
+        model = build(name, image).eval()
+    x = torch.ones(1, 3, image, image)
+    row: dict[str, Any] = {
+        "network": name,
+        "parameters": models.parameters(model),
+        "units_table": _units(model),
+        "units_free": pathcond.extract_graph(model, x).units,
+    }
+    for pooling in ("paper", "all"):
+        paths = pathcond.count_paths(model, x, pooling=pooling)
+        row |= {f"paths_{pooling}": f"{paths:.11e}", f"log10_paths_{pooling}": math.log10(paths)}
+    return row
+
+
+def _units(model: nn.Module) -> int:
+    """Outputs of all convolutions and linear layers but the last."""
+    from torch import nn
+
+    layers = [layer for layer in model.modules() if isinstance(layer, nn.Conv2d | nn.Linear)]
+    return sum(m.out_channels if isinstance(m, nn.Conv2d) else m.out_features for m in layers[:-1])
+
+
+def plot(table: pd.DataFrame) -> Figure:
+    """The table, with a mark at each number that the paper prints alike: one panel, a page wide."""
+    from paper import plotting
+
+    rows = len(table) + 2.2
+    figure, (axes,) = plotting.panels(1, 1, plotting.PAGE, 0.22 * rows + 0.2)
+    axes.set(xlim=(0, 1), ylim=(rows, 0))
+    axes.set_axis_off()
+    for heading, x, side in COLUMNS:
+        axes.text(x, 1.35, heading, ha=side, va="bottom", fontweight="bold", linespacing=1.1)
+    for y, weight in ((0.05, 1.0), (1.55, 0.6), (len(table) + 1.75, 1.0)):
+        axes.axhline(y, color=plotting.BLACK, linewidth=weight)
+    for number, row in enumerate(table.to_dict("records")):
+        _draw_row(axes, number + 2.15, row)
+    axes.text(1.0, rows, "✓ as the paper prints it", ha="right", va="bottom", fontsize="x-small", color=plotting.GREEN)
+    plotting.note(figure, "free units: scales that can be chosen freely; channels tied by skip connections share one")
+    return figure
+
+
+def power(number: str) -> str:
+    """Text such as 3.84e+12 with its power of ten typeset."""
+    digits, exponent = number.split("e")
+    return rf"${digits} \times 10^{{{int(exponent)}}}$"
+
+
+def _draw_row(axes: Axes, y: float, row: dict[str, object]) -> None:
+    from paper import plotting
+
+    parameters, units, paths = TABLE_1[str(row["network"])]
+    ours = str(row["paths_paper"])
+    cells = (
+        (NAMES[str(row["network"])], None),
+        (f"{row['parameters']:,}", row["parameters"] == parameters),
+        (f"{row['units_table']:,}", row["units_table"] == units),
+        (f"{row['units_free']:,}", None),
+        (power(f"{float(ours):.5e}"), f"{float(ours):.2e}" == paths),
+        (power(paths), None),
+        (power(f"{float(str(row['paths_all'])):.5e}"), None),
+    )
+    for (text, agrees), (_, x, side) in zip(cells, COLUMNS, strict=True):
+        axes.text(x, y, text, ha=side, va="center")
+        if agrees is not None:
+            mark, colour = ("✓", plotting.GREEN) if agrees else ("✗", plotting.RED)
+            axes.text(x + 0.006, y, mark, ha="left", va="center", color=colour)
+
+
+def _rows(table: pd.DataFrame) -> list[tuple[pd.Series, tuple[int, int, str]]]:
+    return [(row, TABLE_1[row["network"]]) for _, row in table.iterrows()]
+
+
+def _compare(matches: list[bool], differ: list[str]) -> Finding:
+    text = f"{sum(matches)} of {len(matches)} rows equal" + (f"; {', '.join(differ)}" if differ else "")
+    if not matches:
+        raise NotMeasured("no networks")
+    missing = [False] * (len(TABLE_1) - len(matches))  # rows that the settings leave out
+    return Finding(text, of_all([*matches, *missing]), sum(matches))
+
+
+def _count(column: str, place: int) -> Callable[[pd.DataFrame], Finding]:
+    def judge(table: pd.DataFrame) -> Finding:
+        rows = _rows(table)
+        differ = [f"{row['network']} {row[column]:,}" for row, printed in rows if row[column] != printed[place]]
+        return _compare([row[column] == printed[place] for row, printed in rows], differ)
+
+    return judge
+
+
+def as_printed(number: str) -> str:
+    """Digits of a path count as the paper prints them: 3.84e+12."""
+    return f"{float(number):.2e}"
+
+
+def _paths(column: str) -> Callable[[pd.DataFrame], Finding]:
+    def judge(table: pd.DataFrame) -> Finding:
+        rows = _rows(table)
+        matches = [as_printed(row[column]) == as_printed(printed[2]) for row, printed in rows]
+        differ = [
+            f"{row['network']} {as_printed(row[column])}"
+            for (row, _), equal in zip(rows, matches, strict=True)
+            if not equal
+        ]
+        return _compare(matches, differ)
+
+    return judge
+
+
+_RULE = "equal to every printed digit; all rows: reproduced, some: partly"
+_CLAIMS = (
+    Claim("table1_parameters", "Table 1: numbers of parameters", "six rows", _RULE, _count("parameters", 0)),
+    Claim("table1_units", "Table 1: numbers of hidden units", "six rows", _RULE, _count("units_table", 1)),
+    Claim(
+        "table1_paths",
+        "Table 1: numbers of paths, with max-pool kept as a maximum and average pool as an average",
+        "six rows",
+        _RULE,
+        _paths("paths_paper"),
+    ),
+    Claim(
+        "table1_paths_exact",
+        "These are exactly the numbers of paths",
+        "six rows",
+        f"with pools that count their inputs, {_RULE}",
+        _paths("paths_all"),
+    ),
+)
+
+
+EXPERIMENT = Experiment(
+    name="architectures",
+    title="Parameters, hidden units and paths",
+    where="Table 1",
+    caption=(
+        "Parameters, hidden units and paths of {networks_count} networks on images of {image}x{image} pixels, with a "
+        "mark at each number that the paper prints alike. Free units are the scales that can be chosen freely: "
+        "channels tied by skip connections share one. Paths are counted with pools left as they are, as the paper has "
+        "them, and with each input of a pool."
+    ),
+    settings=Settings,
+    plot=plot,
+    claims=_CLAIMS,
+    keys=("network",),
+    measure=measure,
+)

@@ -1,0 +1,343 @@
+"""Appendix C: criteria that other work minimises, on products of numbers, each along an orbit of rescalings.
+
+Symbols of the paper and their names here:
+
+    f(x) = u_L .. u_1 x     theta    numbers in the order the input meets them, shape (points, L); (v, u) for f = u v x
+    Phi = u_1 .. u_L        phi      the loss is (Phi - target)^2 / 2
+    lambda                           multiplies u_1 and divides u_2; the others stay at their balanced size
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+from paper.errors import PaperError
+from paper.experiments.base import Experiment
+from paper.settings import AtLeast2, AtLeast3, Block, Distinct, Field, Number, Positive, SeedList
+from paper.verdicts import Claim, Finding, NotMeasured, of_all
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import torch
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from torch import Tensor
+
+
+class Settings(Block):
+    """Lengths of the products, points of a curve, and the largest abs(log lambda) drawn."""
+
+    target: Number
+    lengths: Distinct[Annotated[AtLeast2, Field(le=8)]]
+    grid: AtLeast3
+    log_range: Positive
+    seeds: SeedList
+
+
+COLUMNS = ["example", "criterion", "seed", "log_scale", "value", "balanced", "minimiser"]
+# The search looks at this many points, then between the neighbours of the least, and so on.
+POINTS, ROUNDS = 41, 6
+
+Criterion = Callable[["Tensor", float], "Tensor"]
+
+
+def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
+    """Every criterion along one random orbit a seed and length.
+
+    Args:
+        settings: target, lengths, grid, log_range, seeds.
+        device: not used: on a CPU this is fastest, and the same everywhere.
+
+    Returns:
+        One row a point of the grid; `balanced` and `minimiser` are constant along an orbit. PathCond's objective F is
+        given as exp(F / p) up to a factor, which makes it the arithmetic over the geometric mean of diag(G).
+
+    Raises:
+        PaperError: A criterion is least at the end of the range.
+    """
+    import pandas as pd
+    import torch
+
+    grid = torch.linspace(-1.0, 1.0, settings["grid"], dtype=torch.float64) * settings["log_range"]
+    tables = []
+    for length in settings["lengths"]:
+        for seed in settings["seeds"]:
+            start = _orbit(length, seed)
+            for name, criterion in {**CRITERIA, **(WEIGHTED if length == 2 else {})}.items():
+
+                def value(log_scales: Tensor, start: Tensor = start, criterion: Criterion = criterion) -> Tensor:
+                    return criterion(_along(start, log_scales), settings["target"])
+
+                columns = {"example": "uv" if length == 2 else f"chain{length}", "criterion": name, "seed": seed}
+                columns |= {"log_scale": grid.tolist(), "value": value(grid).tolist()}
+                columns |= {"balanced": float((start[1] / start[0]).abs().log()) / 2.0}
+                tables.append(pd.DataFrame(columns | {"minimiser": least(value, grid, f"{name}, seed {seed}")}))
+    return pd.concat(tables, ignore_index=True).reindex(columns=COLUMNS)
+
+
+def least(function: Callable[[Tensor], Tensor], grid: Tensor, where: str) -> float:
+    """The point where a function is least, searched on ever finer grids from that of shape (points,)."""
+    import torch
+
+    if int(function(grid).argmin()) in (0, len(grid) - 1):
+        raise PaperError(
+            f"criteria: expected a minimum inside [{grid[0]:g}, {grid[-1]:g}], got it at the end ({where}). "
+            "Raise `log_range` of `criteria` in config.yaml."
+        )
+    for _ in range(ROUNDS):
+        # On the last grids values differ by rounding alone, and the least may be an end.
+        index = min(max(int(function(grid).argmin()), 1), len(grid) - 2)
+        grid = torch.linspace(float(grid[index - 1]), float(grid[index + 1]), POINTS, dtype=grid.dtype)
+    return float(grid[POINTS // 2])
+
+
+def _orbit(length: int, seed: int) -> Tensor:
+    """Random numbers of any sign, those after the second at the size they have where all sizes are equal."""
+    import torch
+
+    from paper.seeds import generator
+
+    stream = generator(seed, "init", length)
+    size = torch.exp(torch.randn(length, generator=stream, dtype=torch.float64) / 2.0)
+    sign = torch.randint(0, 2, (length,), generator=stream) * 2 - 1
+    even = size.log().mean().exp()
+    ratio = (size[0] / size[1]).sqrt()
+    return sign * torch.cat((torch.stack((even * ratio, even / ratio)), even.expand(length - 2)))
+
+
+def _along(start: Tensor, log_scales: Tensor) -> Tensor:
+    """Points of the orbit, shape (points, L)."""
+    import torch
+
+    scale = log_scales.exp()
+    factors = torch.ones(len(scale), len(start), dtype=start.dtype)
+    factors[:, 0], factors[:, 1] = scale, 1.0 / scale
+    return start * factors
+
+
+def _phi_gradient(theta: Tensor) -> Tensor:
+    return theta.prod(1, keepdim=True) / theta
+
+
+def _loss_gradient(theta: Tensor, target: float) -> Tensor:
+    return (theta.prod(1, keepdim=True) - target) * _phi_gradient(theta)
+
+
+def _hessian(theta: Tensor, target: float) -> Tensor:
+    """Second derivatives of the loss: outer product of grad Phi, and the residual times those of Phi."""
+    import torch
+
+    slope = _phi_gradient(theta)
+    phi = theta.prod(1)[:, None, None]
+    second = phi / (theta[:, :, None] * theta[:, None, :]) * (1.0 - torch.eye(theta.shape[1]))
+    return slope[:, :, None] * slope[:, None, :] + (phi - target) * second
+
+
+def _spectrum(theta: Tensor, target: float) -> Tensor:
+    import torch
+
+    return torch.linalg.eigvalsh(_hessian(theta, target)).abs()
+
+
+def _condition(theta: Tensor, target: float) -> Tensor:
+    spectrum = _spectrum(theta, target)
+    return spectrum.amax(1) / spectrum.amin(1)
+
+
+def _pathcond(theta: Tensor, target: float) -> Tensor:
+    diagonal = _phi_gradient(theta) ** 2
+    return diagonal.mean(1) / diagonal.log().mean(1).exp()
+
+
+def _weighted(pairs: Tensor) -> Tensor:
+    """The norm sqrt(x^2 + 4 y^2) of (u, v); pairs hold v first."""
+    return (pairs[:, 1] ** 2 + 4.0 * pairs[:, 0] ** 2).sqrt()
+
+
+CRITERIA: Mapping[str, Criterion] = {
+    "theta_norm": lambda theta, target: theta.norm(dim=1),
+    "inverse_norm": lambda theta, target: (1.0 / theta).norm(dim=1),
+    "gradient_norm": lambda theta, target: _loss_gradient(theta, target).norm(dim=1),
+    "hessian_trace": lambda theta, target: _hessian(theta, target).diagonal(dim1=1, dim2=2).sum(1),
+    "hessian_norm": lambda theta, target: _spectrum(theta, target).amax(1),
+    "condition": _condition,
+    "pathcond": _pathcond,
+}
+# A norm that is not the same in both coordinates, for f = u v x: a counterexample to "for any norm".
+WEIGHTED: Mapping[str, Criterion] = {
+    "weighted_theta": lambda theta, target: _weighted(theta),
+    "weighted_gradient": lambda theta, target: _weighted(_loss_gradient(theta, target)),
+}
+
+
+class _Look(NamedTuple):
+    label: str
+    colour: str
+    line: str | tuple[float, tuple[float, float]]
+    width: float
+
+
+def _looks() -> tuple[dict[str, _Look], dict[str, _Look]]:
+    """Criteria of the paper, then those of the counterexample.
+
+    Curves that coincide are drawn one inside the other: wide and solid first, then thin interleaved dashes.
+    """
+    from paper import plotting
+
+    criteria = {
+        "theta_norm": _Look(r"$\Vert\theta\Vert$", plotting.SKY, "-", 3.0),
+        "gradient_norm": _Look(r"$\Vert\nabla L\Vert$", plotting.BLUE, (0.0, (3.0, 3.0)), 1.2),
+        "inverse_norm": _Look(r"$\Vert\theta^{-1}\Vert$", plotting.BLACK, (3.0, (3.0, 3.0)), 1.2),
+        "hessian_trace": _Look(r"$\mathrm{tr}\,\nabla^2 L$", plotting.YELLOW, "-", 3.0),
+        "pathcond": _Look("PathCond", plotting.RED, "--", 1.2),
+        "hessian_norm": _Look(r"$\Vert\nabla^2 L\Vert$", plotting.GREEN, "-", 1.2),
+        "condition": _Look(r"$\kappa(\nabla^2 L)$", plotting.PINK, "-", 1.2),
+    }
+    weighted = {
+        "weighted_theta": _Look(r"weighted $\Vert\theta\Vert$", plotting.SKY, "-", 1.2),
+        "weighted_gradient": _Look(r"weighted $\Vert\nabla L\Vert$", plotting.BLUE, "--", 1.2),
+    }
+    return criteria, weighted
+
+
+def plot(table: pd.DataFrame) -> Figure:
+    """Curves of one orbit per example above the minima of all orbits; the last column is the counterexample."""
+    import numpy as np
+    from matplotlib.lines import Line2D
+    from matplotlib.ticker import FixedLocator, MultipleLocator, NullLocator
+
+    from paper import plotting
+
+    examples = dict(list(table.groupby("example", sort=False)))
+    reach = float(table["log_scale"].to_numpy().max() - np.abs(table["balanced"].to_numpy()).max())
+    columns = len(examples) + 1
+    criteria, weighted = _looks()
+    figure, axes = plotting.panels(
+        2, columns, plotting.PAGE, 3.4, sharex=True, sharey="row", gridspec_kw={"height_ratios": (2.0, 1.0)}
+    )
+    for number, (example, rows) in enumerate(examples.items()):
+        _column(axes[number], axes[columns + number], rows, criteria, reach)
+        length = str(example).removeprefix("chain")
+        axes[number].set_title("$f = u v x$" if example == "uv" else f"product of {length}")
+    _column(axes[columns - 1], axes[-1], examples["uv"], weighted, reach)
+    axes[columns - 1].set_title(r"norm $\sqrt{x^2 + 4 y^2}$")
+    axes[0].set(ylabel="criterion / its minimum", yscale="log", ylim=(0.8, None))
+    axes[0].yaxis.set(major_locator=FixedLocator([1.0, 10.0, 100.0, 1000.0]), major_formatter="{x:g}")
+    axes[0].yaxis.set_minor_locator(NullLocator())
+    axes[columns].set(ylabel=f"minima of\n{len(set(table['seed']))} orbits", ylim=(len(criteria) - 0.4, -0.6))
+    axes[columns].set_yticks([])
+    for place in axes[columns:]:
+        place.set(xlim=(-reach, reach), xlabel=r"$\log\,\lambda$ from balance")
+        place.xaxis.set_major_locator(MultipleLocator(1.0))
+    plotting.letters(axes[:columns])
+    handles = [
+        Line2D([], [], color=look.colour, linestyle=look.line, linewidth=look.width, marker="o", markersize=2.5,
+               label=look.label)
+        for look in criteria.values()
+    ]  # fmt: skip
+    figure.legend(handles=handles, loc="outside upper center", ncols=7, columnspacing=1.2, handlelength=2.4)
+    return figure
+
+
+def _column(curves: Axes, minima: Axes, rows: pd.DataFrame, looks: Mapping[str, _Look], reach: float) -> None:
+    """Criteria along the first orbit above, and below, one row per criterion, where each is least on every orbit."""
+    import numpy as np
+
+    from paper import plotting
+
+    for place in (curves, minima):
+        place.axvline(0.0, color=plotting.GREY, linewidth=0.8)
+    found = dict(list(rows.groupby("criterion")))
+    for number, (criterion, look) in enumerate(looks.items()):
+        orbits = found[criterion].drop_duplicates("seed")
+        first = found[criterion].query(f"seed == {orbits['seed'].iloc[0]}")
+        x, value = (first["log_scale"] - first["balanced"]).to_numpy(), first["value"].to_numpy()
+        value = np.where(np.abs(x) <= reach, value / value.min(), np.nan)
+        curves.plot(x, value, color=look.colour, linestyle=look.line, linewidth=look.width)
+        least = (orbits["minimiser"] - orbits["balanced"]).to_numpy()
+        minima.plot(least, np.full(len(least), number), color=look.colour, marker="o", markersize=2.5, linestyle="")
+
+
+TOLERANCE = 1e-3
+
+
+def _minimisers(table: pd.DataFrame, criteria: tuple[str, ...], chains: bool) -> pd.DataFrame:
+    rows = table[table["criterion"].isin(criteria) & (table["example"].ne("uv") == chains)]
+    rows = rows.drop_duplicates(["example", "criterion", "seed"])
+    if rows.empty:
+        raise NotMeasured("no such example")
+    return rows.assign(off=(rows["minimiser"] - rows["balanced"]).abs())
+
+
+def _agree(criteria: tuple[str, ...], chains: bool) -> Callable[[pd.DataFrame], Finding]:
+    def judge(table: pd.DataFrame) -> Finding:
+        rows = _minimisers(table, criteria, chains)
+        good = (rows["off"] <= TOLERANCE).tolist()
+        worst = float(rows["off"].max())
+        text = f"{sum(good)} of {len(good)} minimisers at the balanced point (largest distance {worst:.1g})"
+        return Finding(text, of_all(good), worst)
+
+    return judge
+
+
+def _any_norm(table: pd.DataFrame) -> Finding:
+    rows = _minimisers(table, ("weighted_theta", "weighted_gradient"), chains=False)
+    wide = rows.pivot(index="seed", columns="criterion", values="minimiser")
+    apart = (wide["weighted_gradient"] - wide["weighted_theta"]).abs()
+    text = f"sqrt(x^2 + 4 y^2): minimisers {apart.min():.3g} apart in log lambda"
+    return Finding(text, of_all((apart <= TOLERANCE).tolist()), float(apart.min()))
+
+
+_RULE = f"the minimiser is the balanced point to {TOLERANCE:g} in log lambda; always: reproduced, sometimes: partly"
+_COMMON = ("theta_norm", "gradient_norm", "hessian_trace", "hessian_norm", "condition")
+_CLAIMS = (
+    Claim(
+        "criteria_uv",
+        "For f = u v x, the least norm, gradient norm, Hessian trace, Hessian norm and condition number coincide",
+        "all coincide",
+        _RULE,
+        _agree(_COMMON, chains=False),
+    ),
+    Claim(
+        "criteria_chain",
+        "For a product of L numbers, the least gradient norm, Hessian trace and norm of the inverses coincide",
+        "all coincide",
+        _RULE,
+        _agree(("gradient_norm", "hessian_trace", "inverse_norm"), chains=True),
+    ),
+    Claim(
+        "criteria_pathcond",
+        "PathCond's minimiser is the same point",
+        "not said, but implied",
+        _RULE,
+        _agree(("pathcond",), False),
+        ours=True,
+    ),
+    Claim(
+        "criteria_any_norm",
+        "The first equivalence holds for any norm",
+        "any norm",
+        "both minimisers agree for a norm that is not symmetric in its entries: reproduced",
+        _any_norm,
+    ),
+)
+
+
+EXPERIMENT = Experiment(
+    name="criteria",
+    title="Criteria on toy examples",
+    where="appendix C",
+    caption=(
+        "Criteria along rescalings of products of numbers: the norm of the parameters, of their inverses, of the "
+        "gradient and of the Hessian, the Hessian's trace and condition number, and PathCond's objective. Above: along "
+        "one orbit, relative to the minimum. Below: where each criterion is least on {seeds_count} orbits, all at the "
+        "balanced rescaling. The last column is ours: two minima differ for a norm that treats the coordinates "
+        "differently."
+    ),
+    settings=Settings,
+    plot=plot,
+    claims=_CLAIMS,
+    keys=("example", "criterion", "log_scale"),
+    measure=measure,
+)

@@ -1,0 +1,60 @@
+"""Appendix: the MLPs of Figure 2 with GELU in place of ReLU."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paper.aggregate import trained
+from paper.experiments.base import Experiment
+from paper.settings import ShownDepthGrid, grids
+from paper.verdicts import BOUNDS, LR, Claim, Finding, known, listed, of_all, ratios, runs
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+
+def plot(table: pd.DataFrame) -> Figure:
+    """As for `mlp_depth`."""
+    from paper import plotting
+
+    return plotting.by_depth(table)
+
+
+def _faster(table: pd.DataFrame) -> Finding:
+    found = ratios(runs(table, lr=LR), "hidden_layers")
+    values = known(found)
+    depth, best = max(values.items(), key=lambda entry: entry[1].value)
+    verdict = of_all([ratio.value > 1.05 for ratio in values.values()])
+    return Finding(listed(found, "hidden layers"), verdict, best.value, best.interval, f"95% at {depth:g}:")
+
+
+_CLAIMS = (
+    Claim(
+        "mlp_gelu_speedup",
+        "With GELU in place of ReLU, PathCond shortens training in the same way",
+        "as with ReLU",
+        "ratio of epochs, baseline over PathCond, above 1.05; every depth: reproduced, some: partly; "
+        f"{BOUNDS}; depths where a seed meets the target with neither are left out",
+        _faster,
+    ),
+)
+
+
+EXPERIMENT = Experiment(
+    name="mlp_depth_gelu",
+    title="Fully connected networks with GELU",
+    where="appendix O",
+    caption=(
+        "MLPs with GELU in place of ReLU. Epochs until {target:.0%} of the training images are classified correctly "
+        "against the number of parameters (a); accuracy (b) and loss (c) with {shown} hidden layers. Every "
+        "|u| = 2 |log λ| is kept within {clamp:g}. Means over {seeds_count} seeds; bars and bands are one standard "
+        "deviation."
+    ),
+    settings=ShownDepthGrid,
+    plot=plot,
+    claims=_CLAIMS,
+    keys=("epoch",),
+    grids=grids,
+    table=trained,
+)

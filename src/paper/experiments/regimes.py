@@ -1,0 +1,304 @@
+"""Figure 4: how far PathCond rescales networks with uneven widths and small weights, at initialisation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import cycle, pairwise
+from typing import TYPE_CHECKING, Any
+
+from paper.aggregate import joined
+from paper.errors import PaperError
+from paper.experiments.base import Experiment, Part, Runs
+from paper.settings import (
+    AtLeast2,
+    Block,
+    Distinct,
+    Field,
+    Number,
+    Positive,
+    PositiveInt,
+    SeedList,
+    model_validator,
+    plain,
+)
+from paper.verdicts import RANGE, Claim, Finding, NotMeasured, of_all, rank
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import torch
+    from matplotlib.figure import Figure
+    from torch import Tensor, nn
+
+    import pathcond
+
+
+class LogSpace(Block):
+    """Exponents of 10, evenly spaced from first to last."""
+
+    first: Number
+    last: Number
+    count: AtLeast2
+
+    @property
+    def values(self) -> list[float]:
+        """The powers of 10, computed from the nearer end."""
+        step = (self.last - self.first) / (self.count - 1)
+        first = [self.first + step * number for number in range(self.count // 2)]
+        last = [self.last - step * (self.count - 1 - number) for number in range(self.count // 2, self.count)]
+        return [10.0**exponent for exponent in (*first, *last)]
+
+
+class Settings(Block):
+    """Networks with `neurons` in all hidden layers together; `more_alphas` are drawn beside the evenly spaced ones."""
+
+    hidden_layers: PositiveInt
+    neurons: PositiveInt
+    inputs: PositiveInt
+    outputs: PositiveInt
+    variances: Distinct[Positive]
+    log10_alpha: LogSpace
+    more_alphas: list[Positive] = Field(default=[])
+    sweeps: PositiveInt
+    seeds: SeedList
+
+    @model_validator(mode="after")
+    def _fills_every_layer(self) -> Settings:
+        if self.neurons < self.hidden_layers:
+            raise ValueError(
+                f"neurons: expected at least one per layer ({self.hidden_layers}), got {self.neurons}; raise neurons "
+                "or lower hidden_layers"
+            )
+        return self
+
+    @property
+    def alphas(self) -> list[float]:
+        """All concentrations, smallest first."""
+        return sorted({*self.log10_alpha.values, *self.more_alphas})
+
+
+def parts(settings: Settings) -> Iterator[Part]:
+    """One part per variance and seed, with one row per alpha."""
+    shared = {name: plain(settings)[name] for name in ("hidden_layers", "neurons", "inputs", "outputs", "sweeps")}
+    for variance in sorted(settings.variances):
+        for seed in sorted(settings.seeds):
+            one = {"variance": variance, "seed": seed, "alphas": settings.alphas}
+            yield f"variance{variance:g}-seed{seed}", shared | one
+
+
+COLUMNS = ["variance", "alpha", "seed", "max_log_scale", "printed_root_fails", "widths"]
+
+
+def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
+    """Draw the widths of one network per alpha and its weights, and rescale it.
+
+    At one seed and alpha all variances share the widths and, up to their size, the weights; biases are drawn like
+    weights, with one variance for all layers.
+
+    Args:
+        settings: hidden_layers, neurons, inputs, outputs, sweeps, variance, seed, alphas.
+        device: not used: on a CPU this is fastest, and the same everywhere.
+
+    Returns:
+        One row per alpha: variance, alpha, seed, max_log_scale (largest |log lambda| = |u| / 2), printed_root_fails
+        (see :func:`printed_root_fails`), widths of the hidden layers joined by hyphens.
+    """
+    import pandas as pd
+    import torch
+
+    import pathcond
+    from paper.seeds import generator
+
+    variance, seed = settings["variance"], settings["seed"]
+    example = torch.ones(1, settings["inputs"], dtype=torch.float64)
+    rows = []
+    for alpha in settings["alphas"]:
+        hidden = hidden_widths(settings["hidden_layers"], settings["neurons"], alpha, seed)
+        model = _network([settings["inputs"], *hidden, settings["outputs"]])
+        graph = pathcond.extract_graph(model, example)
+        _fill(model, generator(seed, "init", f"{alpha:.6g}"), variance)
+        g = pathcond.compute_diag_g(model, example, graph=graph)
+        u = pathcond.solve(graph, g, sweeps=settings["sweeps"]).u
+        fails, widths = printed_root_fails(graph, g), "-".join(map(str, hidden))
+        rows.append((variance, alpha, seed, float(u.abs().max()) / 2.0, fails, widths))
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def hidden_widths(layers: int, neurons: int, alpha: float, seed: int) -> list[int]:
+    """Widths of the hidden layers: one neuron each, the rest by shares from a symmetric Dirichlet distribution."""
+    import torch
+
+    from paper.seeds import seeded
+
+    if neurons < layers:
+        raise PaperError(
+            f"regimes: expected at least one neuron a layer, got {neurons} neurons for {layers} layers. "
+            "Raise `neurons` or lower `hidden_layers` of `regimes` in config.yaml."
+        )
+    with seeded(seed, "widths", f"{alpha:.6g}"):
+        shares = torch.distributions.Dirichlet(torch.full((layers,), alpha, dtype=torch.float64)).sample()
+    return [1 + extra for extra in largest_remainder(shares, neurons - layers)]
+
+
+def largest_remainder(shares: Tensor, total: int) -> list[int]:
+    """Integers near `shares * total` (shares sum to 1) with exactly that total: the largest fractions round up."""
+    quotas = shares * total
+    counts = quotas.floor().long()
+    order = (quotas - counts).argsort(descending=True, stable=True)
+    counts[order[: total - int(counts.sum())]] += 1
+    return counts.tolist()
+
+
+def printed_root_fails(graph: pathcond.ScaleGraph, g: Mapping[str, Tensor]) -> bool:
+    """Whether the root of some unit's first update, computed as printed in the paper, is not positive in float64.
+
+    The positive root of b (a + p) x^2 + a d x + c (a - p) is printed as (-a d + sqrt(..)) / (2 b (a + p)), which
+    cancels where a d > 0; p parameters, a of them more enter the unit than leave it, b, c and d: the sums of g of those
+    that leave it, enter it, and do neither.
+    """
+    import torch
+
+    entering, leaving, balance = torch.zeros(3, graph.units + 1, dtype=torch.float64)
+    size = sum(values.numel() for values in g.values())
+    for name, units in graph.params.items():
+        values = g[name].reshape(-1)
+        for sums, index, sign in ((entering, units.row, 1.0), (leaving, units.col, -1.0)):
+            index = index.expand(g[name].shape).reshape(-1)
+            sums.index_add_(0, index, values)
+            balance.index_add_(0, index, torch.full_like(values, sign))
+    total = sum(float(values.sum()) for values in g.values())
+    a, b, c = balance[1:], leaving[1:], entering[1:]
+    linear = a * (total - b - c)
+    root = (-linear + (linear**2 - 4.0 * b * (a + size) * c * (a - size)).sqrt()) / (2.0 * b * (a + size))
+    return bool((root <= 0).any())
+
+
+def _network(widths: Sequence[int]) -> nn.Sequential:
+    """Linear layers with ReLU between them, in float64, not yet filled; all have a bias but the last."""
+    import torch
+    from torch import nn
+    from torch.nn.utils import skip_init
+
+    shapes = list(pairwise(widths))
+    layers: list[nn.Module] = []
+    for number, (n_in, n_out) in enumerate(shapes, start=1):
+        linear = skip_init(nn.Linear, n_in, n_out, bias=number < len(shapes), dtype=torch.float64)
+        layers += [linear, nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+def _fill(model: nn.Module, stream: torch.Generator, variance: float) -> None:
+    """Normal numbers of this variance in every parameter, in order."""
+    import torch
+
+    with torch.no_grad():
+        for parameter in model.parameters():
+            numbers = torch.randn(parameter.shape, generator=stream, dtype=parameter.dtype)
+            parameter.copy_(numbers * variance**0.5)
+
+
+def table(runs: Runs, settings: Mapping[str, Any]) -> pd.DataFrame:
+    """Median and quartiles of the largest log-rescaling over seeds, by variance and alpha."""
+    import pandas as pd
+
+    rows = joined(runs, settings).sort_values(["variance", "alpha", "seed"]).groupby(["variance", "alpha"], sort=False)
+    scales, fails = rows["max_log_scale"], rows["printed_root_fails"].mean()
+    low, high = scales.quantile(0.25), scales.quantile(0.75)
+    columns = {"median": scales.median(), "low": low, "high": high, "printed_root_fails": fails, "n": rows.size()}
+    return pd.DataFrame(columns).reset_index()
+
+
+def plot(table: pd.DataFrame) -> Figure:
+    """Medians and quartiles against alpha, one curve per variance: one panel, a column wide."""
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    from paper import plotting
+
+    figure, (axes,) = plotting.panels(1, 1, plotting.COLUMN, 2.5)
+    for (variance, rows), (colour, marker) in zip(table.groupby("variance"), cycle(plotting.SERIES), strict=False):
+        rows = rows.sort_values("alpha").rename(columns={"median": "middle"})
+        plotting.band(axes, rows, "alpha", {"color": colour, "marker": marker}, f"variance {variance:g}")
+    axes.set(xscale="log", yscale="log", title="Rescaling needed at initialisation")
+    axes.set(xlabel=r"Dirichlet $\alpha$ (uneven to even layer widths)", ylabel=r"largest $|\log\,\lambda|$")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.yaxis.set_minor_locator(NullLocator())
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter("{x:g}")
+    axes.legend(loc="lower left", borderaxespad=0.2)
+    return figure
+
+
+def _irregular(table: pd.DataFrame) -> Finding:
+    if table["alpha"].nunique() < 2:
+        raise NotMeasured("one value of alpha shows no trend")
+    ranks, parts = [], []
+    for variance, rows in table.groupby("variance"):
+        trend = rank(dict(zip(rows["alpha"], rows["median"], strict=True)))
+        ends = rows.sort_values("alpha")["median"]
+        ranks.append(trend)
+        parts.append(f"variance {variance:g}: {ends.iloc[0]:.2g} -> {ends.iloc[-1]:.2g} (rank correlation {trend:.2f})")
+    verdict = of_all([trend <= -0.8 for trend in ranks])
+    return Finding("; ".join(parts), verdict, max(ranks), (min(ranks), max(ranks)), RANGE)
+
+
+def _variance(table: pd.DataFrame) -> Finding:
+    if table["variance"].nunique() < 2:
+        raise NotMeasured("one variance shows no trend")
+    wide = table.pivot(index="alpha", columns="variance", values="median").sort_index(axis=1)
+    falls = wide.diff(axis=1).iloc[:, 1:].lt(0).all(axis=1)
+    share = float(falls.mean())
+    return Finding(f"at {falls.sum()} of {len(falls)} values of alpha", of_all(list(falls)), share)
+
+
+def _root(table: pd.DataFrame) -> Finding:
+    shares = table.groupby("variance")["printed_root_fails"].mean()
+    text = ", ".join(f"{variance:g}: {100 * share:.2g}%" for variance, share in shares.items())
+    verdict = of_all([share == 0 for share in shares])
+    ends = float(shares.min()), float(shares.max())
+    return Finding(f"not positive in float64 at variance {text} of the networks", verdict, ends[1], ends, RANGE)
+
+
+_CLAIMS = (
+    Claim(
+        "regimes_irregular_widths",
+        "The largest rescaling grows as the widths of the layers become more irregular (alpha falls)",
+        "a clear trend at every variance",
+        "rank correlation of the median with alpha is at most -0.8; every variance: reproduced, some: partly",
+        _irregular,
+    ),
+    Claim(
+        "regimes_small_variance",
+        "The largest rescaling grows as the variance of the weights falls",
+        "a clear trend",
+        "the median falls from each variance to the next larger; at every alpha: reproduced, at some: partly",
+        _variance,
+    ),
+    Claim(
+        "regimes_printed_root",
+        "The positive root behind an update can be computed with the formula as printed",
+        "printed in the algorithm",
+        "positive for every unit's first update in every network; at every variance: reproduced, at some: partly (ours "
+        "uses the form that does not cancel)",
+        _root,
+    ),
+)
+
+
+EXPERIMENT = Experiment(
+    name="regimes",
+    title="When PathCond has something to do",
+    where="Figure 4",
+    caption=(
+        "Largest log-rescaling, |log λ|, that PathCond asks for at initialisation, against how even the widths of the "
+        "hidden layers are (Dirichlet concentration), for {variances_count} variances of the weights. Medians over "
+        "{seeds_count} networks; bands are the quartiles."
+    ),
+    settings=Settings,
+    plot=plot,
+    claims=_CLAIMS,
+    keys=("variance", "alpha"),
+    version=2,
+    measure=measure,
+    parts=parts,
+    rows="alphas",
+    table=table,
+)

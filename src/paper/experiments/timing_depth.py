@@ -1,0 +1,205 @@
+"""Appendix: wall time of the rescaling and of one epoch of training by depth, and its split by step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from paper.aggregate import summary
+from paper.experiments.base import Experiment, Runs
+from paper.experiments.timing import FACTS, Bench, Timed, duration, hardware_note, load, repeats
+from paper.experiments.timing import table as timing_table
+from paper.methods import METHODS
+from paper.settings import DATASETS, Distinct, PositiveInt, misfits, model_validator, odd_batch, refuse
+from paper.verdicts import NOT_REPRODUCED, PARTLY, RANGE, REPRODUCED, Claim, Finding, NotMeasured, some
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import torch
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+KEYS = ("hidden_layers", "step")
+
+
+class Settings(Timed):
+    """MLPs by depth, with BatchNorm."""
+
+    hidden_layers: Distinct[PositiveInt]
+    inputs: PositiveInt
+    width: PositiveInt
+    outputs: PositiveInt
+
+    @model_validator(mode="after")
+    def _fits(self) -> Settings:
+        model = {"kind": "mlp", "inputs": self.inputs, "outputs": self.outputs}
+        found = [*misfits(model, self.dataset), *odd_batch(model, DATASETS[self.dataset].train, self.batch)]
+        refuse([(key.removeprefix("model."), text) for key, text in found])
+        return self
+
+
+def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
+    """One row a depth, repeat and step, as in `timing`; depths are interleaved.
+
+    Args:
+        settings: ``hidden_layers``, ``inputs``, ``width``, ``outputs``, ``dataset``, ``batch``, ``batches`` (at most,
+            of an epoch), ``sweeps``, ``warmup``, ``repeats``; and ``data``, the data set's file.
+        device: what is timed.
+
+    Returns:
+        Columns hidden_layers, parameters, repeat, step, seconds, batches, epoch_batches, hardware.
+    """
+    import pandas as pd
+
+    images = load(settings["dataset"], settings["data"], device)
+    benches = {
+        depth: Bench(_model(settings, depth), images, settings["batch"], settings["batches"])
+        for depth in settings["hidden_layers"]
+    }
+    rows: list[dict[str, Any]] = []
+    for repeat in repeats(settings):
+        for depth, bench in benches.items():
+            seconds = bench.rescaling("exact", settings["sweeps"]) | {"epoch": bench.epoch(repeat)}
+            names = {"hidden_layers": depth, "repeat": repeat} | bench.facts
+            rows += [names | {"step": step, "seconds": value} for step, value in seconds.items()]
+    table = pd.DataFrame([row for row in rows if row["repeat"] >= 0])
+    last = ["batches", "epoch_batches", "hardware"]
+    return table.reindex(columns=["hidden_layers", "parameters", "repeat", "step", "seconds", *last])
+
+
+def _model(settings: Mapping[str, Any], depth: int) -> dict[str, Any]:
+    sizes = {name: settings[name] for name in ("inputs", "outputs")}
+    return {"kind": "mlp", "hidden": [settings["width"]] * depth, **sizes}
+
+
+def table(runs: Runs, settings: Mapping[str, Any]) -> pd.DataFrame:
+    """Panel `depth`: means, deviations and medians over repeats by depth. Panel `split`: the table of `timing`."""
+    import pandas as pd
+
+    depth = pd.concat([table for table, _ in runs if "hidden_layers" in table], ignore_index=True)
+    split = timing_table([run for run in runs if "hidden_layers" not in run[0]], {})
+    by = [*KEYS, *FACTS]
+    medians = depth.groupby(by, sort=False)["seconds"].median().rename("seconds_median").reset_index()
+    depth = summary(depth, by, ("seconds",)).merge(medians, on=by)
+    return pd.concat([depth.assign(panel="depth"), split.assign(panel="split")], ignore_index=True)
+
+
+def plot(table: pd.DataFrame) -> Figure:
+    """Times against depth, and the fractions of the steps: two panels, a page wide."""
+    from paper import plotting
+
+    figure, (left, right) = plotting.panels(1, 2, plotting.PAGE, 2.8, gridspec_kw={"wspace": 0.1})
+    depth = table.query("panel == 'depth'")
+    _depth(left, depth)
+    _split(right, table.query("panel == 'split'"))
+    plotting.letters([left, right])
+    figure.suptitle(hardware_note(depth).replace("\n", "; "), fontsize="medium", color=plotting.GREY)
+    return figure
+
+
+def _depth(axes: Axes, table: pd.DataFrame) -> None:
+    for step, method, label in (("epoch", "baseline", "one training epoch"), ("total", "pathcond", "rescaling")):
+        rows = table.query(f"step == {step!r}").sort_values("hidden_layers")
+        x, mean, deviation = rows["hidden_layers"], rows["seconds_mean"], rows["seconds_sd"].fillna(0.0)
+        look = METHODS[method]
+        axes.errorbar(x, mean, yerr=deviation, color=look.colour, marker=look.marker, label=label)
+    sizes = dict(sorted(zip(table["hidden_layers"], table["parameters"], strict=True)))
+    axes.set_xticks(list(sizes), [f"{layers:.0f}\n{_short(size)}" for layers, size in sizes.items()])
+    axes.set(yscale="log", xlabel="hidden layers, parameters", ylabel="seconds", title="Rescaling of MLPs, by depth")
+    axes.legend(loc="best")
+
+
+def _short(count: float) -> str:
+    return f"{count / 1e6:.1f}M" if count >= 1e6 else f"{count / 1e3:.1f}k"
+
+
+def _split(axes: Axes, table: pd.DataFrame) -> None:
+    from paper import plotting
+
+    pooling = "plain" if "plain" in set(table["pooling"]) else table["pooling"].tolist()[0]
+    rows = table.query(f"pooling == {pooling!r}")
+    networks = [name for name in plotting.NETWORKS if name in set(rows["network"])]
+    seconds = dict(zip(zip(rows["network"], rows["step"], strict=True), rows["seconds_mean"], strict=True))
+    for x, network in enumerate(networks):
+        total, bottom = seconds[network, "total"], 0.0
+        for step, (colour, label) in plotting.STEPS.items():
+            share = 100 * seconds[network, step] / total
+            axes.bar(x, share, 0.62, bottom, color=colour, label=None if x else label)
+            at, side = (x, "center") if share >= 6 else (x + 0.33, "left")  # beside a part too thin for it
+            axes.text(at, bottom + share / 2, f"{share:.0f}%", ha=side, va="center", fontsize="x-small")
+            bottom += share
+        place = {"xytext": (0, 2), "textcoords": "offset points", "ha": "center"}
+        axes.annotate(duration(total), (x, 100), **place)
+    axes.set(ylabel="fraction of the time (%)", ylim=(0, 110), title="Rescaling by step")
+    axes.set_xticks(range(len(networks)), [plotting.NETWORKS[network][2] for network in networks])
+    axes.set_yticks(range(0, 101, 25))
+    axes.grid(visible=False, axis="x")
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), reverse=True)
+
+
+STEPS = ("graph", "diag_g", "solve", "apply")
+
+
+def _solver(table: pd.DataFrame) -> Finding:
+    split = some(table, panel="split", pooling="plain")
+    means = split.pivot(index="network", columns="step", values="seconds_mean")[list(STEPS)]
+    shares = means["solve"] / means.sum(axis=1)
+    least, most = float(shares.min()), float(shares.max())
+    verdict = REPRODUCED if least >= 0.95 else PARTLY if least >= 0.5 else NOT_REPRODUCED
+    text = ", ".join(f"{network} {100 * share:.0f}%" for network, share in shares.items())
+    return Finding(text, verdict, least, (least, most), RANGE)
+
+
+def _linear(table: pd.DataFrame) -> Finding:
+    import numpy as np
+
+    rows = some(table, panel="depth", step="total")
+    if len(rows) < 3:
+        raise NotMeasured("a line through fewer than three depths fits always")
+    x, y = rows["parameters"].to_numpy(float), rows["seconds_median"].to_numpy(float)
+    slope, start = np.polyfit(x, y, 1)
+    spread = float(((y - y.mean()) ** 2).sum())
+    explained = 1.0 - float(((y - slope * x - start) ** 2).sum()) / spread if spread > 0 else 0.0
+    good = explained >= 0.9 and slope > 0
+    verdict = REPRODUCED if good else PARTLY if explained >= 0.7 and slope > 0 else NOT_REPRODUCED
+    text = f"{1e9 * slope:.3g} ms a million parameters on top of {1e3 * start:.3g} ms; R^2 {explained:.2f}"
+    return Finding(text, verdict, explained)
+
+
+_CLAIMS = (
+    Claim(
+        "timing_solver_share",
+        "The solver takes nearly all of the rescaling time",
+        "about 98%",
+        "its share is at least 95% in every network: reproduced; at least 50%: partly",
+        _solver,
+    ),
+    Claim(
+        "timing_linear",
+        "Rescaling time is linear in the number of parameters",
+        "linear over 2 to 9 layers",
+        "a rising line explains at least 90% of the variance of the medians over depths: reproduced; 70%: partly",
+        _linear,
+    ),
+)
+
+
+EXPERIMENT = Experiment(
+    name="timing_depth",
+    title="Cost by depth and by step",
+    where="appendix H.1",
+    caption=(
+        "Time of the rescaling of MLPs against depth, beside that of one training epoch (a); means over {repeats} "
+        "runs, bars are one standard deviation. How the time of the rescaling splits into its four steps, for each "
+        "network of the figure on cost (b)."
+    ),
+    settings=Settings,
+    plot=plot,
+    claims=_CLAIMS,
+    keys=KEYS,
+    measure=measure,
+    table=table,
+    exclusive=True,
+    also=("timing",),
+)

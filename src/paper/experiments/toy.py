@@ -1,0 +1,373 @@
+"""Figure 1: gradient descent on f(x) = u relu(v x + w) towards relu: as drawn, rescaled, and in lifted space.
+
+Symbols of the paper and their names here:
+
+    theta = (u, v, w)      theta    shape (runs, 3)
+    Phi = (u v, u w)       phi      shape (runs, 2); with u > 0 the loss is a function of Phi alone
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import cycle, zip_longest
+from typing import TYPE_CHECKING, Annotated, Any
+
+from paper.errors import PaperError
+from paper.experiments.base import Experiment
+from paper.settings import Block, Distinct, Field, Number, Positive, PositiveInt, SeedList, model_validator
+from paper.verdicts import Claim, Finding, NotMeasured, of_all
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+    import torch
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from torch import Tensor
+
+
+Start = Annotated[list[Number], Field(min_length=3, max_length=3)]
+
+
+class Settings(Block):
+    """Draws of x, step size and number of steps, which of them are recorded, and starts (u, v, w)."""
+
+    draws: PositiveInt
+    lr: Positive
+    steps: PositiveInt
+    every: PositiveInt
+    starts: Distinct[Start]
+    slower_start: Start
+    seeds: SeedList
+
+    @model_validator(mode="after")
+    def _lives(self) -> Settings:
+        for u, v, w in (*self.starts, self.slower_start):
+            if u <= 0 or v == w == 0:
+                raise ValueError(f"expected starts u, v, w with u > 0 and v or w not 0, got {[u, v, w]}; change it")
+        return self
+
+
+COLUMNS = [
+    "start", "extra", "run", "seed", "step", "loss", "u", "v", "w", "phi_1", "phi_2",
+    "reached_1e2", "reached_1e4", "distance",
+]  # fmt: skip
+# Points, evenly spaced along a run's curve, whose distances to the ideal curve are averaged.
+POINTS = 400
+
+
+@dataclass(frozen=True)
+class _Paths:
+    """Parameters (steps + 1, runs, 3), lifted parameters (steps + 1, runs, 2) and losses (steps + 1, runs)."""
+
+    theta: Tensor
+    phi: Tensor
+    loss: Tensor
+
+
+def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
+    """Follow every start, raw, rescaled and ideal, by full-batch gradient descent.
+
+    Args:
+        settings: draws, lr, steps, every, starts, slower_start, seeds.
+        device: not used: on a CPU this is fastest, and the same everywhere.
+
+    Returns:
+        One row a recorded step, in the columns of :data:`COLUMNS`.
+
+    Raises:
+        PaperError: A start has u <= 0, or its neuron is dead.
+    """
+    import pandas as pd
+    import torch
+
+    from paper.seeds import generator
+
+    starts = [(list(start), False) for start in settings["starts"]] + [(list(settings["slower_start"]), True)]
+    for start, _ in starts:
+        _check(start)
+    tables = []
+    for seed in settings["seeds"]:
+        x = torch.randn(settings["draws"], generator=generator(seed, "input"), dtype=torch.float64)
+        tables.append(_follow(starts, x, settings).assign(seed=seed))
+    return pd.concat(tables, ignore_index=True).reindex(columns=COLUMNS)
+
+
+def curve_distance(path: np.ndarray, other: np.ndarray) -> float:
+    """Mean distance from a curve to another, over points evenly spaced along the first.
+
+    Both are chains of straight pieces, shapes (n, 2) and (m, 2) with m > 1. Steps shrink as the loss falls, so a mean
+    over steps would measure the end of the run alone.
+    """
+    import numpy as np
+
+    along = np.concatenate(([0.0], np.linalg.norm(np.diff(path, axis=0), axis=1).cumsum()))
+    spots = np.linspace(0.0, along[-1], POINTS)
+    points = np.stack([np.interp(spots, along, coordinate) for coordinate in path.T], axis=1)
+    pieces = np.diff(other, axis=0)
+    offsets = points[:, None] - other[:-1]
+    squares = np.maximum((pieces**2).sum(1), np.finfo(float).tiny)
+    shares = ((offsets * pieces).sum(2) / squares).clip(0.0, 1.0)
+    return float(np.linalg.norm(offsets - shares[..., None] * pieces, axis=2).min(1).mean())
+
+
+def _check(start: Sequence[float]) -> None:
+    if len(start) != 3 or not start[0] > 0.0 or start[1] == start[2] == 0.0:
+        raise PaperError(
+            f"toy: expected starts (u, v, w) with u > 0 and v or w not 0, got {tuple(start)}. "
+            "Change `starts` or `slower_start` of `toy` in config.yaml."
+        )
+
+
+def _follow(starts: Sequence[tuple[list[float], bool]], x: Tensor, settings: Mapping[str, Any]) -> pd.DataFrame:
+    import pandas as pd
+    import torch
+
+    from paper.theory import toy_rescaled
+
+    raw = torch.tensor([start for start, _ in starts], dtype=torch.float64)
+    rescaled = raw.new_tensor([toy_rescaled(*start) for start, _ in starts])
+    # The lifted start with u = 1 held fixed is gradient descent on the loss as a function of Phi.
+    ideal = torch.cat((torch.ones_like(raw[:, :1]), raw[:, :1] * raw[:, 1:]), 1)
+    free = torch.ones(3 * len(starts), 3, dtype=torch.float64)
+    free[2 * len(starts) :, 0] = 0.0
+    paths = _descend(torch.cat((raw, rescaled, ideal)), free, x, settings["lr"], settings["steps"])
+    tables = []
+    for number, (start, extra) in enumerate(starts):
+        lifted = paths.phi[:, 2 * len(starts) + number].numpy()
+        names = {"start": ", ".join(f"{value:g}" for value in start), "extra": extra}
+        for block, run in enumerate(("raw", "rescaled", "ideal")):
+            rows = _rows(paths, block * len(starts) + number, lifted, run == "ideal", settings["every"])
+            tables.append(pd.DataFrame(names | {"run": run} | rows))
+    return pd.concat(tables, ignore_index=True)
+
+
+def _descend(theta: Tensor, free: Tensor, x: Tensor, lr: float, steps: int) -> _Paths:
+    """Gradient descent on mean (u relu(v x + w) - relu(x))^2 from each row of `theta`; 0 in `free` holds an entry."""
+    import torch
+
+    y = x.relu()
+    # Filled in place: small tensors kept from every step would hold the memory of the large ones between them.
+    path, losses = theta.new_empty(steps + 1, *theta.shape), theta.new_empty(steps + 1, len(theta))
+    for step in range(steps + 1):
+        u, v, w = theta.T[..., None]
+        active = (v * x + w).relu()
+        error = u * active - y
+        path[step], losses[step] = theta, (error**2).mean(1)
+        inner = torch.where(active > 0.0, u * error, 0.0)
+        gradient = torch.stack(((error * active).mean(1), (inner * x).mean(1), inner.mean(1)), 1)
+        theta = theta - lr * 2.0 * free * gradient
+    return _Paths(path, path[..., :1] * path[..., 1:], losses)
+
+
+def _rows(paths: _Paths, index: int, lifted: np.ndarray, ideal: bool, every: int) -> dict[str, Any]:
+    """Columns of one run, at every `every` steps and the last, and before the first of these at each, where paths bend.
+
+    `lifted` is the ideal path from the same start.
+    """
+    import numpy as np
+
+    loss, phi = paths.loss[:, index].numpy(), paths.phi[:, index].numpy()
+    theta = np.full((len(loss), 3), np.nan) if ideal else paths.theta[:, index].numpy()
+    last = len(loss) - 1
+    steps = np.union1d(np.arange(min(every, last)), np.append(np.arange(0, last + 1, every), last))
+    columns: dict[str, Any] = {"step": steps, "loss": loss[steps]}
+    columns |= dict(zip(("u", "v", "w"), theta[steps].T, strict=True))
+    columns |= dict(zip(("phi_1", "phi_2"), phi[steps].T, strict=True))
+    columns |= {"reached_1e2": _reached(loss, 1e-2), "reached_1e4": _reached(loss, 1e-4)}
+    return columns | {"distance": 0.0 if ideal else curve_distance(phi, lifted)}
+
+
+def _reached(loss: np.ndarray, target: float) -> float:
+    """First step with a loss below the target; NaN if there is none."""
+    import numpy as np
+
+    below = np.flatnonzero(loss < target)
+    return float(below[0]) if len(below) else np.nan
+
+
+_Look = tuple[str, str]  # colour and marker of a start
+# Line style, width and label of a run.
+RUNS = {
+    "raw": ("--", 1.1, "original start"),
+    "rescaled": ("-", 1.6, "rescaled by PathCond"),
+    "ideal": (":", 1.3, r"ideal: descent on $\Phi$"),
+}
+# Losses below this are as good as zero.
+FLOOR = 1e-6
+
+
+def plot(table: pd.DataFrame) -> Figure:
+    """Losses, paths in lifted and in parameter space, and a start where rescaling slows down: four panels in a row."""
+    from paper import plotting
+
+    figure, axes = plotting.panels(1, 4, plotting.PAGE, 2.5)
+    main, extra = table.query("not extra"), table.query("extra")
+    looks = dict(zip(main["start"].unique().tolist(), cycle(plotting.SERIES), strict=False))
+    _losses(axes[0], main.query("run != 'ideal'"), looks)
+    axes[0].set_title("Loss")
+    _lifted(axes[1], main, looks)
+    _parameters(axes[2], main.query("run != 'ideal'"), looks)
+    slow = str(extra["start"].iloc[0])
+    _losses(axes[3], extra, {slow: (plotting.BLACK, "")})
+    axes[3].set_title(f"Start ({slow})")
+    plotting.letters(axes)
+    _legend(figure, looks)
+    return figure
+
+
+def _legend(figure: Figure, looks: Mapping[str, _Look]) -> None:
+    """Two rows above the panels: starts over kinds of runs."""
+    from matplotlib.lines import Line2D
+
+    from paper import plotting
+
+    starts = [
+        Line2D([], [], color=colour, marker=marker, linewidth=2.0, label=f"start ({start})")
+        for start, (colour, marker) in looks.items()
+    ]
+    runs = [
+        Line2D([], [], color=plotting.BLACK, linestyle=line, linewidth=width, label=label)
+        for line, width, label in RUNS.values()
+    ]
+    pairs = zip_longest(
+        [*starts, Line2D([], [], color=plotting.BLACK, linewidth=0.5, label="the rescaling itself")], runs
+    )
+    handles = [handle for pair in pairs for handle in pair if handle is not None]
+    figure.legend(handles=handles, loc="outside upper center", ncols=4, columnspacing=2.0)
+
+
+def _runs(rows: pd.DataFrame) -> Iterator[tuple[str, str, pd.DataFrame]]:
+    for keys, path in rows.groupby(["start", "run", "seed"], sort=False):
+        start, run, _ = keys
+        yield start, run, path
+
+
+def _losses(axes: Axes, rows: pd.DataFrame, looks: Mapping[str, _Look]) -> None:
+    import seaborn as sns
+
+    for start, run, path in _runs(rows):
+        (line, width, _), (colour, marker) = RUNS[run], looks[start]
+        every = {"marker": marker, "markevery": 0.25}
+        look = {"color": colour, "linestyle": line, "linewidth": width, "errorbar": None, "legend": False}
+        sns.lineplot(path, x="step", y="loss", ax=axes, **look, **every)
+    axes.set(yscale="log", xlabel="iteration", ylabel=r"loss $L(\theta)$")
+    axes.set_xlim(0.0, rows["step"].to_numpy().max())
+    axes.set_ylim(FLOOR, 2.0 * rows["loss"].to_numpy().max())
+
+
+def _path(axes: Axes, path: pd.DataFrame, x: str, y: str, look: _Look, run: str) -> None:
+    """A run in the plane of two columns, with its marker where it starts."""
+    (line, width, _), (colour, marker) = RUNS[run], look
+    axes.plot(path[x], path[y], color=colour, linestyle=line, linewidth=width)
+    axes.plot(path[x].iloc[:1], path[y].iloc[:1], color=colour, marker=marker, linestyle="")
+
+
+def _lifted(axes: Axes, rows: pd.DataFrame, looks: Mapping[str, _Look]) -> None:
+    from paper import plotting
+
+    for start, run, path in _runs(rows):
+        _path(axes, path, "phi_1", "phi_2", looks[start], run)
+    axes.plot(1.0, 0.0, color=plotting.BLACK, marker="*", markersize=8.0, linestyle="")
+    axes.set(xlabel=r"$\Phi_1 = uv$", ylabel=r"$\Phi_2 = uw$", title="Lifted space")
+
+
+def _parameters(axes: Axes, rows: pd.DataFrame, looks: Mapping[str, _Look]) -> None:
+    """Paths of (v, w); a rescaling moves the start along a ray, and the optima are all (v, 0) with v > 0."""
+    from paper import plotting
+
+    for start, run, path in _runs(rows):
+        _path(axes, path, "v", "w", looks[start], run)
+    for start, path in rows.query("step == 0").groupby("start", sort=False):
+        axes.plot(path["v"], path["w"], color=looks[str(start)][0], linewidth=0.5, zorder=1)
+    axes.plot(
+        [0.0, rows["v"].to_numpy().max()],
+        [0.0, 0.0],
+        color=plotting.GREY,
+        linewidth=3.0,
+        alpha=0.4,
+        zorder=0,
+        solid_capstyle="butt",
+    )
+    axes.set(xlabel="incoming weight $v$", ylabel="bias $w$", title="Parameter space")
+
+
+def _ends(table: pd.DataFrame, run: str, extra: bool) -> pd.DataFrame:
+    rows = table[(table["run"] == run) & (table["extra"] == extra)]
+    return rows.drop_duplicates(["start", "seed"]).set_index(["start", "seed"])
+
+
+def _compared(table: pd.DataFrame, column: str, extra: bool) -> tuple[list[bool], str]:
+    raw, rescaled = (_ends(table, run, extra)[column] for run in ("raw", "rescaled"))
+    if raw.empty:
+        raise NotMeasured("no such start")
+    # A run that never gets there took longer than any that does.
+    better = [bool(rescaled.fillna(float("inf"))[i] < raw.fillna(float("inf"))[i]) for i in raw.index]
+
+    def text(value: float) -> str:
+        return "never" if math.isnan(value) else f"{value:.3g}"
+
+    pairs = ", ".join(f"{text(raw[i])} -> {text(rescaled[i])}" for i in raw.index)
+    return better, pairs
+
+
+def _faster(table: pd.DataFrame) -> Finding:
+    better, pairs = _compared(table, "reached_1e2", extra=False)
+    return Finding(f"{sum(better)} of {len(better)} starts; steps to loss 0.01: {pairs}", of_all(better), sum(better))
+
+
+def _closer(table: pd.DataFrame) -> Finding:
+    better, pairs = _compared(table, "distance", extra=False)
+    return Finding(f"{sum(better)} of {len(better)} starts; mean distance: {pairs}", of_all(better), sum(better))
+
+
+def _everywhere(table: pd.DataFrame) -> Finding:
+    shown, _ = _compared(table, "reached_1e4", extra=False)
+    other, pairs = _compared(table, "reached_1e4", extra=True)
+    where = "also" if all(other) else "not"
+    return Finding(f"{where} from the start with large u; steps to loss 0.0001: {pairs}", of_all([*shown, *other]))
+
+
+_CLAIMS = (
+    Claim(
+        "toy_faster",
+        "On one neuron, gradient descent from the rescaled start lowers the loss faster",
+        "all three starts",
+        "steps to a loss of 0.01 are fewer; all starts: reproduced, some: partly",
+        _faster,
+    ),
+    Claim(
+        "toy_closer",
+        "Its path in lifted space is closer to that of gradient descent in lifted space",
+        "all three starts",
+        "mean distance to the ideal path is smaller; all starts: reproduced, some: partly",
+        _closer,
+    ),
+    Claim(
+        "toy_any_start",
+        "The same holds whatever the start",
+        "says it of three starts",
+        "steps to a loss of 0.0001 are fewer, from a start with |u| > |(v, w)| too; all: reproduced, some: partly",
+        _everywhere,
+        ours=True,
+    ),
+)
+
+
+EXPERIMENT = Experiment(
+    name="toy",
+    title="Gradient descent on one neuron",
+    where="Figure 1",
+    caption=(
+        "Gradient descent on f(x) = u relu(v x + w) from {starts_count} starts, each as it is and rescaled by "
+        "PathCond: the loss (a), the path of Φ = (uv, uw) beside the ideal one, which descends on Φ itself (b; star: "
+        "optimum), and the path of the parameters (c; grey: optima). Ours: a start from which PathCond is slower (d)."
+    ),
+    settings=Settings,
+    plot=plot,
+    claims=_CLAIMS,
+    keys=("start", "extra", "run", "step"),
+    measure=measure,
+)

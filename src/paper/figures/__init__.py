@@ -1,1 +1,0 @@
-"""Figures, one module an item: a tidy table in, a figure out."""

@@ -1,1 +1,0 @@
-"""Measurements, one module an item: settings in, rows out."""

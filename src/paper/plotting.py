@@ -1,0 +1,468 @@
+"""How every figure looks, and the panels that figures of trained networks share.
+
+Sizes, colours and labels are defined once: a method's in `paper.methods`, the others here. Runs that miss the target or
+diverge are marked, never dropped. A table of trained networks has the panels of `paper.aggregate`.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from string import ascii_lowercase
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+from matplotlib.transforms import Transform, offset_copy
+
+from paper.methods import BLACK, BLUE, GREEN, GREY, METHODS, ORANGE, PINK, RED, SKY, YELLOW
+
+# Widths of the paper's columns, in inches.
+COLUMN, PAGE = 3.25, 6.75
+# Colour, marker and label of the paper's networks, where a figure compares them.
+NETWORKS = {
+    "mlp": (BLUE, "o", "MLP"),
+    "cifar_nv": (ORANGE, "s", "CIFAR-NV"),
+    "resnet18_c": (GREEN, "^", "ResNet-18-C"),
+    "resnet18_c_held": (PINK, "D", "ResNet-18-C, held"),
+}
+# Steps of the rescaling, where a figure splits its time.
+STEPS = {"diag_g": (SKY, "diag(G)"), "graph": (GREEN, "graph"), "solve": (RED, "solve"), "apply": (YELLOW, "apply")}
+# Colours and markers of values that are not of a kind above, in this order.
+SERIES = ((BLUE, "o"), (ORANGE, "s"), (GREEN, "^"), (PINK, "D"), (SKY, "v"), (BLACK, "P"))
+
+PAPER_LR = 1e-3  # of the paper's main figures
+PAPER_DEPTH = 3  # hidden layers of the network whose curves it shows
+ROW = 7.0  # points between rows of markers beyond the end of training
+OPEN = "open: target not reached"
+SOME = " (k/n: by k of n seeds)"
+END = "end of training"
+CROSS = "cross: diverged (k/n: k of n seeds)"
+EPOCHS = tuple(float(f"{first}e{power}") for power in range(4) for first in (1, 2, 3, 5, 7))  # ticks
+LABELS = {"train_loss": "train loss", "train_accuracy": "train accuracy (%)", "test_accuracy": "test accuracy (%)"}
+PALETTE = {name: method.colour for name, method in METHODS.items()}
+
+
+@contextmanager
+def theme(font_size: float) -> Iterator[None]:
+    """Seaborn's theme with our sizes, restored afterwards."""
+    settings: dict[str, Any] = {
+        **sns.axes_style("whitegrid"),
+        **sns.plotting_context("paper"),
+        "font.size": font_size,
+        "font.family": "DejaVu Sans",
+        "axes.titlesize": font_size,
+        "axes.labelsize": font_size,
+        "xtick.labelsize": font_size - 1,
+        "ytick.labelsize": font_size - 1,
+        "legend.fontsize": font_size - 1,
+        "legend.title_fontsize": font_size - 1,
+        "legend.frameon": False,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.edgecolor": BLACK,
+        "axes.linewidth": 0.6,
+        "grid.color": "#dddddd",
+        "grid.linewidth": 0.4,
+        "lines.linewidth": 1.2,
+        "lines.markersize": 3.5,
+        "lines.markeredgewidth": 0.8,
+        "errorbar.capsize": 2.0,
+        "xtick.bottom": True,
+        "ytick.left": True,
+        "xtick.major.width": 0.6,
+        "ytick.major.width": 0.6,
+        "xtick.major.size": 2.5,
+        "ytick.major.size": 2.5,
+        "xtick.minor.size": 1.2,
+        "ytick.minor.size": 1.2,
+        "xtick.minor.width": 0.3,
+        "ytick.minor.width": 0.3,
+        "figure.dpi": 150,
+        "pdf.fonttype": 42,
+        "svg.hashsalt": "pathcond",
+    }
+    with mpl.rc_context(settings):
+        yield
+
+
+def panels(rows: int, columns: int, width: float, height: float, **options: Any) -> tuple[Figure, list[Axes]]:
+    """A figure with a grid of axes, in reading order, that leaves room below for the line of `stamp`."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False, **options)
+    return figure, list(axes.flat)
+
+
+def letters(axes: Sequence[Axes]) -> None:
+    """Letter the panels, each before its title, which moves to the left."""
+    for letter, place in zip(ascii_lowercase, axes, strict=False):
+        title = place.get_title()
+        place.set_title("")
+        place.set_title(rf"$\mathbf{{{letter}}}$" + (f"  {title}" if title else ""), loc="left")
+
+
+def band(axes: Axes, rows: pd.DataFrame, x: str, look: dict[str, Any], label: str | None = None) -> None:
+    """A curve through the column `middle` with its spread, from `low` to `high`, shaded."""
+    line = {"errorbar": None, "legend": False, "markeredgewidth": 0.3, **look}
+    sns.lineplot(rows, x=x, y="middle", ax=axes, label=label, **line)
+    axes.fill_between(rows[x], rows["low"], rows["high"], color=look["color"], alpha=0.2, linewidth=0)
+
+
+def spread(rows: pd.DataFrame, value: str, least: float = 0.0) -> pd.DataFrame:
+    """Rows with the columns middle, low and high: mean and deviation; `low` is at least this fraction of the mean."""
+    mean, deviation = rows[f"{value}_mean"], rows[f"{value}_sd"].fillna(0.0)
+    return rows.assign(middle=mean, low=(mean - deviation).clip(lower=least * mean), high=mean + deviation)
+
+
+def note(figure: Figure, text: str) -> None:
+    """A remark about the figure, which `stamp` sets above its own line."""
+    figure.supxlabel(text)
+
+
+def stamp(figure: Figure, text: str) -> None:
+    """One grey line under the figure and its note: preset, images, epochs, seeds, hardware."""
+    lines = [line for line in (figure.get_supxlabel(), text) if line]
+    figure.supxlabel("\n".join(lines), x=0.5, fontsize=mpl.rcParams["font.size"] - 2, color=GREY)
+
+
+# Ordinates of losses.
+
+
+def wide(values: pd.Series) -> bool:
+    """Whether losses span a factor of three or more."""
+    finite = _finite(values)
+    return len(finite) > 0 and bool(finite.max() >= 3 * finite.min())
+
+
+def losses(axes: Axes, values: pd.Series, room: float = 0.0, log: bool = False) -> None:
+    """Limits of an ordinate of losses, logarithmic where they span a factor of three or more.
+
+    Args:
+        axes: where.
+        values: the losses that are drawn; only finite positive ones count.
+        room: fraction of the height left free at the top.
+        log: logarithmic however little they span.
+    """
+    finite = _finite(values)
+    if finite.empty:
+        return
+    low, high = float(finite.min()), float(finite.max())
+    if log or wide(values):
+        axes.set_yscale("log")
+        fine = LogLocator(subs=_steps(high / low), numticks=20) if wide(values) else MaxNLocator(6, steps=[1, 2, 5, 10])
+        axes.yaxis.set_major_locator(fine)
+        axes.yaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_formatter("{x:g}")
+        ratio = high / low if high > low else 1.1
+        axes.set_ylim(low * ratio**-0.06, high * ratio ** (0.06 + room))
+    else:
+        span = (high - low) or 0.1 * high
+        axes.set_ylim(low - 0.08 * span, high + (0.08 + room) * span)
+
+
+def _finite(values: pd.Series) -> pd.Series:
+    """Those that have a place on a logarithmic axis."""
+    return values[np.isfinite(values) & (values > 0)]
+
+
+def _steps(ratio: float) -> tuple[float, ...]:
+    """First digits of the ticks of a logarithmic axis that spans this factor."""
+    return (1.0,) if ratio > 200 else (1.0, 2.0, 5.0) if ratio > 10 else (1.0, 2.0, 3.0, 5.0, 7.0)
+
+
+# Panels of trained networks.
+
+
+def methods(table: pd.DataFrame) -> list[str]:
+    """Methods of a table, in the order of legends."""
+    return [name for name in METHODS if name in set(table["method"])]
+
+
+def panel(table: pd.DataFrame, name: str) -> pd.DataFrame:
+    """The rows of one panel."""
+    return table[table["panel"] == name]
+
+
+def at_paper_lr(table: pd.DataFrame) -> pd.DataFrame:
+    """Rows with the paper's learning rate if it is there, else the smallest."""
+    chosen = PAPER_LR if PAPER_LR in set(table["lr"]) else table["lr"].min()
+    return table[table["lr"] == chosen]
+
+
+def shown_network(table: pd.DataFrame) -> pd.DataFrame:
+    """Rows of the network whose curves are drawn: the one marked, else the paper's depth, else the middle one."""
+    networks = panel(table, "cell").drop_duplicates("network").sort_values("parameters")
+    marked = networks[networks["shown"]]
+    paper = networks[networks["hidden_layers"] == PAPER_DEPTH]
+    chosen = next(found for found in (marked, paper, networks.iloc[len(networks) // 2 :]) if len(found))
+    return table[table["network"] == chosen["network"].iloc[0]]
+
+
+def network_label(table: pd.DataFrame) -> str:
+    """What network the rows are of, in words."""
+    row = table.iloc[0]
+    if pd.notna(row["hidden_layers"]):
+        return f"{row['hidden_layers']:.0f} hidden layers"
+    return NETWORKS[row["network"]][2] if row["network"] in NETWORKS else str(row["network"])
+
+
+def by_depth(table: pd.DataFrame) -> Figure:
+    """Epochs to the target against parameters, then accuracy and loss of the network shown; a page wide."""
+    figure, axes = panels(1, 3, PAGE, 2.6)
+    table = at_paper_lr(table)
+    one = shown_network(table)
+    reach(axes[0], table, "parameters")
+    parameters_axis(axes[0], table)
+    epochs_axis(axes[0], table)
+    axes[0].set_title(f"MLPs by depth, lr {one['lr'].iloc[0]:g}")
+    over_epochs(axes[1], one, "train_accuracy", f"Train accuracy, {network_label(one)}")
+    over_epochs(axes[2], one, "train_loss", f"Train loss, {network_label(one)}")
+    letters(axes)
+    legend(figure, table)
+    return figure
+
+
+def parameters_axis(axes: Axes, table: pd.DataFrame) -> None:
+    """An abscissa of parameters: a tick per network, with its hidden layers below."""
+    found = panel(table, "cell").drop_duplicates("parameters").sort_values("parameters")
+    depths = ["" if pd.isna(depth) else f"\n{depth:.0f}" for depth in found["hidden_layers"]]
+    names = [f"{size / 1e6:#.2g}{depth}" for size, depth in zip(found["parameters"], depths, strict=True)]
+    axes.set_xticks(found["parameters"].tolist(), names)
+    axes.set(xlabel="parameters (millions)" + "\nhidden layers" * any(depths), xlim=_around(found["parameters"]))
+
+
+def rates_axis(axes: Axes, table: pd.DataFrame) -> None:
+    """A logarithmic abscissa of learning rates, with a tick at each."""
+    lrs = sorted(set(table["lr"]))
+    axes.set(xscale="log", xlabel="learning rate", xlim=(lrs[0] / 1.5, lrs[-1] * 1.5))
+    axes.set_xticks(lrs, [f"{lr:g}" for lr in lrs])
+    axes.xaxis.set_minor_locator(NullLocator())
+
+
+def epochs_axis(axes: Axes, table: pd.DataFrame, log: bool = False) -> None:
+    """An ordinate of epochs up to the end of training, with a row above it for each method that has open runs."""
+    limit, met = float(panel(table, "cell")["epochs"].max()), panel(table, "run")["reached"].dropna()
+    low = 0.7 * max(1.0, min(met.min(), limit)) if log and len(met) else 0.7 if log else 0.0
+    high = limit
+    if open_runs(table):
+        axes.axhline(limit, color=GREY, linewidth=0.6, linestyle="--", zorder=1)
+        room = 0.1 + 0.08 * len(_open_methods(table))
+        high = limit * (limit / low) ** room if log else (1 + room) * limit
+    elif len(met):
+        high = min(1.05 * limit, 1.15 * met.max())
+    axes.set(ylabel="epochs to target", yscale="log" if log else "linear", ylim=(low, high))
+    if log:
+        axes.yaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.set_yticks([tick for tick in EPOCHS if low <= tick <= limit])
+    else:
+        axes.set_yticks([tick for tick in axes.get_yticks() if tick <= min(limit, high)])
+
+
+def reach(axes: Axes, table: pd.DataFrame, x: str) -> None:
+    """Epochs to the target against `x`; where a seed misses it, an open marker above the end, one row per method."""
+    rows = _open_methods(table)
+    for cells, look in _by_method(table, x):
+        _means(axes, table, cells, x, "reached", look)
+        for cell in cells[cells["reached_n"] < cells["n"]].to_dict("records"):
+            at, up = (cell[x], cell["epochs"]), 6.0 + ROW * rows.index(cell["method"])
+            place = _moved(axes, 0.0, up)
+            axes.plot(*at, linestyle="", zorder=4, markerfacecolor="white", transform=place, **look)
+            if cell["reached_n"]:
+                _count(axes, at, cell["reached_n"], cell["n"], look["color"], _moved(axes, 3.0, up))
+
+
+def settled(axes: Axes, table: pd.DataFrame, x: str, value: str, log: bool = False) -> None:
+    """Means of a final loss against `x`; where seeds diverged, a cross at the top, one row per method."""
+    losses(axes, _values(table, value), room=0.3 if len(_diverged(table)) else 0.0, log=log)
+    for number, (cells, look) in enumerate(_by_method(table, x)):
+        _means(axes, table, cells, x, value, look)
+        for cell in _diverged(cells).to_dict("records"):
+            at, down = (cell[x], 1.0), -ROW * number
+            top = _moved(axes, 0.0, down, axes.get_xaxis_transform())
+            axes.plot(*at, color=look["color"], marker="x", transform=top, clip_on=False, zorder=4)
+            beside = _moved(axes, 3.0, down, axes.get_xaxis_transform())
+            _count(axes, at, cell["diverged_n"], cell["n"], look["color"], beside)
+
+
+def over_epochs(axes: Axes, table: pd.DataFrame, value: str, title: str = "") -> None:
+    """Mean and deviation over seeds of a metric after each epoch, one curve per method."""
+    accuracy = value.endswith("accuracy")
+    rows = panel(table, "curve").sort_values("epoch")
+    factor = 100 if accuracy else 1
+    columns = [f"{value}_{part}" for part in ("mean", "sd")]
+    curves = spread(rows.assign(**{name: factor * rows[name].replace(np.inf, np.nan) for name in columns}), value,
+                    0.0 if accuracy else 0.3)  # fmt: skip
+    if accuracy:
+        curves["high"] = curves["high"].clip(upper=100.0)
+    else:
+        losses(axes, pd.concat([curves["low"], curves["high"]]))
+        _note_diverged(axes, table)
+    for name in methods(curves):
+        method = METHODS[name]
+        band(axes, curves[curves["method"] == name], "epoch", {"color": method.colour, "linestyle": method.dash})
+    axes.set(xlabel="epoch", ylabel=LABELS[value], title=title, xlim=(0, curves["epoch"].max()))
+
+
+def by_seed(axes: Axes, table: pd.DataFrame, value: str) -> None:
+    """A metric after each epoch: a thin line per seed, dotted for a lost class, and the mean of the other seeds."""
+    accuracy = value.endswith("accuracy")
+    rows = panel(table, "seed")
+    rows = rows.assign(drawn=(100 if accuracy else 1) * rows[value].replace(np.inf, np.nan), lost=rows["lost"] == True)  # noqa: E712
+    if not accuracy:
+        losses(axes, rows["drawn"])
+        _note_diverged(axes, table)
+    common: dict[str, Any] = {"x": "epoch", "y": "drawn", "hue": "method", "palette": PALETTE, "legend": False}
+    for lost, line in ((False, "-"), (True, ":")):
+        some = rows[rows["lost"] == lost]
+        thin = {"linewidth": 0.9 if lost else 0.5, "alpha": 0.9 if lost else 0.6, "linestyle": line}
+        if len(some):
+            sns.lineplot(some, units="seed", estimator=None, ax=axes, **common, **thin)
+    # Where a seed diverged there is no mean.
+    whole = rows[~rows["lost"]].groupby(["method", "epoch"])["drawn"].transform(lambda v: v.mean(skipna=False))
+    means = rows[~rows["lost"]].assign(drawn=whole).drop_duplicates(["method", "epoch"])
+    for name in methods(means):
+        sns.lineplot(means[means["method"] == name], errorbar=None, linestyle=METHODS[name].dash, ax=axes, **common)
+    axes.set(xlabel="epoch", ylabel=LABELS[value], xlim=(0, rows["epoch"].max()))
+
+
+def learning(axes: Sequence[Axes], table: pd.DataFrame) -> None:
+    """Train loss, train accuracy and test accuracy by seed, in three panels."""
+    for place, value in zip(axes, ("train_loss", "train_accuracy", "test_accuracy"), strict=True):
+        by_seed(place, table, value)
+
+
+def seed_handles(table: pd.DataFrame) -> list[Line2D]:
+    """Legend entries for the lines of seeds."""
+    rows = panel(table, "seed")
+    lost = sorted({f"{seed:.0f}" for seed in rows.loc[rows["lost"] == True, "seed"]})  # noqa: E712
+    handles = [Line2D([], [], color=GREY, linewidth=0.5, label="one seed")]
+    if lost:
+        seeds = ("seed " if len(lost) == 1 else "seeds ") + ", ".join(lost)
+        label = f"{seeds}: a class is never learnt,\nnot in the mean"
+        handles.append(Line2D([], [], color=GREY, linewidth=0.9, linestyle=":", label=label))
+    return handles
+
+
+def final_losses(axes: Sequence[Axes], tables: Sequence[pd.DataFrame]) -> None:
+    """Final train losses against the compression factor, a table per panel; logarithmic in all panels or in none."""
+    log = any(wide(_values(table, "final_train_loss")) for table in tables)
+    for place, table in zip(axes, tables, strict=True):
+        settled(place, table, "compression", "final_train_loss", log)
+        _compressions(place, table)
+    axes[0].set_ylabel("final train loss" + " (log scale)" * log)
+
+
+def rescaling(axes: Axes, table: pd.DataFrame) -> None:
+    """PathCond's largest log-rescaling against the compression factor, and how the paper's axis differs."""
+    for cells, look in _by_method(table[table["method"] == "pathcond"], "compression"):
+        _means(axes, table, cells, "compression", "max_log_scale", look)
+        high = (cells["max_log_scale_mean"] + cells["max_log_scale_sd"].fillna(0.0)).max()
+        axes.set_ylim(0, 1.15 * high)
+    axes.set(ylabel=r"largest $|\log\,\lambda|$")
+    _compressions(axes, table)
+    place: dict[str, Any] = {"transform": axes.transAxes, "ha": "right", "va": "bottom"}
+    axes.text(0.98, 0.04, "the paper plots twice this", fontsize="x-small", color=GREY, **place)
+
+
+def open_runs(table: pd.DataFrame) -> bool:
+    """Whether some seed never reached the target."""
+    return "reached_n" in table and bool(_open_methods(table))
+
+
+def _open_methods(table: pd.DataFrame) -> list[str]:
+    """Methods with a seed that never reached the target."""
+    cells = panel(table, "cell")
+    return methods(cells[cells["reached_n"] < cells["n"]])
+
+
+def legend(
+    figure: Figure, table: pd.DataFrame, spare: Axes | None = None, markers: bool = True, more: Sequence[Line2D] = ()
+) -> None:
+    """The methods and how gaps are drawn, above the panels or in place of a spare one."""
+    handles: list[Line2D] = []
+    for name in methods(table):
+        method = METHODS[name]
+        line: dict[str, Any] = {"marker": method.marker, "markersize": 3.5 if markers else 0.0}
+        handles.append(Line2D([], [], color=method.colour, linestyle=method.dash, label=method.label, **line))
+    gap: dict[str, Any] = {"linestyle": "", "color": GREY}
+    if markers and open_runs(table):
+        handles.append(Line2D([], [], color=GREY, linewidth=0.6, linestyle="--", label=END))
+        label = OPEN + SOME * bool(panel(table, "cell").eval("0 < reached_n < n").any())
+        handles.append(Line2D([], [], marker="o", markerfacecolor="white", label=label, **gap))
+    if markers and not table["compression"].isna().all() and len(_diverged(table)):
+        handles.append(Line2D([], [], marker="x", label=CROSS, **gap))
+    handles += more
+    if spare is not None:
+        spare.set_axis_off()
+        spare.legend(handles=handles, loc="center", handlelength=2.6)
+    else:
+        columns = len(handles) if len(handles) < 6 else 4
+        figure.legend(handles=handles, loc="outside upper center", ncols=columns, handlelength=2.6)
+
+
+def _by_method(table: pd.DataFrame, x: str) -> Iterator[tuple[pd.DataFrame, dict[str, Any]]]:
+    """Each method's cells, and its colour and marker."""
+    cells = panel(table, "cell")
+    for name in methods(table):
+        look = {"color": METHODS[name].colour, "marker": METHODS[name].marker}
+        yield cells[cells["method"] == name].sort_values(x), look
+
+
+def _means(axes: Axes, table: pd.DataFrame, cells: pd.DataFrame, x: str, value: str, look: dict[str, Any]) -> None:
+    """Mean and deviation where all seeds have a value, joined; elsewhere the seeds that have one."""
+    mean, deviation = (cells[f"{value}_{part}"].replace(np.inf, np.nan) for part in ("mean", "sd"))
+    line = METHODS[cells["method"].iloc[0]].dash if len(cells) else "-"
+    axes.errorbar(cells[x], mean, yerr=deviation.fillna(0.0), linestyle=line, **look)
+    if value == "reached":  # the way to runs at the end of training
+        axes.plot(cells[x], mean.fillna(cells["epochs"]), ":", color=look["color"], linewidth=0.8)
+    runs = panel(table, "run").merge(cells.loc[mean.isna(), ["method", "network", "lr"]])
+    axes.plot(runs[x], runs[value].replace(np.inf, np.nan), ".", color=look["color"], markersize=3)
+
+
+def _moved(axes: Axes, right: float, up: float, transform: Transform | None = None) -> Transform:
+    """Data coordinates (or others), a few points away."""
+    return offset_copy(transform or axes.transData, axes.get_figure(root=True), right, up, units="points")
+
+
+def _count(axes: Axes, at: tuple[float, float], part: float, whole: float, colour: str, transform: Transform) -> None:
+    place: dict[str, Any] = {"ha": "left", "va": "center", "transform": transform}
+    axes.text(*at, f"{part:.0f}/{whole:.0f}", fontsize="xx-small", color=colour, **place)
+
+
+def _around(values: pd.Series, share: float = 0.09) -> tuple[float, float]:
+    """Limits with a margin."""
+    margin = share * (values.max() - values.min()) or 0.1 * values.max()
+    return values.min() - margin, values.max() + margin
+
+
+def _compressions(axes: Axes, table: pd.DataFrame) -> None:
+    """An abscissa of compression factors, with a tick at each."""
+    factors = sorted(set(table["compression"]))
+    axes.set(xlabel="compression factor", xlim=_around(table["compression"], 0.15))
+    axes.set_xticks(factors, [f"{factor:g}" for factor in factors])
+
+
+def _values(table: pd.DataFrame, value: str) -> pd.Series:
+    """What is drawn of a final value: that of each run, and the ends of the bars."""
+    cells = panel(table, "cell")
+    mean, deviation = cells[f"{value}_mean"], cells[f"{value}_sd"].fillna(0.0)
+    return pd.concat([panel(table, "run")[value], mean - deviation, mean + deviation])
+
+
+def _diverged(table: pd.DataFrame) -> pd.DataFrame:
+    """Cells with seeds that diverged."""
+    cells = panel(table, "cell")
+    return cells[cells["diverged_n"] > 0]
+
+
+def _note_diverged(axes: Axes, table: pd.DataFrame) -> None:
+    """Name the methods whose curve ends because seeds diverged."""
+    found = _diverged(table).to_dict("records")
+    lines = [f"{METHODS[c['method']].label}: {c['diverged_n']:.0f} of {c['n']:.0f} seeds diverged" for c in found]
+    if lines:
+        axes.text(0.97, 0.97, "\n".join(lines), fontsize="x-small", ha="right", va="top", transform=axes.transAxes)

@@ -1,0 +1,338 @@
+"""Results on disk: a table and its provenance, written completely or not at all, and checked when they are read.
+
+A result is two files, `KEY.csv` and `KEY.json`. The JSON file holds the settings, the checksum of the table, and how it
+was computed: hardware, versions, commit, wall time. The key ends in a digest of the settings, so that a file that
+exists under its key is reused, whatever its time stamp.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import secrets
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paper import cli
+from paper.errors import PaperError
+from paper.runs import digest
+
+if TYPE_CHECKING:
+    import pandas as pd  # imported where a table is read: the workflow checks results each time it starts
+
+_MISSING = "nan"  # how a missing value is written; an empty cell is empty text
+RECOMPUTE = "Delete it and run again."
+
+
+# Files, written completely or not at all
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary file beside `path` that replaces it when the block succeeds, and vanishes when it fails.
+
+    Raises:
+        PaperError: the file cannot be written.
+    """
+    try:
+        with beside(path) as temporary:
+            yield temporary
+            with temporary.open("rb+") as file:
+                os.fsync(file.fileno())
+    except OSError as error:
+        reason = error.strerror or error
+        raise PaperError(f"cannot write {path}: {reason}. Free some space or choose another folder.") from error
+
+
+@contextmanager
+def beside(path: Path) -> Iterator[Path]:
+    """As `replacing`, without a message of its own where the file system fails."""
+    temporary = _new_temporary(path)
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        # Also after success: replacing a file by a link to itself leaves the link.
+        with suppress(OSError):
+            temporary.unlink()
+
+
+def sweep(folder: Path) -> None:
+    """Remove temporary files that killed processes left; those of living processes stay.
+
+    A process on another machine cannot be checked: its file stays for a day.
+    """
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if (found := _TEMPORARY.fullmatch(entry.name)) is None:
+                continue
+            here = found[1] == _machine()
+            with suppress(OSError):
+                if (here and not _alive(int(found[2]))) or time.time() - entry.stat().st_ctime > _A_DAY:
+                    os.unlink(entry.path)
+
+
+_TEMPORARY = re.compile(r"\..+\.([0-9a-f]{8})-([0-9]+)-[0-9a-f]{8}(\.\w+)?")
+_A_DAY = 86400.0
+_A_MINUTE = 60.0
+_swept: dict[Path, float] = {}
+
+
+def _new_temporary(path: Path, attempts: int = 100) -> Path:
+    """A new empty file in the folder of `path`, which is created if necessary."""
+    name = f".{path.name}.{_machine()}-{os.getpid()}-{secrets.token_hex(4)}{path.suffix}"
+    temporary = path.with_name(name)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # A process that writes thousands of files does not search the folder each time.
+        if time.monotonic() - _swept.get(path.parent, -_A_MINUTE) >= _A_MINUTE:
+            _swept[path.parent] = time.monotonic()
+            sweep(path.parent)
+        temporary.touch(exist_ok=False)
+    except FileNotFoundError:  # another process removed the empty folder in between
+        if attempts > 1:
+            return _new_temporary(path, attempts - 1)
+        raise
+    return temporary
+
+
+@cache
+def _machine() -> str:
+    """Where process ids mean the same: this machine, or this container."""
+    namespace = ""
+    with suppress(OSError):
+        namespace = os.readlink("/proc/self/ns/pid")
+    return hashlib.sha256(f"{socket.gethostname()} {namespace}".encode()).hexdigest()[:8]
+
+
+def _alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except ProcessLookupError:
+        return False
+    except OSError:  # another user's process, or a system without /proc
+        return True
+    return state not in "ZX"  # a zombie
+
+
+def check_folder(path: Path) -> None:
+    """Refuse a folder that cannot be written before hours are spent on what would go there."""
+    there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    if not (there.is_dir() and os.access(there, os.W_OK)):
+        raise PaperError(f"cannot write {path}: {there} is not a folder that may be written. Choose another.")
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file, completely or not at all."""
+    with replacing(path) as temporary:
+        temporary.write_bytes(content)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file, completely or not at all."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON, completely or not at all."""
+    write_text(path, json.dumps(value, indent=1, sort_keys=True) + "\n")
+
+
+def write_table(path: Path, table: pd.DataFrame) -> None:
+    """Write a table as CSV, completely or not at all; numbers are read back exactly."""
+    write_text(path, _csv(table))
+
+
+def read_bytes(path: Path) -> bytes:
+    """Read a file."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise _unreadable(path, "a file", error) from error
+
+
+def read_json(path: Path) -> Any:
+    """Read JSON that `write_json` wrote."""
+    try:
+        return json.loads(read_bytes(path))
+    except ValueError as error:
+        raise _unreadable(path, "JSON", error) from error
+
+
+def read_table(path: Path) -> pd.DataFrame:
+    """Read a table that `write_table` wrote; text columns keep empty cells as empty text."""
+    import pandas as pd
+
+    try:
+        return pd.read_csv(path, keep_default_na=False, na_values=[_MISSING])
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, "a table", error) from error
+
+
+@contextmanager
+def of_experiment(path: Path, table: pd.DataFrame) -> Iterator[None]:
+    """Around code that draws or judges an experiment's table: a missing row or column is an error that names the file.
+
+    Raises:
+        PaperError: the table has no rows, or lacks a column.
+    """
+    from pandas.errors import UndefinedVariableError
+
+    try:
+        if table.empty:
+            raise KeyError("any row")
+        yield
+    except (KeyError, UndefinedVariableError) as error:
+        raise _damaged(path, f"expected the table of this experiment, got one without {error}") from error
+
+
+# Results: a table and its provenance
+
+
+def write_result(path: Path, table: pd.DataFrame, spec: Mapping[str, Any], provenance: Mapping[str, Any]) -> None:
+    """Write a result: the table, then the provenance that vouches for it.
+
+    Args:
+        path: of the table; the provenance has the suffix ``.json``.
+        table: rows of the result.
+        spec: the settings of the run.
+        provenance: how it was computed: hardware, versions, commit, wall time, status.
+    """
+    write_result_text(path, _csv(table), spec, provenance)
+
+
+def write_result_text(path: Path, text: str, spec: Mapping[str, Any], provenance: Mapping[str, Any]) -> None:
+    """Write a result whose table is CSV text already."""
+    sha256 = hashlib.sha256(text.encode()).hexdigest()
+    content = json.loads(json.dumps({**provenance, "spec": spec, "rows": text.count("\n") - 1, "sha256": sha256}))
+    write_text(path, text)
+    write_json(path.with_suffix(".json"), {**content, "checksum": _checksum(content)})
+
+
+def read_result(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """Read a result, and make sure that it is what its key says.
+
+    Returns:
+        The table and the provenance.
+
+    Raises:
+        PaperError: the provenance is missing or was changed, its settings do not belong to the key, or the table was
+            changed.
+    """
+    provenance = check(path)
+    return read_table(path), provenance
+
+
+def read_provenance(path: Path) -> dict[str, Any]:
+    """The provenance of a result, checked against its own checksum and the result's key.
+
+    Raises:
+        PaperError: it is missing, was changed, or belongs to other settings.
+    """
+    name = path.with_suffix(".json").name
+    try:
+        provenance = json.loads(path.with_suffix(".json").read_bytes())
+        checksum, expected, _ = provenance.pop("checksum", None), digest(provenance["spec"]), provenance["sha256"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _damaged(path, f"its provenance {name} is missing or not readable") from error
+    if not path.stem.endswith(f"-{expected}"):
+        raise _damaged(path, f"the settings in {name} have the digest {expected}, which is not the one of its name")
+    if checksum != _checksum(provenance):
+        raise _damaged(path, f"its provenance {name} was changed (its checksum is wrong or missing)")
+    return provenance
+
+
+def check(path: Path) -> dict[str, Any]:
+    """The provenance of a result whose two files are checked.
+
+    Raises:
+        PaperError: what is wrong with it.
+    """
+    provenance = read_provenance(path)
+    try:
+        with path.open("rb") as file:
+            got = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise _damaged(path, f"cannot be read ({error.strerror})") from error
+    if got != provenance["sha256"]:
+        raise _damaged(path, f"expected the sha256 {provenance['sha256']} of its provenance, got {got}")
+    return provenance
+
+
+def exists(path: Path) -> bool:
+    """Whether a result has both its files, whatever they hold."""
+    return path.exists() and path.with_suffix(".json").exists()
+
+
+def is_complete(path: Path) -> bool:
+    """Whether a result exists and is undamaged; a damaged one is logged."""
+    if not exists(path):
+        return False
+    if reason := damage(path):
+        cli.say(reason)
+    return reason is None
+
+
+def damage(path: Path) -> str | None:
+    """What is wrong with a result, or None."""
+    try:
+        check(path)
+    except PaperError as error:
+        return str(error)
+    return None
+
+
+def problem(path: Path, spec: Mapping[str, Any]) -> str | None:
+    """Why a result cannot be used for a spec: it is missing, damaged, or lacks rows; None if it can."""
+    if not exists(path):
+        return f"{path}: missing."
+    try:
+        provenance = check(path)
+    except PaperError as error:
+        return str(error)
+    lacking = missing_rows(provenance, spec)
+    return f"{path}: lacks the rows {lacking}." if lacking else None
+
+
+def missing_rows(provenance: Mapping[str, Any], spec: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Rows that a spec asks for and a result does not have yet."""
+    found = provenance["spec"].get("rows", {})
+    lacking = {
+        name: [v for v in values if v not in found.get(name, ())] for name, values in spec.get("rows", {}).items()
+    }
+    return {name: values for name, values in lacking.items() if values}
+
+
+def delete(path: Path) -> None:
+    """Delete a result."""
+    try:
+        path.unlink(missing_ok=True)
+        path.with_suffix(".json").unlink(missing_ok=True)
+    except OSError as error:
+        raise PaperError(f"{path}: cannot be deleted ({error.strerror}). Delete it.") from error
+
+
+def _csv(table: pd.DataFrame) -> str:
+    return table.to_csv(index=False, lineterminator="\n", na_rep=_MISSING)
+
+
+def _checksum(provenance: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(provenance, sort_keys=True).encode()).hexdigest()
+
+
+def _unreadable(path: Path, what: str, error: Exception) -> PaperError:
+    if isinstance(error, FileNotFoundError):
+        return PaperError(f"{path}: expected {what}, got none (No such file). Run the step that makes it.")
+    return _damaged(path, f"expected {what}, got something that cannot be read ({error})")
+
+
+def _damaged(path: Path, reason: str) -> PaperError:
+    return PaperError(f"{path}: {reason}. {RECOMPUTE}")

@@ -1,0 +1,415 @@
+"""Runs: what the experiments ask for, under which keys, and which runs one job computes.
+
+A run is one seed of a training (task, network, method, learning rate) or one part of a measurement. Its spec holds
+every setting that its numbers depend on. Its key is its path: readable fields, then a digest of the spec. So a run
+exists once, every experiment that needs it reads the same numbers, and a changed setting gives a new key.
+Neither torch nor pandas nor pydantic is imported here: the workflow reads this module each time it starts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paper.errors import PaperError
+from paper.methods import describe
+
+if TYPE_CHECKING:
+    from paper.config import Config
+    from paper.experiments.base import Experiment
+
+TRAINING_VERSION = 1  # raised by hand when the numbers of training change (tests/paper/test_golden.py notices)
+Spec = dict[str, Any]
+
+# Settings that were added after results had been kept, with the value that leaves their keys as they were.
+ADDED_LATER: dict[str, Any] = {}
+MEASURING_JOBS = 4  # of one experiment, at most
+CONVOLUTIONAL = ("cifar_nv", "resnet18_c")
+
+
+# Specs and keys
+
+
+def key(spec: Mapping[str, Any]) -> str:
+    """The key of a run: stage, readable fields, and the digest of everything that its numbers depend on."""
+    if spec["stage"] == "measure":
+        return f"measure/{spec['experiment']}/{spec['part']}-{digest(spec)}"
+    readable = f"{spec['task']}/{spec['network']}/{spec['method']}-lr{float(spec['lr']):g}-seed{spec['seed']}"
+    return f"train/{readable}-{digest(spec)}"
+
+
+def digest(value: Mapping[str, Any]) -> str:
+    """Twelve hexadecimal digits of a spec without its preset and rows; 1 and 1.0 are the same number."""
+    content = {name: entry for name, entry in value.items() if name not in ("preset", "rows")}
+    text = json.dumps(_canonical(content), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _canonical(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        kept = {name: _canonical(v) for name, v in value.items()}
+        return {name: v for name, v in kept.items() if name not in ADDED_LATER or v != _canonical(ADDED_LATER[name])}
+    if isinstance(value, (list, tuple)):
+        return [_canonical(v) for v in value]
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    return value
+
+
+def result_path(results: Path, spec: Mapping[str, Any]) -> Path:
+    """The table of a run, below the folder that holds the presets' folders."""
+    return results / spec["preset"] / f"{key(spec)}.csv"
+
+
+def index_of(folder: Path, specs: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Checksums of results by key, after checking each of them.
+
+    Raises:
+        PaperError: a result is missing or damaged.
+    """
+    from paper import results
+
+    return {key(spec): results.check(result_path(folder, spec))["sha256"] for spec in specs}
+
+
+def training_specs(grid: Mapping[str, Any], preset: str, sweeps: int | None = None) -> Iterator[Spec]:
+    """One spec per method, learning rate and seed of a training grid.
+
+    Args:
+        grid: network (its name), model, methods, lrs, seeds, optimiser, batch, epochs, dataset, images, validation,
+            test_images; where it has them, `clamp` (bound on abs(u)) and `longer` (learning rates with more epochs).
+        preset: `paper`, `preview` or `tiny`.
+        sweeps: of coordinate descent, for methods that rescale by sweeps; None: the method's own.
+    """
+    model = grid["model"]
+    for method in grid["methods"]:
+        rescaling = describe(method)
+        if rescaling.get("rescale") and grid.get("clamp") is not None:
+            rescaling = {**rescaling, "clamp": grid["clamp"]}
+        if rescaling.get("solver") == "sweeps" and sweeps is not None:
+            rescaling = {**rescaling, "sweeps": sweeps}
+        for lr in grid["lrs"]:
+            longer = (one["epochs"] for one in grid.get("longer", ()) if float(one["lr"]) == float(lr))
+            epochs = next(longer, grid["epochs"])
+            for seed in grid["seeds"]:
+                yield {
+                    "stage": "train",
+                    "preset": preset,
+                    "version": TRAINING_VERSION,
+                    "task": "reconstruct" if model["kind"] == "autoencoder" else "classify",
+                    "network": grid["network"],
+                    "model": model,
+                    "method": method,
+                    "rescaling": rescaling,
+                    "optimiser": grid["optimiser"],
+                    "lr": lr,
+                    "epochs": epochs,
+                    **{name: grid[name] for name in ("dataset", "images", "validation", "test_images", "batch")},
+                    "seed": seed,
+                }
+
+
+def measurement_specs(experiment: Experiment, settings: Any, preset: str) -> Iterator[Spec]:
+    """One spec per part of a measured experiment.
+
+    Where an experiment has `rows`, the name of a list in the settings of its parts, a part has one row per entry, and
+    the list is no part of the key: a part that lacks rows is completed.
+    """
+    for part, chosen in experiment.all_parts(settings):
+        spec = {
+            "stage": "measure",
+            "preset": preset,
+            "experiment": experiment.name,
+            "version": experiment.version,
+            "part": part,
+            "settings": {name: value for name, value in chosen.items() if name != experiment.rows},
+        }
+        yield spec if experiment.rows is None else {**spec, "rows": {experiment.rows: list(chosen[experiment.rows])}}
+
+
+# Start weights and rescalings, which runs share
+
+
+def start(spec: Mapping[str, Any]) -> Spec:
+    """What identifies the start weights of a run: network, model and seed."""
+    return {name: spec[name] for name in ("preset", "network", "model", "seed")}
+
+
+def start_path(results: Path, spec: Mapping[str, Any]) -> Path:
+    """The start weights of a run, which all methods share."""
+    name = f"seed{spec['seed']}-{digest(start(spec))}.safetensors"
+    return results / spec["preset"] / "init" / spec["network"] / name
+
+
+def scales_path(results: Path, spec: Mapping[str, Any]) -> Path:
+    """The rescaling of a run's start weights, which all learning rates share."""
+    name = f"seed{spec['seed']}-{digest({**start(spec), 'rescaling': spec['rescaling']})}.safetensors"
+    return results / spec["preset"] / "rescale" / spec["network"] / spec["method"] / name
+
+
+def family(spec: Mapping[str, Any]) -> str:
+    """Networks whose start weights, and rescalings, one job computes: kind and activation."""
+    activation = spec["model"].get("activation", "relu")
+    return spec["model"]["kind"] + ("" if activation == "relu" else f"_{activation}")
+
+
+# All runs of a preset
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Runs that one job computes.
+
+    Attributes:
+        stage: ``train`` or ``measure``.
+        name: of the job's index file.
+        keys: of its runs.
+    """
+
+    stage: str
+    name: str
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Every run of a preset.
+
+    Attributes:
+        preset: its name.
+        settings: checked settings of each experiment, as plain dictionaries.
+        specs: by key.
+        asked: keys by experiment, in the order of its settings, with those of the experiments that it reads too.
+        missing: in words, by experiment, the runs that the configuration leaves out.
+        batches: by (stage, name).
+    """
+
+    preset: str
+    settings: Mapping[str, dict[str, Any]]
+    specs: Mapping[str, Spec]
+    asked: Mapping[str, list[str]]
+    missing: Mapping[str, list[str]]
+    batches: Mapping[tuple[str, str], Batch] = field(default_factory=dict)
+
+    def batches_of(self, experiment: str) -> list[Batch]:
+        """The jobs whose results an experiment's table is made of."""
+        wanted = set(self.asked[experiment])
+        return [batch for batch in self.batches.values() if not wanted.isdisjoint(batch.keys)]
+
+    def training(self, family_name: str | None = None) -> dict[str, Spec]:
+        """Specs of the training runs, or of those of one family of networks, by key."""
+        found = {name: spec for name, spec in self.specs.items() if spec["stage"] == "train"}
+        return {name: spec for name, spec in found.items() if family_name in (None, family(spec))}
+
+
+def plan(config: Config, experiments: Mapping[str, Experiment]) -> Plan:
+    """Expand a checked configuration into its runs."""
+    own: dict[str, dict[str, Spec]] = {}
+    missing: dict[str, list[str]] = {}
+    for name, experiment in experiments.items():
+        specs = list(_specs(experiment, config.settings[name], config.preset, config.sweeps))
+        left_out = [spec for spec in specs if _matches(spec, config.missing)]
+        own[name] = {key(spec): spec for spec in specs if not _matches(spec, config.missing)}
+        missing[name] = list(dict.fromkeys(f"{s['method']} at lr {s['lr']:g}" for s in left_out))
+    asked = {
+        name: list(dict.fromkeys(k for source in (name, *experiment.also) for k in own[source]))
+        for name, experiment in experiments.items()
+    }
+    specs = {name: spec for found in own.values() for name, spec in found.items()}
+    batches = _batches(own, specs, config.runs_per_job.model_dump())
+    return Plan(config.preset, config.plain, specs, asked, missing, {(b.stage, b.name): b for b in batches})
+
+
+def slice_of(config: Config, experiment: str, experiments: Mapping[str, Experiment]) -> dict[str, Any]:
+    """The part of a configuration that the table of an experiment depends on."""
+    names = (experiment, *experiments[experiment].also)
+    return {
+        "preset": config.preset,
+        "sweeps": config.sweeps,
+        "missing": config.missing,
+        "settings": {name: config.plain[name] for name in names},
+    }
+
+
+def specs_of(given: Mapping[str, Any], experiment: str, experiments: Mapping[str, Experiment]) -> list[Spec]:
+    """The runs that an experiment's table is made of, from what `slice_of` gave, in the order of the settings."""
+    found: dict[str, Spec] = {}
+    for name in (experiment, *experiments[experiment].also):
+        settings = experiments[name].settings.model_validate(given["settings"][name])
+        for spec in _specs(experiments[name], settings, given["preset"], given["sweeps"]):
+            if not _matches(spec, given["missing"]):
+                found[key(spec)] = spec
+    return list(found.values())
+
+
+def _specs(experiment: Experiment, settings: Any, preset: str, sweeps: int) -> Iterator[Spec]:
+    if experiment.grids is None:
+        yield from measurement_specs(experiment, settings, preset)
+        return
+    for grid in experiment.grids(settings):
+        yield from training_specs(grid, preset, sweeps)
+
+
+def _matches(spec: Spec, patterns: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether a training run is one of those that the configuration lists as missing."""
+    if spec["stage"] != "train":
+        return False
+    return any(all(spec[name] == value for name, value in pattern.items()) for pattern in patterns)
+
+
+def _batches(own: Mapping[str, Mapping[str, Spec]], specs: Mapping[str, Spec], sizes: Mapping[str, int]) -> list[Batch]:
+    """Runs by the experiments that ask for them, so that an experiment's jobs compute nothing else; then by size.
+
+    A new run changes the jobs of its own experiments alone. On a GPU the runs of a job that have one shape train
+    together; convolutional networks take few runs per job, so that a cluster can spread them.
+    """
+    groups: dict[tuple[str, str, int], list[str]] = {}
+    for name, spec in specs.items():
+        experiments = "+".join(e for e, found in own.items() if name in found)
+        size = sizes["measured"]
+        if spec["stage"] == "train":
+            convolutional = spec["model"]["kind"] in CONVOLUTIONAL
+            size = sizes["convolutional" if convolutional else "fully_connected"]
+        groups.setdefault((spec["stage"], experiments, size), []).append(name)
+    found = []
+    for (stage, experiments, size), names in groups.items():
+        ordered = sorted(names, key=lambda k: _shape(specs[k])) if stage == "train" else names
+        # Jobs of equal size; four are enough to spread the parts of a measurement.
+        jobs = -(-len(names) // size)
+        step = -(-len(names) // (jobs if stage == "train" else min(jobs, MEASURING_JOBS)))
+        number = sum(1 for batch in found if batch.stage == stage and batch.name.rpartition("-")[0] == experiments)
+        for first in range(0, len(ordered), step):
+            found.append(Batch(stage, f"{experiments}-{number:02d}", tuple(ordered[first : first + step])))
+            number += 1
+    return found
+
+
+def _shape(spec: Spec) -> tuple[str, int]:
+    return spec["network"], spec["epochs"]
+
+
+def packed(specs: Sequence[Spec]) -> str:
+    """Specs as short JSON for a command line: what they share once, then what differs."""
+    if not specs:
+        return json.dumps({"shared": {}, "runs": []})
+    first = specs[0]
+    shared = {k: v for k, v in first.items() if all(k in spec and spec[k] == v for spec in specs)}
+    runs = [{k: v for k, v in spec.items() if k not in shared} for spec in specs]
+    return json.dumps({"shared": shared, "runs": runs}, sort_keys=True, separators=(",", ":"))
+
+
+def read_specs(texts: Sequence[str], stage: str, match: str = "") -> list[Spec]:
+    """Specs of a stage from a command line: JSON text or files, of one spec, a list, or what `packed` wrote.
+
+    Args:
+        texts: the words of the command line.
+        stage: ``measure`` or ``train``; specs of the other stage in a list are skipped.
+        match: only specs whose key contains this text.
+
+    Raises:
+        PaperError: a file cannot be read, its content is not specs, or none is left.
+    """
+    specs = [spec for text in texts for spec in _read(text) if spec["stage"] == stage]
+    if not specs:
+        raise PaperError(
+            f"{texts[0]:.60}: expected runs to {stage}, got none. `make specs` writes those of both stages."
+        )
+    found = [spec for spec in specs if match in key(spec)]
+    if match and not found:
+        raise PaperError(f"--match: expected part of a key of the {len(specs)} {stage} runs given, got {match!r}.")
+    return found
+
+
+def _read(text: str) -> Iterator[Spec]:
+    try:
+        content = json.loads(text if text.lstrip().startswith("{") else Path(text).read_text())
+    except OSError as error:
+        raise PaperError(f"cannot read the specs {text:.200}: {error.strerror}. `make specs` writes them.") from error
+    except ValueError as error:
+        raise PaperError(f"{text[:60]}: expected JSON, got something else ({error}).") from error
+    if isinstance(content, dict) and content.keys() == {"shared", "runs"}:
+        content = [{**content["shared"], **run} for run in content["runs"]]
+    for spec in content if isinstance(content, list) else [content]:
+        try:
+            if spec["stage"] in ("measure", "train") and spec["preset"] and key(spec):
+                yield spec
+                continue
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
+            pass
+        raise PaperError(f"{text[:60]}: expected specs as `make specs` writes them, got {spec!r:.200}.")
+
+
+def check_specs(specs: Iterable[Spec]) -> None:
+    """Refuse specs of other code, that lead out of their folder, or that cannot work, before they are computed.
+
+    Raises:
+        PaperError: lists every mistake of the first such spec.
+    """
+    try:
+        from paper.config import check_spec
+    except ModuleNotFoundError as error:  # a machine that only computes may lack pydantic: `make specs` checked them
+        if error.name not in ("pydantic", "yaml"):
+            raise
+        for spec in specs:
+            if spec["stage"] == "train" and spec.get("version") != TRAINING_VERSION:
+                text = f"expected version {TRAINING_VERSION} of this code, got {spec.get('version')}"
+                raise PaperError(f"{key(spec)}: {text}. Write the specs again (`make specs`).") from error
+        return
+    for spec in specs:
+        check_spec(spec)
+
+
+# Cost
+
+
+def flops(spec: Mapping[str, Any]) -> float:
+    """Floating-point operations of a training run, roughly: forward and backward pass of every image and epoch."""
+    return 6.0 * multiplications(spec["model"]) * spec["images"] * spec["epochs"]
+
+
+def multiplications(model: Mapping[str, Any]) -> float:
+    """Multiplications of one forward pass on one example."""
+    if model["kind"] == "mlp":
+        widths = [model["inputs"], *model["hidden"], model["outputs"]]
+        return float(sum(n * m for n, m in zip(widths, widths[1:], strict=False)))
+    if model["kind"] == "autoencoder":
+        outer, inner = model["inputs"] // model["compression"], model["inputs"] // model["compression"] ** 2
+        return 2.0 * (model["inputs"] * outer + outer * inner)
+    width, side = model["width"], model["image"]
+    if model["kind"] == "cifar_nv":
+        a, b, c = 128 * width, 256 * width, 320 * width
+        first, second = 9 * (3 * a + 2 * a * a) * side**2, 9 * (a * b + 2 * b * b) * (side / 2) ** 2
+        return first + second + (9 * b * c + c * c + 10 * c) * (side / 4) ** 2
+    total, before = 9 * 3 * 64 * width * side**2, 64 * width
+    for stage, channels in enumerate((64 * width, 128 * width, 256 * width, 512 * width)):
+        total += (10 * before * channels + 9 * channels**2 + 28 * channels**2) * (side / 2**stage) ** 2
+        before = channels
+    return total
+
+
+def main() -> None:
+    """Write the specs of a preset's runs as a JSON list, for a machine without Snakemake."""
+    import argparse
+
+    from paper import config, results  # not on machines that only read specs
+    from paper.experiments import EXPERIMENTS
+
+    parser = argparse.ArgumentParser(prog="python -m paper.runs", description=main.__doc__)
+    config.add_options(parser)
+    parser.add_argument("--experiments", nargs="+", choices=tuple(EXPERIMENTS), default=tuple(EXPERIMENTS),
+                        metavar="NAME", help="only the runs of these experiments")  # fmt: skip
+    parser.add_argument("--output", type=Path, required=True)
+    given = parser.parse_args()
+    found = plan(config.chosen(given), EXPERIMENTS)
+    wanted = dict.fromkeys(name for experiment in given.experiments for name in found.asked[experiment])
+    results.write_json(given.output, [found.specs[name] for name in wanted])
+
+
+if __name__ == "__main__":
+    from paper import cli
+
+    cli.run(main)

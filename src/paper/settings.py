@@ -1,0 +1,390 @@
+"""Field types and models that the settings of all experiments share, with what ties their values together.
+
+A model is closed (an unknown key is an error) and frozen. Numbers may be written as 0.001, 1e-3 or "1e-3". A machine
+that only computes needs no pydantic: specs arrive there validated, as plain dictionaries.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
+
+from paper.errors import PaperError
+from paper.methods import METHODS
+
+if TYPE_CHECKING or find_spec("pydantic"):
+    from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+else:  # models can be declared here, not validated
+
+    class BaseModel:
+        """In the place of pydantic's."""
+
+        @classmethod
+        def model_validate(cls, value: object) -> None:
+            """Name what is missing."""
+            raise PaperError("settings: expected pydantic to validate them, got no such package. Install pydantic.")
+
+    def _inert(*_: object, **__: object) -> Any:
+        return lambda function: function
+
+    AfterValidator = BeforeValidator = ConfigDict = Field = model_validator = _inert
+
+T = TypeVar("T")
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+
+
+def _number(value: object) -> object:
+    """Text such as "1e-3" as a number; true and false are none."""
+    if isinstance(value, bool):
+        raise ValueError(f"expected a number, got {str(value).lower()}")
+    return float(value) if isinstance(value, str) and _NUMBER.fullmatch(value) else value
+
+
+def _integer(value: object) -> object:
+    """Text such as "1e3" as an integer; 3.0 is none, since in a path or a loop it is not one."""
+    number = _number(value)
+    return int(number) if isinstance(value, str) and isinstance(number, float) and number.is_integer() else number
+
+
+def _flag(value: object) -> object:
+    return value.lower() == "true" if isinstance(value, str) and value.lower() in ("true", "false") else value
+
+
+def _each_once(values: list[T]) -> list[T]:
+    for number, value in enumerate(values):
+        if value in values[:number]:
+            raise ValueError(f"expected no entry twice, got {value!r} again; keep one")
+    return values
+
+
+def _known_method(name: str) -> str:
+    if name not in METHODS:
+        raise ValueError(f"expected one of {', '.join(METHODS)}, got {name!r}; methods are in src/paper/methods.py")
+    return name
+
+
+Number = Annotated[float, BeforeValidator(_number), Field(strict=True, allow_inf_nan=False)]
+Positive = Annotated[float, BeforeValidator(_number), Field(strict=True, allow_inf_nan=False, gt=0)]
+NonNegative = Annotated[float, BeforeValidator(_number), Field(strict=True, allow_inf_nan=False, ge=0)]
+Fraction = Annotated[float, BeforeValidator(_number), Field(strict=True, allow_inf_nan=False, gt=0, le=1)]
+Momentum = Annotated[float, BeforeValidator(_number), Field(strict=True, allow_inf_nan=False, ge=0, lt=1)]
+LearningRate = Positive
+PositiveInt = Annotated[int, BeforeValidator(_integer), Field(strict=True, ge=1)]
+NonNegativeInt = Annotated[int, BeforeValidator(_integer), Field(strict=True, ge=0)]
+AtLeast2 = Annotated[int, BeforeValidator(_integer), Field(strict=True, ge=2)]
+AtLeast3 = Annotated[int, BeforeValidator(_integer), Field(strict=True, ge=3)]
+ImageSide = Annotated[int, BeforeValidator(_integer), Field(strict=True, ge=8)]
+Flag = Annotated[bool, BeforeValidator(_flag), Field(strict=True)]
+# A run's name is a path, so what it is made of may not lead elsewhere.
+Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_]*$")]
+MethodName = Annotated[str, AfterValidator(_known_method)]
+Activation = Literal["relu", "gelu", "silu"]
+Initialisation = Literal["default", "he"]
+Pooling = Literal["plain", "exact"]
+DatasetName = Literal["cifar10", "mnist", "generated"]
+Some = Annotated[list[T], Field(min_length=1)]
+Distinct = Annotated[list[T], Field(min_length=1), AfterValidator(_each_once)]
+SeedList = Distinct[NonNegativeInt]
+LearningRates = Distinct[LearningRate]
+MethodNames = Distinct[MethodName]
+
+
+class Block(BaseModel):
+    """A closed, frozen block of settings."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def plain(settings: BaseModel) -> dict[str, Any]:
+    """Settings as a plain dictionary of what was given, without defaults: what specs and digests are made of."""
+    return settings.model_dump(mode="json", exclude_unset=True)
+
+
+class Dataset(NamedTuple):
+    """Train and test images of a data set, their channels and side, and the classes."""
+
+    train: int
+    test: int
+    channels: int
+    side: int
+    classes: int = 10
+
+
+DATASETS: dict[str, Dataset] = {
+    "cifar10": Dataset(50_000, 10_000, 3, 32),
+    "mnist": Dataset(60_000, 10_000, 1, 28),
+    "generated": Dataset(640, 160, 3, 8),
+}
+
+
+class MLP(Block):
+    """A fully connected network. `hidden` has the widths; where depths are swept, `width` is that of every layer."""
+
+    kind: Literal["mlp"]
+    inputs: PositiveInt
+    hidden: Some[PositiveInt] | None = None
+    width: PositiveInt | None = None
+    outputs: PositiveInt
+    activation: Activation = "relu"
+    batchnorm: Flag = True
+    bias: Flag | None = None
+
+    @model_validator(mode="after")
+    def _one_width(self) -> MLP:
+        if (self.hidden is None) == (self.width is None):
+            got = "neither" if self.hidden is None else "both"
+            raise ValueError(f"expected either hidden (a list of widths) or width (of every layer), got {got}")
+        return self
+
+
+class CifarNV(Block):
+    """The all-convolutional network CIFAR-NV; `width` multiplies its channels."""
+
+    kind: Literal["cifar_nv"]
+    width: Positive
+    image: ImageSide
+    activation: Activation = "relu"
+    batchnorm: Flag = True
+    bias: Flag = True
+    bn: Literal["blocks", "last"] = "blocks"
+
+
+class ResNet18C(Block):
+    """ResNet-18 type C; `held`: the channels before the last layer keep their scale, as in the paper's solver."""
+
+    kind: Literal["resnet18_c"]
+    width: Positive
+    image: ImageSide
+    activation: Activation = "relu"
+    held: Flag = False
+
+
+class Autoencoder(Block):
+    """A fully connected autoencoder; where compressions are swept, `compression` is left out."""
+
+    kind: Literal["autoencoder"]
+    inputs: PositiveInt
+    compression: PositiveInt | None = None
+    activation: Activation = "relu"
+
+
+Network = Annotated[MLP | CifarNV | ResNet18C | Autoencoder, Field(discriminator="kind")]
+
+
+class SGD(Block):
+    """SGD."""
+
+    name: Literal["sgd"]
+    momentum: Momentum = 0.0
+    weight_decay: NonNegative = 0.0
+    nesterov: Flag = False
+
+    @model_validator(mode="after")
+    def _nesterov_has_momentum(self) -> SGD:
+        if self.nesterov and not self.momentum:
+            raise ValueError("expected momentum above 0 with nesterov, got 0; set momentum, or drop nesterov")
+        return self
+
+
+class Adam(Block):
+    """Adam, or AdamW, whose weight decay is decoupled."""
+
+    name: Literal["adam", "adamw"]
+    weight_decay: NonNegative = 0.0
+
+
+class Muon(Block):
+    """Muon."""
+
+    name: Literal["muon"]
+    momentum: Momentum = 0.0
+    weight_decay: NonNegative = 0.0
+
+
+Optimiser = Annotated[SGD | Adam | Muon, Field(discriminator="name")]
+
+
+class Longer(Block):
+    """A learning rate with more epochs."""
+
+    lr: LearningRate
+    epochs: PositiveInt
+
+
+class TrainingSetup(Block):
+    """What experiments that train alike share."""
+
+    model: Network
+    dataset: DatasetName
+    images: AtLeast2
+    validation: NonNegativeInt
+    test_images: PositiveInt
+    batch: AtLeast2
+    epochs: PositiveInt
+    longer: list[Longer] = Field(default=[])
+    optimiser: Optimiser
+
+    @model_validator(mode="after")
+    def _fits(self) -> TrainingSetup:
+        refuse(misfits(plain(self.model), self.dataset))
+        data = DATASETS[self.dataset]
+        for what, asked, there in (
+            ("images and validation", self.images + self.validation, data.train),
+            ("test_images", self.test_images, data.test),
+        ):
+            if asked > there:
+                raise ValueError(f"{what}: expected at most {there} of {self.dataset}, got {asked}; lower them")
+        refuse(odd_batch(plain(self.model), self.images, self.batch))
+        return self
+
+
+class TrainingGrid(TrainingSetup):
+    """Every method at every learning rate from every seed; `clamp` bounds every abs(u) of the rescaling."""
+
+    methods: MethodNames
+    lrs: LearningRates
+    seeds: SeedList
+    clamp: Positive | None = None
+
+    @model_validator(mode="after")
+    def _goes_together(self) -> TrainingGrid:
+        for longer in self.longer:
+            if longer.lr not in self.lrs:
+                raise ValueError(f"longer: expected learning rates of lrs {self.lrs}, got {longer.lr}; add it to lrs")
+        for name in self.methods:
+            way = "enorm" if METHODS[name].enorm else "teleport" if METHODS[name].teleport else ""
+            if way and self.optimiser.name == "muon":
+                raise ValueError(
+                    f"optimiser.name: expected sgd or adam with {way}, got muon: it leaves what is no matrix to adam, "
+                    f"and the averages of two optimisers cannot follow a rescaling; drop {name}"
+                )
+        return self
+
+
+class DepthGrid(TrainingGrid):
+    """MLPs by depth: `hidden_layers` of `model.width` each; other networks have no depths to sweep."""
+
+    hidden_layers: Distinct[PositiveInt] = Field(default=[])
+    target: Fraction
+
+    @model_validator(mode="after")
+    def _has_depths(self) -> DepthGrid:
+        swept = isinstance(self.model, MLP) and self.model.width is not None
+        if swept != bool(self.hidden_layers):
+            raise ValueError(
+                f"hidden_layers: expected depths if, and only if, model is an mlp with a width, got "
+                f"{self.hidden_layers} for {plain(self.model)}; give both or neither"
+            )
+        return self
+
+
+class ShownDepthGrid(DepthGrid):
+    """MLPs by depth, one of which, `shown`, has its curves drawn."""
+
+    shown: PositiveInt | None = None
+
+    @model_validator(mode="after")
+    def _shown_is_there(self) -> ShownDepthGrid:
+        if self.shown is not None and self.shown not in self.hidden_layers:
+            raise ValueError(f"shown: expected one of hidden_layers {self.hidden_layers}, got {self.shown}")
+        return self
+
+
+class CompressionGrid(TrainingGrid):
+    """Autoencoders by compression."""
+
+    compressions: Distinct[PositiveInt] = Field(default=[])
+
+    @model_validator(mode="after")
+    def _has_compressions(self) -> CompressionGrid:
+        swept = isinstance(self.model, Autoencoder) and self.model.compression is None
+        if swept != bool(self.compressions):
+            raise ValueError(
+                f"compressions: expected factors if, and only if, model is an autoencoder without compression, got "
+                f"{self.compressions} for {plain(self.model)}; give both or neither"
+            )
+        for compression in self.compressions:
+            refuse(("compressions", text) for _, text in misfits(
+                {**plain(self.model), "compression": compression}, self.dataset))  # fmt: skip
+        return self
+
+
+def grids(settings: TrainingGrid) -> Iterator[dict[str, Any]]:
+    """One training grid per network: `network` (its name), `model`, and the other settings of the grid."""
+    block = plain(settings)
+    axes = ("hidden_layers", "compressions", "target", "shown", "smoothing")
+    common = {name: value for name, value in block.items() if name not in ("model", *axes)}
+    for network, model in networks(block):
+        yield {"network": network, "model": model, **common}
+
+
+def networks(block: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Names and models of a training grid's networks: one per depth or compression, or the one there is."""
+    model = dict(block["model"])
+    activation = model.get("activation", "relu")
+    kind = "" if activation == "relu" else f"_{activation}"
+    if model["kind"] == "mlp":
+        width, hidden = model.pop("width", None), model.pop("hidden", None)
+        for widths in [[width] * layers for layers in block["hidden_layers"]] if hidden is None else [hidden]:
+            same = len(set(widths)) == 1
+            name = f"{len(widths)}x{widths[0]}" if same else "_".join(map(str, widths))
+            yield f"mlp_{name}{kind}", {**model, "hidden": widths}
+    elif model["kind"] == "autoencoder":
+        for factor in block.get("compressions") or [model["compression"]]:
+            yield f"autoencoder_c{factor}{kind}", {**model, "compression": factor}
+    else:
+        yield f"{model['kind']}{kind}", model
+
+
+Misfit = tuple[str, str]  # key, and what was expected and got
+
+
+def misfits(model: Mapping[str, Any], dataset: str) -> Iterator[Misfit]:
+    """Where a network cannot take the images of a data set, or separate its classes."""
+    data = DATASETS[dataset]
+    if "inputs" in model:
+        side = math.isqrt(model["inputs"] // data.channels)
+        if side > data.side or data.channels * side**2 != model["inputs"]:
+            yield (
+                "model.inputs",
+                (
+                    f"expected {data.channels} x s x s, where s is at most {data.side}, the side of the images of "
+                    f"{dataset}, got {model['inputs']}"
+                ),
+            )
+    elif data.channels != 3:
+        yield "model.kind", f"expected mlp or autoencoder for the grey images of {dataset}, got {model['kind']}"
+    elif model["image"] > data.side:
+        yield "model.image", f"expected at most {data.side}, the side of the images of {dataset}, got {model['image']}"
+    if model.get("outputs", data.classes) != data.classes:
+        yield "model.outputs", f"expected {data.classes}, the classes of {dataset}, got {model['outputs']}"
+    if model.get("compression") and model["inputs"] < model["compression"] ** 2:
+        most = math.isqrt(model["inputs"])
+        yield (
+            "model.compression",
+            (
+                f"expected at most {most}, which leaves one of {model['inputs']} // compression^2 units, "
+                f"got {model['compression']}"
+            ),
+        )
+
+
+def odd_batch(model: Mapping[str, Any], images: int, batch: int) -> Iterator[Misfit]:
+    """Where a last batch of one image meets BatchNorm."""
+    if model["kind"] != "autoencoder" and model.get("batchnorm", True) and (images % batch or batch) == 1:
+        yield (
+            "batch",
+            (
+                f"expected no last batch of one image, which BatchNorm cannot take, got {images} images in batches of "
+                f"{batch}; take one image more or fewer, or another batch size"
+            ),
+        )
+
+
+def refuse(found: Iterator[Misfit] | Sequence[Misfit]) -> None:
+    """Raise what was found, if anything."""
+    if texts := [f"{key}: {text}" for key, text in found]:
+        raise ValueError("; ".join(texts))

@@ -1,0 +1,188 @@
+"""Start weights of networks and their rescalings, saved once and read by every run that needs them.
+
+python -m paper.starts init SPECS --index FILE       start weights by network and seed
+python -m paper.starts rescale SPECS --index FILE    log-scales, objective per sweep, residual, time; with a table
+
+A file that exists is not computed again. Training computes by itself what has no file, with the same numbers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paper import cli, results, runs
+from paper.errors import PaperError
+from paper.methods import solver_options
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+TABLE = ("network", "method", "seed", "steps", "objective_first", "objective_last", "residual", "max_log_scale",
+         "seconds", "result")  # fmt: skip
+
+
+def network(spec: Mapping[str, Any], folder: Path | None = None) -> nn.Module:
+    """The network a run starts from, before any rescaling; methods share it at one seed.
+
+    Args:
+        spec: of the run.
+        folder: of the results; saved start weights are read from there.
+    """
+    from paper import models
+
+    path = None if folder is None else runs.start_path(folder, spec)
+    if path is None or not path.exists():
+        return models.make(spec["model"], spec["seed"])
+    module = models.build(spec["model"])
+    module.load_state_dict(_read(path)[0])
+    return module
+
+
+def log_scales(
+    spec: Mapping[str, Any], module: nn.Module, folder: Path | None = None
+) -> tuple[Any, dict[str, Tensor], dict[str, str]]:
+    """The scale graph of a network, and the solution of its rescaling.
+
+    Args:
+        spec: of the run, whose method rescales.
+        module: its network, not yet rescaled.
+        folder: of the results; a saved solution is read from there.
+
+    Returns:
+        The graph; u, objective and mean_update as tensors; residual, seconds and result as text.
+    """
+    import torch
+
+    import pathcond
+    from paper import models
+
+    how, x = spec["rescaling"], models.example_input(spec["model"])
+    # Smooth activations let scales pass; for ReLU the option changes nothing.
+    graph = pathcond.extract_graph(module, x, batchnorm=how["batchnorm"], smooth=True)
+    path = None if folder is None else runs.scales_path(folder, spec)
+    if path is not None and path.exists():
+        return graph, *_read(path)
+    began = time.perf_counter()
+    g = pathcond.compute_diag_g(module, x, pooling=how["pooling"], graph=graph)
+    solution = pathcond.solve(graph, g, **solver_options(how))
+    tensors = {
+        "u": solution.u.contiguous(),
+        "objective": torch.tensor(solution.objective, dtype=torch.float64),
+        "mean_update": torch.tensor(solution.mean_update, dtype=torch.float64),
+    }
+    seconds = f"{time.perf_counter() - began:.4f}"
+    return graph, tensors, {"residual": repr(solution.residual), "seconds": seconds, "result": solution.result.value}
+
+
+def save_start(spec: Mapping[str, Any], folder: Path) -> Path:
+    """Save the start weights of a run, if they are not saved yet."""
+    path = runs.start_path(folder, spec)
+    if not _is_intact(path):
+        _write(path, network(spec).state_dict(), {"spec": json.dumps(runs.start(spec), sort_keys=True)})
+    return path
+
+
+def save_scales(spec: Mapping[str, Any], folder: Path) -> Path:
+    """Save the rescaling of a run's start weights, if it is not saved yet."""
+    path = runs.scales_path(folder, spec)
+    if not _is_intact(path):
+        _, tensors, told = log_scales(spec, network(spec, folder))
+        wanted = {**runs.start(spec), "rescaling": spec["rescaling"]}
+        _write(path, tensors, {**told, "spec": json.dumps(wanted, sort_keys=True)})
+    return path
+
+
+def row(spec: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """The line of a rescaling in the table."""
+    tensors, told = _read(path)
+    objective, u = tensors["objective"].tolist(), tensors["u"]
+    values = (
+        spec["network"], spec["method"], spec["seed"], len(objective) - 1, objective[0], objective[-1],
+        float(told["residual"]), float(u.abs().max()) / 2 if len(u) else 0.0, float(told["seconds"]), told["result"],
+    )  # fmt: skip
+    return dict(zip(TABLE, values, strict=True))
+
+
+def _write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    from safetensors.torch import save
+
+    tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    facts = json.dumps({**metadata, "sha256": _sha256(tensors)}, sort_keys=True)
+    results.write_bytes(path, save(tensors, {"facts": facts}))  # one entry: the order of several is random
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors and metadata of a file.
+
+    Raises:
+        PaperError: the file is damaged.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    content = results.read_bytes(path)
+    try:
+        tensors = load(content)
+        size = int.from_bytes(content[:8], "little")
+        metadata = json.loads(json.loads(content[8 : 8 + size])["__metadata__"]["facts"])
+        intact = metadata["sha256"] == _sha256(tensors)
+    except (SafetensorError, ValueError, KeyError):
+        intact, tensors, metadata = False, {}, {}
+    if not intact:
+        raise PaperError(f"{path}: expected tensors with the checksum in its metadata. {results.RECOMPUTE}")
+    return tensors, metadata
+
+
+def _sha256(tensors: Mapping[str, Tensor]) -> str:
+    found = hashlib.sha256()
+    for name in sorted(tensors):
+        found.update(name.encode() + tensors[name].numpy().tobytes())
+    return found.hexdigest()
+
+
+def _is_intact(path: Path) -> bool:
+    if not path.exists():
+        return False
+    try:
+        _read(path)
+    except PaperError as error:
+        cli.say(str(error))
+        return False
+    return True
+
+
+def main() -> None:
+    """Read the command line, compute what has no file, write the index."""
+    parser = argparse.ArgumentParser(
+        prog="python -m paper.starts", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("stage", choices=("init", "rescale"))
+    parser.add_argument("specs", nargs="+", metavar="SPEC", help="JSON text, or a JSON file (see `make specs`)")
+    parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the presets' folders")
+    parser.add_argument("--index", type=Path, help="file that lists what was saved, with checksums")
+    given = parser.parse_args()
+    specs = runs.read_specs(given.specs, "train")
+    results.check_folder(given.results)
+    rescaled = given.stage == "rescale"
+    if rescaled:
+        specs = [spec for spec in specs if spec["rescaling"].get("rescale")]
+    paths = {(save_scales if rescaled else save_start)(spec, given.results): spec for spec in specs}
+    if rescaled and given.index:
+        import pandas as pd
+
+        rows = [row(spec, path) for path, spec in paths.items()]
+        results.write_table(given.index.with_suffix(".csv"), pd.DataFrame(rows, columns=list(TABLE)))
+    if given.index:
+        found = {path.as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+        results.write_json(given.index, found)
+    cli.say(f"{given.stage}: {len(paths)} files")
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,301 @@
+"""Expected path magnitudes of layered fully connected ReLU networks, and the one-neuron toy example.
+
+Symbols of the paper and their names here:
+
+    n_0 .. n_L     widths             L + 1 widths: input, hidden layers, output
+    sigma_k^2      weight_variances   second moment of a weight in layer k = 0 .. L-1, which maps n_k to n_{k+1} units
+    a_k            a                  n_k sigma_k^2; standard initialisations have one `a` for all layers
+    E[g_i]         ExpectedDiagonal   expected entry of diag(G), the same for all parameters of one kind in one layer
+
+The bias of layer k is added to the n_{k+1} units which that layer feeds.
+`printed_edges` alone gives formulas that are wrong: those the paper prints.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+__all__ = [
+    "ExpectedDiagonal",
+    "expected_diagonal",
+    "expected_general",
+    "expected_standard",
+    "large_variance_limit",
+    "printed_edges",
+    "small_variance_limit",
+    "toy_rescaled",
+    "toy_scale",
+]
+
+_PerLayer = float | Sequence[float]
+_Printed = Literal["expected_ak", "without_biases", "small_variance", "large_variance_widths", "small_variance_widths"]
+
+
+@dataclass(frozen=True)
+class ExpectedDiagonal:
+    """Expected diag(G) by layer.
+
+    Attributes:
+        edge: E[g] of a weight in layer k; L entries.
+        bias: E[g] of a bias, one entry for each layer that has biases, in layer order.
+
+    Example:
+        >>> ExpectedDiagonal(edge=(2.0, 1.0), bias=(2.0,)).edge[0]
+        2.0
+    """
+
+    edge: tuple[float, ...]
+    bias: tuple[float, ...]
+
+
+def expected_diagonal(
+    widths: Sequence[int],
+    weight_variances: _PerLayer,
+    bias_variances: _PerLayer | Literal["same"] | None = None,
+    output_bias: bool = False,
+) -> ExpectedDiagonal:
+    """Expected diag(G) for any widths and variances, by one forward and one backward recursion.
+
+    With m_k the expected sum of the squared products of the paths that reach one unit of level k, and d_k that of
+    the paths that leave it, a weight of layer k has E[g] = m_k d_{k+1} and a bias of layer k has E[g] = d_{k+1}.
+
+    Args:
+        widths: n_0 .. n_L; at least two positive entries.
+        weight_variances: E[w^2] for each of the L layers, or one number for all.
+        bias_variances: E[b^2] for each of the L - 1 hidden layers, one number for all, "same" for those of the
+            weights, or None for hidden layers without biases. Biases that start at zero have variance 0.0.
+        output_bias: Whether the last layer has a bias. It adds its own entry and changes no other.
+
+    Returns:
+        Edges of shape (L,); biases of shape (L - 1,), or () with None, and one more entry with `output_bias`.
+
+    Raises:
+        ValueError: A length, width or variance is not as described.
+
+    Example:
+        >>> expected_diagonal((2, 3, 1), weight_variances=0.5, bias_variances="same")
+        ExpectedDiagonal(edge=(0.5, 1.5), bias=(0.5,))
+    """
+    n = _widths(widths)
+    layers = len(n) - 1
+    s = _variances("weight_variances", weight_variances, layers)
+    if isinstance(bias_variances, str) and bias_variances != "same":
+        raise ValueError(f"bias_variances: expected numbers, 'same' or None, got {bias_variances!r}")
+    given = 0.0 if bias_variances is None else bias_variances
+    t = s[:-1] if given == "same" else _variances("bias_variances", given, layers - 1)
+
+    path_sum_in = [1.0]
+    for k in range(layers - 1):
+        path_sum_in.append(n[k] * s[k] * path_sum_in[k] + t[k])
+    path_sum_out = [1.0]
+    for k in range(layers - 1, 0, -1):
+        path_sum_out.insert(0, n[k + 1] * s[k] * path_sum_out[0])
+
+    first = layers - 1 if bias_variances is None else 0
+    last = layers if output_bias else layers - 1
+    return ExpectedDiagonal(
+        tuple(m * d for m, d in zip(path_sum_in, path_sum_out, strict=True)), tuple(path_sum_out[first:last])
+    )
+
+
+def expected_general(widths: Sequence[int], weight_variances: _PerLayer, biases: bool = True) -> ExpectedDiagonal:
+    """Closed form of `expected_diagonal` in a_k = n_k sigma_k^2, for biases with the variance of their layer.
+
+    This is the paper's formula with its edge term corrected: both products leave out k and k + 1, and
+    n_L sigma_{k+1}^2 stands for 1 in the last layer, where sigma_L does not exist.
+
+    Args:
+        widths: n_0 .. n_L.
+        weight_variances: sigma_k^2 for each of the L layers, or one number for all.
+        biases: Whether the hidden layers have biases. The output layer has none.
+
+    Returns:
+        Edges of shape (L,); biases of shape (L - 1,), or () without biases.
+
+    Example:
+        >>> expected_general((2, 3, 1), weight_variances=0.5)
+        ExpectedDiagonal(edge=(0.5, 1.5), bias=(0.5,))
+    """
+    n = _widths(widths)
+    s = _variances("weight_variances", weight_variances, len(n) - 1)
+    edge = tuple(_general_edge(n, s, k, biases, skip=(k, k + 1)) for k in range(len(s)))
+    bias = tuple(_first_step(n, s, k) * _product(n, s, k + 2) for k in range(len(s) - 1))
+    return ExpectedDiagonal(edge, bias if biases else ())
+
+
+def expected_standard(widths: Sequence[int], a: float, biases: bool = True) -> ExpectedDiagonal:
+    """Closed form for a standard initialisation: n_k sigma_k^2 = a in all layers.
+
+    He initialisation with the ReLU gain has a = 2; the default of `torch.nn.Linear` has a = 1/3 and biases with the
+    same variance.
+
+    Args:
+        widths: n_0 .. n_L.
+        a: Variance factor, positive.
+        biases: Whether the hidden layers have biases, with the variance of their layer. The output layer has none.
+
+    Returns:
+        Edges of shape (L,); biases of shape (L - 1,), or () without biases.
+
+    Example:
+        >>> expected_standard((2, 4, 1), a=1.0)
+        ExpectedDiagonal(edge=(0.25, 1.5), bias=(0.25,))
+    """
+    n, bias = _standard(widths, a)
+    layers = len(n) - 1
+    from_biases = [sum(a ** (layers - 1 - j) / n[j] for j in range(k)) if biases else 0.0 for k in range(layers)]
+    edge = tuple(n[-1] / n[k + 1] * (a ** (layers - 1) + from_biases[k]) for k in range(layers))
+    return ExpectedDiagonal(edge, bias if biases else ())
+
+
+def large_variance_limit(widths: Sequence[int], a: float) -> ExpectedDiagonal:
+    """Leading term of `expected_standard` with biases as a grows.
+
+    The first layer has n_L / n_1 a^{L-1}; layer k >= 1 has n_L / n_{k+1} a^{L-1} (1 + 1 / n_0), since the biases of
+    the first layer count as much as the inputs.
+
+    Takes widths of shape (L + 1,) and returns edges of shape (L,) and biases of shape (L - 1,); the biases are exact.
+
+    Example:
+        >>> large_variance_limit((2, 4, 4, 4), a=10.0).edge
+        (100.0, 150.0, 150.0)
+    """
+    n, bias = _standard(widths, a)
+    layers = len(n) - 1
+    edge = (n[-1] / n[k + 1] * a ** (layers - 1) * (1.0 if k == 0 else 1.0 + 1.0 / n[0]) for k in range(layers))
+    return ExpectedDiagonal(tuple(edge), bias)
+
+
+def small_variance_limit(widths: Sequence[int], a: float) -> ExpectedDiagonal:
+    """Leading term of `expected_standard` with biases as a falls to 0.
+
+    The first layer has n_L / n_1 a^{L-1}, the second n_L / n_2 a^{L-1} (1 + 1 / n_0), and layer k >= 2 has
+    n_L / (n_{k+1} n_{k-1}) a^{L-k}: only the biases one layer below still count.
+
+    Takes widths of shape (L + 1,) and returns edges of shape (L,) and biases of shape (L - 1,); the biases are exact.
+
+    Example:
+        >>> small_variance_limit((2, 4, 4, 4), a=0.5).edge
+        (0.25, 0.375, 0.125)
+    """
+    n, bias = _standard(widths, a)
+    layers = len(n) - 1
+    inner = [a ** (layers - 1) * (1.0 + k / n[0]) if k < 2 else a ** (layers - k) / n[k - 1] for k in range(layers)]
+    return ExpectedDiagonal(tuple(n[-1] / n[k + 1] * inner[k] for k in range(layers)), bias)
+
+
+def printed_edges(name: _Printed, widths: Sequence[int], weight_variances: _PerLayer) -> tuple[float, ...]:
+    """What the paper prints for E[g] of the weights where it is wrong, to stand beside the corrected value.
+
+    Names, and the function that is right:
+
+    - "expected_ak": the second product leaves out k alone; `expected_general`. The last layer reads n_L sigma_L^2 = 1.
+    - "without_biases": the formula with biases, stated for networks without; `expected_standard(biases=False)`.
+    - "small_variance": a^{L-k} / n in every layer, at constant width; `small_variance_limit`.
+    - "small_variance_widths": n_L / n_{k+1} a^{L-k} / n_{k-1}, NaN for k = 0; `small_variance_limit`.
+    - "large_variance_widths": n_L / n_{k+1} a^{L-1}; `large_variance_limit`.
+
+    Args:
+        name: One of the names above.
+        widths: n_0 .. n_L; all equal for "small_variance".
+        weight_variances: sigma_k^2 for L layers, or one for all; must be a / n_k for all names but "expected_ak".
+
+    Returns:
+        The printed value by layer, shape (L,).
+
+    Example:
+        >>> printed_edges("small_variance", (4, 4, 4, 4), 0.125), small_variance_limit((4, 4, 4, 4), a=0.5).edge
+        ((0.03125, 0.0625, 0.125), (0.25, 0.3125, 0.125))
+    """
+    if name not in get_args(_Printed):
+        raise ValueError(f"name: expected one of {', '.join(get_args(_Printed))}, got {name!r}")
+    n = _widths(widths)
+    s = _variances("weight_variances", weight_variances, len(n) - 1)
+    layers = range(len(s))
+    if name == "expected_ak":
+        return tuple(_general_edge(n, s, k, biases=True, skip=(k,)) for k in layers)
+    a = n[0] * s[0]
+    if not all(math.isclose(n[k] * s[k], a) for k in layers):
+        raise ValueError(f"weight_variances: expected a / width for {name!r}, got {s} for widths {n}")
+    if name == "without_biases":
+        return expected_standard(n, a).edge
+    if name == "large_variance_widths":
+        return tuple(n[-1] / n[k + 1] * a ** (len(s) - 1) for k in layers)
+    if name == "small_variance_widths":
+        return (math.nan, *(n[-1] / n[k + 1] * a ** (len(s) - k) / n[k - 1] for k in layers[1:]))
+    if len(set(n)) > 1:
+        raise ValueError(f"widths: expected one width for {name!r}, got {n}")
+    return tuple(a ** (len(s) - k) / n[0] for k in layers)
+
+
+def toy_scale(u: float, v: float, w: float) -> float:
+    """Optimal scale of the only hidden neuron of f(x) = u relu(v x + w): sqrt(|u| / ||(v, w)||).
+
+    Args:
+        u: Outgoing weight, not zero.
+        v: Incoming weight.
+        w: Bias; v and w are not both zero.
+
+    Returns:
+        The factor by which v and w are multiplied and u is divided.
+
+    Raises:
+        ValueError: The neuron is dead (u = 0 or v = w = 0) or a value is not finite: no optimal scale exists.
+
+    Example:
+        >>> toy_scale(u=20.0, v=3.0, w=4.0)
+        2.0
+    """
+    norm = math.hypot(v, w)
+    if not (math.isfinite(u) and math.isfinite(norm)) or u == 0.0 or norm == 0.0:
+        raise ValueError(f"toy example: expected finite u != 0 and (v, w) != (0, 0), got u={u}, v={v}, w={w}")
+    return math.sqrt(abs(u) / norm)
+
+
+def toy_rescaled(u: float, v: float, w: float) -> tuple[float, float, float]:
+    """The same function f(x) = u relu(v x + w) at its optimal scale, where |u| = ||(v, w)||.
+
+    Takes what `toy_scale` takes and returns the rescaled (u, v, w).
+
+    Example:
+        >>> toy_rescaled(u=20.0, v=3.0, w=4.0)
+        (10.0, 6.0, 8.0)
+    """
+    scale = toy_scale(u, v, w)
+    return u / scale, scale * v, scale * w
+
+
+def _widths(widths: Sequence[int]) -> tuple[int, ...]:
+    if len(widths) < 2 or any(width != int(width) or width < 1 for width in widths):
+        raise ValueError(f"widths: expected at least 2 positive integers, got {tuple(widths)}")
+    return tuple(int(width) for width in widths)
+
+
+def _variances(name: str, values: _PerLayer, count: int) -> tuple[float, ...]:
+    values = tuple(values) if isinstance(values, Sequence) else (values,) * count
+    if len(values) != count or any(not math.isfinite(value) or value < 0.0 for value in values):
+        raise ValueError(f"{name}: expected {count} finite values >= 0, got {len(values)}: {values}")
+    return values
+
+
+def _standard(widths: Sequence[int], a: float) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    if not math.isfinite(a) or a <= 0.0:
+        raise ValueError(f"a: expected a finite value > 0, got {a}")
+    n = _widths(widths)
+    return n, tuple(n[-1] / n[k + 1] * a ** (len(n) - 2 - k) for k in range(len(n) - 2))
+
+
+def _general_edge(n: Sequence[int], s: Sequence[float], k: int, biases: bool, skip: tuple[int, ...]) -> float:
+    # `skip` holds the layers that the product of the paths from biases leaves out.
+    from_inputs = _product(n, s, 0, skip=(k, k + 1))
+    from_biases = sum(s[j] * _product(n, s, j + 1, skip) for j in range(k)) if biases else 0.0
+    return _first_step(n, s, k) * (from_inputs + from_biases)
+
+
+def _first_step(n: Sequence[int], s: Sequence[float], k: int) -> float:
+    return n[-1] * s[k + 1] if k + 1 < len(s) else 1.0
+
+
+def _product(n: Sequence[int], s: Sequence[float], start: int, skip: tuple[int, ...] = ()) -> float:
+    return math.prod(n[m] * s[m] for m in range(start, len(s)) if m not in skip)

@@ -1,0 +1,98 @@
+"""Train runs: python -m paper.training SPEC... (JSON text, or a JSON file of one spec or a list; `make specs`).
+
+On a GPU, runs of one architecture train in one batch. Several GPUs share the batches. Runs that exist are reused. The
+same command resumes where it was stopped. In a Slurm job it stops by itself before the job ends. Exit status: 0 all
+done, 2 invalid input, 75 time limit reached (run it again), 130 stopped with Ctrl-C (run it again).
+"""
+
+import argparse
+import math
+import signal
+import sys
+import time
+from pathlib import Path
+
+from paper import cli, results
+from paper.runs import Spec, check_specs, index_of, read_specs, result_path
+
+OUT_OF_TIME = 75
+MARGIN = 30.0  # seconds before the end of a Slurm job: for the last epoch, its checkpoint and Snakemake
+
+
+def seconds(text: str) -> float:
+    """Parse a number of seconds on the command line."""
+    value = float(text)
+    if not value >= 0:
+        raise argparse.ArgumentTypeError(f"expected a number of seconds, got {text}")
+    return value
+
+
+def main() -> None:
+    """Read the command line, train what is missing."""
+    parser = argparse.ArgumentParser(
+        prog="python -m paper.training", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("specs", nargs="+", metavar="SPEC", help="JSON text, or a JSON file")
+    parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the presets' folders")
+    parser.add_argument("--data", type=Path, default=Path("results/data"), help="folder of the data sets")
+    parser.add_argument(
+        "--checkpoints", type=Path, default=Path("results/checkpoints"), help="folder of the checkpoints"
+    )
+    parser.add_argument("--index", type=Path, help="file that lists all results of the specs, with checksums")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    cli.add_threads(parser)
+    parser.add_argument("--time-limit", type=seconds, metavar="SECONDS", help="checkpoint and stop after this long")
+    parser.add_argument("--save-every", type=seconds, default=30.0, metavar="SECONDS", help="between checkpoints")
+    parser.add_argument("--match", default="", help="only runs whose key contains this text")
+    given = parser.parse_args()
+    specs = read_specs(given.specs, "train", given.match)
+    results.check_folder(given.results)
+    due = [spec for spec in specs if results.problem(result_path(given.results, spec), spec)]
+    existing = len(specs) - len(due)
+    if existing:
+        cli.say(f"{existing} of {len(specs)} runs exist and are reused")
+    if due:
+        check_specs(due)
+        _train(due, given)
+    if given.index:
+        results.write_json(given.index, index_of(given.results, specs))
+
+
+def _train(specs: list[Spec], given: argparse.Namespace) -> None:
+    # Imported here: torch takes seconds, and a job whose runs all exist does not need it.
+    from paper import hardware
+    from paper.training.runner import Options, TimeUp, train
+
+    end = _end(given.time_limit)
+    asked: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGUSR1):  # a scheduler's warning that time is nearly up
+        signal.signal(number, lambda got, _: asked.append(got))
+    options = Options(
+        results=given.results,
+        data=given.data,
+        checkpoints=given.checkpoints,
+        device=hardware.choose(given.device, given.threads),
+        every=given.save_every,
+        stop=lambda: bool(asked) or time.time() >= end,
+    )
+    try:
+        train(specs, options)
+    except KeyboardInterrupt:
+        cli.say("\nstopped; the same command resumes from the last checkpoints")
+        sys.exit(cli.INTERRUPTED)
+    except TimeUp:
+        cli.say("time is up; the same command resumes from the checkpoints")
+        sys.exit(OUT_OF_TIME)
+
+
+def _end(limit: float | None) -> float:
+    """When to stop, in seconds since the epoch: after the limit, or before Slurm ends the job."""
+    from paper.training.slurm import job_end
+
+    job = job_end()
+    after = math.inf if limit is None else time.time() + limit
+    return after if job is None else min(after, job - MARGIN)
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,88 @@
+"""Data splits of a run on its device: uint8 images, normalised when they are used."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paper import data, models
+from paper.errors import PaperError
+from paper.normalise import factors
+
+
+@dataclass(frozen=True)
+class Split:
+    """Images (N, ...) uint8 and labels (N,) int64."""
+
+    images: Tensor
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+
+@dataclass(frozen=True)
+class Splits:
+    """Train, test and optional validation split by name; a network sees an image x as x * scale + shift."""
+
+    by_name: dict[str, Split]
+    scale: Tensor
+    shift: Tensor
+
+    @property
+    def train(self) -> Split:
+        """The training split."""
+        return self.by_name["train"]
+
+
+def load(spec: Mapping[str, Any], path: Path, device: torch.device) -> Splits:
+    """Load the splits of a spec: `images` and then `validation` of the train set, `test_images` of the test set.
+
+    Raises:
+        PaperError: the data set has too few images, or a batch is too small for BatchNorm.
+    """
+    dataset = data.load(path, spec["dataset"])
+    train, validation, test = spec["images"], spec["validation"], spec["test_images"]
+    for name, asked, available in (
+        ("images and validation", train + validation, len(dataset.train_images)),
+        ("test_images", test, len(dataset.test_images)),
+    ):
+        if asked > available:
+            raise PaperError(f"{name}: expected at most {available} of {spec['dataset']}, got {asked}.")
+    _check_last_batch(spec)
+    splits = {"train": _split(dataset.train_images[:train], dataset.train_labels[:train], spec["model"], device)}
+    if validation:
+        end = train + validation
+        splits["validation"] = _split(
+            dataset.train_images[train:end], dataset.train_labels[train:end], spec["model"], device
+        )
+    splits["test"] = _split(dataset.test_images[:test], dataset.test_labels[:test], spec["model"], device)
+    channels = 1 if dataset.train_images.ndim == 3 else dataset.train_images.shape[1]
+    scale, shift = (per_input(t, channels, spec["model"]).to(device) for t in factors(spec["dataset"]))
+    return Splits(splits, scale, shift)
+
+
+def _check_last_batch(spec: Mapping[str, Any]) -> None:
+    normed = spec["model"]["kind"] == "mlp" and spec["model"].get("batchnorm", True)
+    last = spec["images"] % spec["batch"] or spec["batch"]
+    if normed and last == 1:
+        raise PaperError(
+            f"images: {spec['images']} in batches of {spec['batch']} leave a last batch of one image, for which "
+            "BatchNorm has no variance. Change images or batch."
+        )
+
+
+def _split(images: Tensor, labels: Tensor, model: Mapping[str, Any], device: torch.device) -> Split:
+    images = images[:, None] if images.ndim == 3 else images
+    return Split(models.fit_images(images, model).contiguous().to(device), labels.long().to(device))
+
+
+def per_input(values: Tensor, channels: int, model: Mapping[str, Any]) -> Tensor:
+    """Values of the channels, in a shape that multiplies the inputs of a network."""
+    shape = models.input_shape(model)
+    if len(shape) == 3:
+        return values.view(channels, 1, 1)
+    return values.repeat_interleave(shape[0] // channels)

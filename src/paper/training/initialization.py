@@ -1,0 +1,73 @@
+"""Initial weights of a run: those of its seed, rescaled by its method."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import pathcond
+from paper import starts
+from paper.methods import solver_options
+
+
+@dataclass(frozen=True)
+class InitialNetwork:
+    """An initial network, and the largest abs(log lambda) of its rescaling (0 without one)."""
+
+    module: nn.Module
+    max_log_scale: float
+
+
+def initialize(spec: Mapping[str, Any], seed: int, results: Path | None = None) -> InitialNetwork:
+    """The initial network of a run; before rescaling, all methods have the same weights at one seed.
+
+    Args:
+        spec: of the run.
+        seed: of the run.
+        results: folder of the results: start weights and rescalings that are saved there are read, not computed.
+    """
+    spec = {**spec, "seed": seed}
+    module = starts.network(spec, results)
+    how = spec["rescaling"]
+    if not how.get("rescale"):
+        return InitialNetwork(module, 0.0)
+    graph, found, _ = starts.log_scales(spec, module, results)
+    return InitialNetwork(module, _apply(module, graph, found["u"], how["part"]))
+
+
+def rescale(module: nn.Module, x: Tensor, rescaling: Mapping[str, Any]) -> float:
+    """Rescale a network in place by a method's settings, unless it diverged; returns the largest abs(log lambda)."""
+    if not is_finite(module):
+        return 0.0
+    # Smooth activations let scales pass; for ReLU the option changes nothing.
+    graph = pathcond.extract_graph(module, x, batchnorm=rescaling["batchnorm"], smooth=True)
+    g = pathcond.compute_diag_g(module, x, pooling=rescaling["pooling"], graph=graph)
+    solution = pathcond.solve(graph, g, **solver_options(rescaling))
+    return _apply(module, graph, solution.u, rescaling["part"])
+
+
+def _apply(module: nn.Module, graph: pathcond.ScaleGraph, u: Tensor, part: str) -> float:
+    """Apply log-scales in place; returns the largest abs(log lambda)."""
+    if part == "both":
+        pathcond.apply_scales_(module, graph, u)
+    else:
+        _apply_part(module, graph, u, part)
+    return float(u.abs().max()) / 2
+
+
+def is_finite(module: nn.Module) -> bool:
+    """Whether all parameters and buffers are finite; a network that diverged is not rescaled."""
+    return all(bool(t.isfinite().all()) for t in module.state_dict().values())
+
+
+def _apply_part(module: nn.Module, graph: pathcond.ScaleGraph, u: Tensor, part: str) -> None:
+    """Apply the incoming (rows) or outgoing (columns) scales alone, for the ablation study: the function changes."""
+    scale = torch.cat((u.new_zeros(1), u / 2)).exp()
+    parameters = dict(module.named_parameters())
+    with torch.no_grad():
+        for name, units in graph.params.items():
+            factor = scale[units.row] if part == "rows" else scale[units.col].reciprocal()
+            parameters[name].mul_(factor.to(parameters[name].dtype))

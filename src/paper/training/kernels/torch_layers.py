@@ -1,0 +1,203 @@
+"""Forward and backward pass of a hidden layer and of the loss for batched MLPs, in torch; compiled on a GPU.
+
+Shapes: R runs, B examples, n units. Pre-activations z, activations a and gradients are (R, B, n); parameters and
+statistics of the units (gamma, beta, mean, rstd) are (R, 1, n).
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+EPS, MOMENTUM = 1e-5, 0.1  # of torch.nn.BatchNorm1d
+Saved = tuple[Tensor, ...]  # what the forward pass saves for the backward pass
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def activate(z: Tensor, kind: str) -> Tensor:
+    """The activation with this name."""
+    if kind == "relu":
+        return z.relu()
+    return functional.gelu(z) if kind == "gelu" else functional.silu(z)
+
+
+def slope(z: Tensor, kind: str) -> Tensor:
+    """Derivative of the activation; 0 at 0 for ReLU, as in torch."""
+    if kind == "relu":
+        return (z > 0).to(z.dtype)
+    if kind == "gelu":
+        density = torch.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)
+        return 0.5 * (1 + torch.erf(z / math.sqrt(2))) + z * density
+    gate = torch.sigmoid(z)
+    return gate * (1 + z * (1 - gate))
+
+
+def norm_forward(z: Tensor, norm: list[Tensor], kind: str, row_scale: Tensor | None = None) -> tuple[Tensor, Saved]:
+    """BatchNorm in training mode, then the activation; updates the running statistics in place.
+
+    Args:
+        z: pre-activations.
+        norm: scale, shift, running mean and running variance of the layer.
+        kind: the activation.
+        row_scale: deferred factors (R, 1, n) of the weight's rows, see `enorm_cycle`.
+
+    Returns:
+        a, and for the backward pass z, the batch mean and 1 / sqrt(var + eps).
+    """
+    gamma, beta, running_mean, running_var = norm
+    raw, z = z, z if row_scale is None else z * row_scale
+    var, mean = torch.var_mean(z, dim=1, keepdim=True, correction=0)
+    count = z.shape[1]
+    running_mean.lerp_(mean, MOMENTUM)
+    running_var.lerp_(var * (count / (count - 1)), MOMENTUM)
+    rstd = torch.rsqrt(var + EPS)
+    return activate((z - mean) * (rstd * gamma) + beta, kind), (raw, mean, rstd)
+
+
+def norm_backward(grad: Tensor, saved: Saved, norm: list[Tensor], kind: str, row_scale: Tensor | None = None) -> Tensor:
+    """From the gradient at a to the one at z; gamma and beta are updated in place.
+
+    The gradient comes multiplied by the learning rate, so a step is one subtraction. With `row_scale` the result is
+    the gradient for the weights without their deferred factors.
+    """
+    (gamma, beta), (z, mean, rstd) = norm[:2], saved
+    z = z if row_scale is None else z * row_scale
+    x = (z - mean) * rstd
+    grad = grad * slope(x * gamma + beta, kind)
+    grad_beta, grad_gamma = grad.sum(1, keepdim=True), (grad * x).sum(1, keepdim=True)
+    grad_z = gamma * rstd * (grad - (grad_beta + x * grad_gamma) / z.shape[1])
+    beta.sub_(grad_beta)
+    gamma.sub_(grad_gamma)
+    return grad_z if row_scale is None else grad_z / row_scale
+
+
+def norm_eval(z: Tensor, norm: list[Tensor], kind: str) -> Tensor:
+    """BatchNorm in eval mode, then the activation."""
+    gamma, beta, mean, var = norm
+    return activate((z - mean) * (torch.rsqrt(var + EPS) * gamma) + beta, kind)
+
+
+def plain_forward(z: Tensor, bias: Tensor | None, kind: str, row_scale: Tensor | None = None) -> Tensor:
+    """Bias and activation."""
+    return activate(_affine(z, bias, row_scale), kind)
+
+
+def plain_backward(grad: Tensor, z: Tensor, bias: Tensor | None, kind: str, row_scale: Tensor | None = None) -> Tensor:
+    """From the gradient at a to the one at z; the bias is updated in place."""
+    grad_z = grad * slope(_affine(z, bias, row_scale), kind)
+    if bias is not None:
+        bias.sub_(grad_z.sum(1, keepdim=True))
+    return grad_z if row_scale is None else grad_z / row_scale
+
+
+def _affine(z: Tensor, bias: Tensor | None, row_scale: Tensor | None) -> Tensor:
+    z = z if row_scale is None else z * row_scale
+    return z if bias is None else z + bias
+
+
+def cross_entropy_gradient(z: Tensor, bias: Tensor | None, labels: Tensor, rate: Tensor) -> Tensor:
+    """Gradient of the mean cross entropy at the outputs, times the learning rate; the output bias is updated.
+
+    z is (R, B, classes), labels (R, B), rate (R, 1, 1).
+    """
+    z = z if bias is None else z + bias
+    target = functional.one_hot(labels, z.shape[2]).to(z.dtype)
+    grad = (z.softmax(2) - target) * (rate / z.shape[1])
+    if bias is not None:
+        bias.sub_(grad.sum(1, keepdim=True))
+    return grad
+
+
+def mse_gradient(z: Tensor, bias: Tensor | None, target: Tensor, rate: Tensor) -> Tensor:
+    """Gradient of the mean square error at the outputs, times the learning rate; the output bias is updated."""
+    z = z if bias is None else z + bias
+    grad = (z - target) * (2 * rate / (z.shape[1] * z.shape[2]))
+    if bias is not None:
+        bias.sub_(grad.sum(1, keepdim=True))
+    return grad
+
+
+def mse_loss(y: Tensor, x: Tensor) -> Tensor:
+    """Sum over the examples of the mean square error of each: outputs (R, B, n), inputs (B, n)."""
+    return (y - x).square().mean(2).sum(1, dtype=torch.float64)
+
+
+def enorm_cycle(weights: list[Tensor], biases: list[Tensor | None], row_scale: Tensor | None = None) -> None:
+    """One cycle of ENorm (p = 2, c = 1) over all hidden layers but the last, in place.
+
+    A unit's incoming weights and bias are multiplied by (out / in)^(1/4) and its outgoing weights divided by it, where
+    in and out are their sums of squares; layers follow one another. Units with a zero sum are left alone.
+
+    Args:
+        weights: (R, n, m) of each layer, or (R, n, height, width, m) of convolutions.
+        biases: (R, 1, n) of each layer, or None.
+        row_scale: deferred factors (R, 1, n) of the first layer's rows; if given, they change and that layer, by far
+            the largest, is not written.
+    """
+    sq_scale_below: Tensor | None = None  # squared scales of the layer below
+    for layer, weight in enumerate(weights[:-2]):
+        deferred = row_scale if layer == 0 else None
+        square = weight.square()
+        sq_in = (square if sq_scale_below is None else square / _per_input(sq_scale_below, weight)).flatten(2).sum(2)
+        sq_in = sq_in if deferred is None else sq_in * deferred[:, 0].square()
+        above = weights[layer + 1]
+        ratio = above.square().sum(tuple(range(1, above.ndim - 1))) / sq_in
+        scale = torch.where(torch.isfinite(ratio) & (ratio > 0), ratio, 1.0).sqrt()
+        if deferred is not None:
+            deferred.mul_(scale.sqrt()[:, None, :])
+        elif sq_scale_below is None:
+            weight.mul_(_per_output(scale.sqrt(), weight))
+        else:
+            weight.mul_(_per_output(scale.sqrt(), weight) / _per_input(sq_scale_below.sqrt(), weight))
+        bias = biases[layer]
+        if bias is not None:
+            bias.mul_(scale.sqrt()[:, None, :])
+        sq_scale_below = scale
+    if sq_scale_below is not None:
+        weights[-2].div_(_per_input(sq_scale_below.sqrt(), weights[-2]))
+
+
+def _per_input(scale: Tensor, weight: Tensor) -> Tensor:
+    """Values (R, m) of the input units, in a shape that multiplies a weight."""
+    return scale.view(len(scale), *[1] * (weight.ndim - 2), -1)
+
+
+def _per_output(scale: Tensor, weight: Tensor) -> Tensor:
+    """Values (R, n) of the output units, in a shape that multiplies a weight."""
+    return scale.view(*scale.shape, *[1] * (weight.ndim - 2))
+
+
+def gather(images: Tensor, index: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    """Normalised images by index: (R, B) indices give (R, B, n)."""
+    x = images.index_select(0, index.reshape(-1)).to(scale.dtype)
+    return x.mul_(scale).add_(shift).view(*index.shape, -1)
+
+
+def gather_next(
+    images: Tensor, labels: Tensor | None, order: Tensor, positions: Tensor, scale: Tensor, shift: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    """Normalised images, and labels, at some positions of each run's order (R, N)."""
+    index = order.index_select(1, positions)
+    return gather(images, index, scale, shift), None if labels is None else labels[index]
+
+
+def normalise(images: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    """All images of a uint8 table, normalised."""
+    return images.to(scale.dtype) * scale + shift
+
+
+_compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
+
+
+def compiled(function: _Function, device: torch.device) -> _Function:
+    """The function, compiled for a GPU; unchanged for a CPU."""
+    if device.type != "cuda":
+        return function
+    if function not in _compiled:
+        # Each shape is compiled separately. Past torch's limit, eight, further shapes would not be compiled at all.
+        torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = 1000
+        _compiled[function] = torch.compile(function, dynamic=False)
+    return _compiled[function]  # type: ignore[return-value]

@@ -1,0 +1,322 @@
+"""Train runs to the end: batches of runs, epochs, checkpoints, time limits, several GPUs, results.
+
+A run is one spec (a dict, see `make specs`): one network, method, learning rate and seed. Runs that exist are reused.
+"""
+
+import math
+import multiprocessing
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+
+from paper import cli, hardware, results
+from paper.errors import PaperError
+from paper.runs import Spec, key, result_path
+from paper.training.batched_mlps import BatchedTrainer
+from paper.training.checkpoint import Checkpoint, lock_runs
+from paper.training.datasets import Splits
+from paper.training.datasets import load as load_splits
+from paper.training.modules import ModuleTrainer
+from paper.training.progress import Progress
+from paper.training.trainer import Run, Trainer
+
+COLUMNS = ["seed", "epoch", "train_loss", "train_accuracy", "validation_loss", "validation_accuracy", "test_loss",
+           "test_accuracy", "max_log_scale", "diverged"]  # fmt: skip
+FIELDS = ("preset", "task", "model", "rescaling", "optimiser", "lr", "epochs", "dataset", "images", "validation",
+          "test_images", "batch", "seed")  # fmt: skip
+# Runs that agree in these fields can train in one batch.
+SHARED = ("task", "dataset", "images", "validation", "test_images", "model", "batch", "epochs", "optimiser")
+POLL_SECONDS = 0.2
+MIN_RUNS_PER_DEVICE = 5  # a batch is not split over GPUs below this: smaller batches are not faster
+
+
+class TimeUp(Exception):
+    """The time limit was reached; all runs are in checkpoints."""
+
+
+def never() -> bool:
+    """Do not stop."""
+    return False
+
+
+@dataclass
+class Options:
+    """Where and how to train.
+
+    Attributes:
+        results: folder of the results.
+        data: folder of the data sets.
+        checkpoints: folder of the checkpoints.
+        device: where to train; `cuda` without an index uses every visible GPU.
+        every: seconds between two checkpoints.
+        stop: whether to stop now; asked before each batch and after each epoch.
+        most: runs trained in one batch, at most.
+    """
+
+    results: Path
+    data: Path
+    checkpoints: Path
+    device: torch.device
+    every: float = 30.0
+    stop: Callable[[], bool] = never
+    most: int = 96
+
+
+@dataclass
+class Progressing:
+    """A run in training, with its state: epoch, trainer state, rows, seconds; empty before it begins."""
+
+    spec: Spec
+    checkpoint: Checkpoint
+    state: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def epoch(self) -> int:
+        """The last epoch it has completed."""
+        return self.state.get("epoch", 0)
+
+    @property
+    def finished(self) -> bool:
+        """Whether it has all its epochs."""
+        return bool(self.state) and self.epoch >= self.spec["epochs"]
+
+
+def train(runs: Sequence[Spec], options: Options) -> None:
+    """Train every spec that has no result yet; runs that can share a batch do so.
+
+    Args:
+        runs: specs.
+        options: where and how.
+
+    Raises:
+        PaperError: a spec is incomplete or cannot be trained.
+        TimeUp: the time limit came first; the same call resumes from the checkpoints.
+    """
+    pending = []
+    for path, spec in {result_path(options.results, spec): spec for spec in map(_checked, runs)}.items():
+        if results.is_complete(path):
+            cli.say(f"{key(spec)}: exists, reused")
+            Checkpoint(options.checkpoints, spec).remove()
+        else:
+            pending.append(spec)
+    devices = visible_devices(options.device)
+    batches = list(_batches(pending, options, len(devices)))
+    if len(devices) > 1 and len(batches) > 1:
+        _train_on_devices(batches, options, devices)
+    else:
+        for batch in batches:
+            _train_batch(batch, options)
+
+
+def _checked(spec: Spec) -> Spec:
+    if missing := [name for name in FIELDS if name not in spec]:
+        name = f"{spec.get('network')}/{spec.get('method')}"
+        raise PaperError(f"{name}: expected {', '.join(missing)}, got none. `make specs` writes complete specs.")
+    return spec
+
+
+def visible_devices(device: torch.device) -> list[torch.device]:
+    """The devices to use: every visible GPU for `cuda` without an index, else the device itself."""
+    if device.type == "cuda" and device.index is None and torch.cuda.device_count() > 1:
+        return [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+    return [device]
+
+
+def can_batch(spec: Mapping[str, Any]) -> bool:
+    """Whether the runs of a spec can train in one batch with others: an MLP with plain SGD."""
+    model = spec["model"]
+    norm_and_bias = model.get("batchnorm", True) and model.get("bias")  # a batch has no biases before BatchNorm
+    return model["kind"] in ("mlp", "autoencoder") and not norm_and_bias and spec["optimiser"] == {"name": "sgd"}
+
+
+def _batches(specs: Sequence[Spec], options: Options, devices: int = 1) -> Iterator[list[Spec]]:
+    """Group specs into batches: on a GPU those of one architecture, data set and length; else one spec each."""
+    groups: dict[str, list[Spec]] = {}
+    for spec in specs:
+        batched = options.device.type == "cuda" and can_batch(spec)
+        group = repr([spec[name] for name in SHARED]) if batched else key(spec)
+        groups.setdefault(group, []).append(spec)
+    for group in groups.values():
+        group.sort(key=lambda spec: (bool(spec["rescaling"].get("enorm")), key(spec)))  # ENorm's runs are contiguous
+        size = min(options.most, max(MIN_RUNS_PER_DEVICE, math.ceil(len(group) / devices)))
+        yield from (group[first : first + size] for first in range(0, len(group), size))
+
+
+# ---- several devices
+
+
+def _train_on_devices(batches: Sequence[list[Spec]], options: Options, devices: Sequence[torch.device]) -> None:
+    """Start one process per device; each takes batches from a common queue until none is left."""
+    context = multiprocessing.get_context("spawn")
+    tasks, reports, stop = context.Queue(), context.Queue(), context.Event()
+    for batch in (*batches, *[None] * len(devices)):
+        tasks.put(batch)
+    sent = replace(options, stop=never)  # the caller's function cannot be sent; the event replaces it
+    arguments = (sent, torch.get_num_threads(), tasks, reports, stop)
+    workers = [context.Process(target=_device_worker, args=(device, *arguments)) for device in devices]
+    try:
+        for worker in workers:
+            worker.start()
+        while any(worker.is_alive() for worker in workers):
+            if options.stop() or any(worker.exitcode for worker in workers):
+                stop.set()
+            time.sleep(POLL_SECONDS)
+    finally:
+        stop.set()
+        for worker in workers:
+            if worker.pid is not None:
+                worker.join()
+        tasks.cancel_join_thread()
+    outcomes = [reports.get() for worker in workers if worker.exitcode == 0]
+    if errors := [text for kind, text in outcomes if kind == "error"]:
+        raise PaperError(errors[0])
+    if failed := [worker.exitcode for worker in workers if worker.exitcode]:
+        raise RuntimeError(f"a training process ended with status {failed[0]}; its traceback is above")
+    if any(kind == "time up" for kind, _ in outcomes):
+        raise TimeUp
+
+
+def _device_worker(device: torch.device, options: Options, threads: int, tasks: Any, reports: Any, stop: Any) -> None:
+    """Train batches of the queue on one device; report "done", "time up" or "error"."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent sets `stop` after Ctrl-C
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, lambda *_: stop.set())
+    torch.set_num_threads(threads)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    report = ("done", "")
+    try:
+        while (batch := tasks.get()) is not None:
+            _train_batch(batch, replace(options, device=device, stop=stop.is_set))
+    except TimeUp:
+        report = ("time up", "")
+    except PaperError as error:
+        stop.set()
+        report = ("error", str(error))
+    reports.put(report)
+
+
+# ---- one batch
+
+
+def _train_batch(batch: Sequence[Spec], options: Options) -> None:
+    """Train the specs of a batch; no other process trains them meanwhile."""
+    if options.stop():
+        raise TimeUp
+    with lock_runs(options.checkpoints, batch, options.stop) as locked:
+        if not locked:
+            raise TimeUp
+        pending = _pending(batch, options)
+        if not pending:
+            return
+        spec = pending[0].spec
+        splits = load_splits(spec, options.data / f"{spec['dataset']}.pt", options.device)
+        for part in _by_epoch([run for run in pending if not run.finished], options):
+            _train_together(part, splits, options)
+        for run in pending:
+            _write_result(run, options)
+
+
+def _pending(batch: Sequence[Spec], options: Options) -> list[Progressing]:
+    """The runs of a batch that have no result, with what their checkpoints hold."""
+    pending = []
+    for spec in batch:
+        if results.is_complete(result_path(options.results, spec)):  # another process was faster
+            cli.say(f"{key(spec)}: exists, reused")
+            continue
+        run = Progressing(spec, Checkpoint(options.checkpoints, spec))
+        run.state, remark = run.checkpoint.read()
+        if remark:
+            cli.say(f"{key(spec)}: {remark}")
+        pending.append(run)
+    return pending
+
+
+def _by_epoch(runs: Sequence[Progressing], options: Options) -> list[list[Progressing]]:
+    """Runs that train together: on a GPU those at the same epoch, else each run by itself."""
+    parts: dict[Any, list[Progressing]] = {}
+    for number, run in enumerate(runs):
+        batched = options.device.type == "cuda" and can_batch(run.spec)
+        parts.setdefault(("epoch", run.epoch) if batched else number, []).append(run)
+    return list(parts.values())
+
+
+def _trainer(runs: Sequence[Progressing], splits: Splits, options: Options) -> Trainer:
+    given = [Run(run.spec, run.spec["seed"], options.results) for run in runs]
+    if can_batch(given[0].spec):
+        return BatchedTrainer(given, splits, options.device)
+    return ModuleTrainer(given[0], splits, options.device)
+
+
+def _train_together(runs: Sequence[Progressing], splits: Splits, options: Options) -> None:
+    """Train runs that are at the same epoch to their last one."""
+    saved = began = time.monotonic()
+    trainer = _trainer(runs, splits, options)
+    epochs, first = runs[0].spec["epochs"], runs[0].epoch
+    title = key(runs[0].spec).rpartition("-")[0]
+    if len(runs) > 1:
+        title += f" and {len(runs) - 1} more"
+    for number, run in enumerate(runs):
+        if run.state:
+            trainer.load(number, run.state["state"])
+        else:
+            run.state = {"epoch": 0, "state": None, "rows": [], "seconds": 0.0}
+    if first == 0:
+        _evaluate(runs, trainer, 0)
+    with Progress(title, epochs, first, len(runs) * len(splits.train)) as progress:
+        for epoch in range(first + 1, epochs + 1):
+            trainer.epoch(epoch)
+            trainer.teleport(epoch)
+            _evaluate(runs, trainer, epoch)
+            now = time.monotonic()
+            for run in runs:
+                run.state["seconds"] += (now - began) / len(runs)
+            began = now
+            progress.update(runs[0].state["rows"][-1]["train_loss"])
+            stop = epoch < epochs and options.stop()
+            if stop or now - saved >= options.every or epoch == epochs:
+                _save(runs, trainer)
+                saved = time.monotonic()
+            if stop:
+                raise TimeUp
+
+
+def _evaluate(runs: Sequence[Progressing], trainer: Trainer, epoch: int) -> None:
+    """Evaluate, and add a row to each run."""
+    metrics = trainer.evaluate()
+    for number, run in enumerate(runs):
+        row = {"seed": run.spec["seed"], "epoch": epoch}
+        row |= {name: float(values[number]) for name, values in metrics.items()}
+        row["max_log_scale"] = trainer.max_log_scale[number]
+        row["diverged"] = not math.isfinite(row["train_loss"])
+        run.state["rows"].append(row)
+        run.state |= {"epoch": epoch, "precision": trainer.precision, "parameters": trainer.parameters}
+
+
+def _save(runs: Sequence[Progressing], trainer: Trainer) -> None:
+    for number, run in enumerate(runs):
+        run.state["state"] = None if run.finished else trainer.save(number)
+        run.checkpoint.write(run.state)
+
+
+def _write_result(run: Progressing, options: Options) -> None:
+    """Write a run's table and provenance, and remove its checkpoint."""
+    table = pd.DataFrame(run.state["rows"])
+    table = table[[name for name in COLUMNS if name in table]]
+    provenance = {
+        **hardware.record(options.device),
+        "commit": cli.commit(),
+        "precision": run.state["precision"],
+        "parameters": run.state["parameters"],
+        "seconds": round(run.state["seconds"], 3),
+        "status": "diverged" if bool(table["diverged"].any()) else "done",
+    }
+    results.write_result(result_path(options.results, run.spec), table, run.spec, provenance)
+    run.checkpoint.remove()
+    cli.say(f"{key(run.spec)}: {provenance['seconds']:.1f} s on {provenance['hardware']}")

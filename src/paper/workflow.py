@@ -1,0 +1,375 @@
+"""What the rules of the workflow ask: which jobs there are, what they read, what is missing or damaged.
+
+Parsing the Snakefile only reads. Results that are forced (`-R`, `-F`) are deleted, and training that cannot run here is
+refused, right before the first job starts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+from paper import cli, config, results, runs
+from paper.errors import PaperError
+from paper.experiments import EXPERIMENTS
+from paper.runs import Batch, Plan, Spec
+
+CPU_FLOPS, GPU_FLOPS = 2e10, 5e13  # per second, of one core and of an H200, as measured with the networks here
+COMPUTING = ("download", "init", "rescale", "train", "measure", "measure_time")
+
+
+class Workflow:
+    """The workflow of a checkout.
+
+    Args:
+        folder: of the checkout.
+        over: values of Snakemake's --config and --configfile.
+        main: whether this is the main process. A job on a cluster parses the Snakefile again; it looks at nothing.
+    """
+
+    def __init__(self, folder: Path, over: Mapping[str, Any], main: bool = True) -> None:
+        self.folder, self.over, self.main = folder, over, main
+        self.results = Path("results")
+        self.outdated: set[str] = set()  # indices whose results were deleted, damaged or replaced
+        self.preset = self.config(over.get("preset")).preset
+        self.config = cache(self.config)
+        self.plan = cache(self.plan)
+        self.pending = cache(self.pending)
+
+    def config(self, preset: str | None = None) -> config.Config:
+        """The checked configuration of a preset."""
+        return config.read(self.folder, preset, self.over)
+
+    def plan(self, preset: str) -> Plan:
+        """The runs of a preset."""
+        if preset not in config.presets(self.folder):
+            raise PaperError(f"preset: expected one of {', '.join(config.presets(self.folder))}, got {preset!r}.")
+        return runs.plan(self.config(preset), EXPERIMENTS)
+
+    @cached_property
+    def presets(self) -> list[str]:
+        """Names of the presets."""
+        return config.presets(self.folder)
+
+    # Jobs of the computing stages: each computes the missing results of a batch and writes an index of all of them
+
+    def batch(self, stage: str, wildcards: Any) -> Batch:
+        """The batch of a job."""
+        return self.plan(wildcards.preset).batches[stage, wildcards.batch]
+
+    def specs(self, stage: str, wildcards: Any) -> str:
+        """Specs of a job's runs, for its command line."""
+        plan = self.plan(wildcards.preset)
+        return runs.packed([plan.specs[key] for key in self.batch(stage, wildcards).keys])
+
+    def starts(self, wildcards: Any, rescaled: bool) -> str:
+        """Specs of the runs whose start weights, or rescalings, a job computes: one per start."""
+        due = [spec for spec in self._due(wildcards.preset) if runs.family(spec) == wildcards.family]
+        specs = due or list(self.plan(wildcards.preset).training(wildcards.family).values())
+        if rescaled:
+            specs = [spec for spec in specs if spec["rescaling"].get("rescale")]
+        path = runs.scales_path if rescaled else runs.start_path
+        return runs.packed(list({path(self.results, spec): spec for spec in specs}.values()))
+
+    def _due(self, preset: str) -> list[Spec]:
+        """Training runs that have no result, or that are forced."""
+        plan, found = self.plan(preset), []
+        for stage, name in plan.batches:
+            if stage == "train":
+                keys = plan.batches[stage, name].keys if self.forced else self.pending(preset, stage, name)
+                found += [plan.specs[key] for key in keys]
+        return found
+
+    def pending(self, preset: str, stage: str, name: str) -> list[str]:
+        """Keys of a batch's runs that are missing or damaged."""
+        plan = self.plan(preset)
+        return [key for key in plan.batches[stage, name].keys if self._problem(plan, key) is not None]
+
+    def _problem(self, plan: Plan, key: str) -> str | None:
+        return results.problem(self.results / plan.preset / f"{key}.csv", plan.specs[key])
+
+    def index(self, preset: str, stage: str, name: str) -> str:
+        """The file that lists a job's results with their checksums."""
+        return f"results/{preset}/{stage}/{name}.json"
+
+    def indices(self, preset: str, experiment: str) -> list[str]:
+        """The jobs whose results an experiment's table is made of."""
+        return [self.index(preset, batch.stage, batch.name) for batch in self.plan(preset).batches_of(experiment)]
+
+    def inputs(self, stage: str, wildcards: Any) -> list[str]:
+        """What a job of training or measurement reads.
+
+        A job whose results all exist reads nothing: nothing can be newer than them, so no clock can recompute them.
+        """
+        if not self.main:
+            return []
+        preset, name = wildcards.preset, wildcards.batch
+        plan, batch = self.plan(preset), self.batch(stage, wildcards)
+        self._force(stage, preset, batch)
+        keys = list(batch.keys) if self.forced else self.pending(preset, stage, name)
+        specs = [plan.specs[key] for key in keys]
+        datasets = {spec.get("dataset", spec.get("settings", {}).get("dataset")) for spec in specs} - {None}
+        found = [f"results/data/{dataset}.pt" for dataset in sorted(datasets)]
+        if stage == "train":
+            scaled = {runs.family(spec) for spec in specs if spec["rescaling"].get("rescale")}
+            found += [f"results/{preset}/init/{family}.json" for family in sorted(set(map(runs.family, specs)))]
+            found += [f"results/{preset}/rescale/{family}.json" for family in sorted(scaled)]
+        if self._outdated(preset, stage, batch):
+            self._rerun(self.index(preset, stage, name))
+        return found
+
+    def _outdated(self, preset: str, stage: str, batch: Batch) -> bool:
+        """Whether a job's index exists but its results were deleted, damaged or replaced since.
+
+        That other runs are asked for than before, Snakemake notices by the parameters.
+        """
+        path = Path(self.index(preset, stage, batch.name))
+        if not path.exists():
+            return False
+        try:
+            found = json.loads(path.read_bytes())
+        except ValueError:
+            return True
+        if set(found) != set(batch.keys):
+            return False
+        specs = [self.plan(preset).specs[key] for key in batch.keys]
+        return bool(self.pending(preset, stage, batch.name)) or found != runs.index_of(self.results, specs)
+
+    def all_indices(self, preset: str) -> list[str]:
+        """The indices of every job of training and measurement."""
+        return [self.index(preset, stage, name) for stage, name in self.plan(preset).batches]
+
+    # What tables, figures and pages are given
+
+    def slice(self, preset: str, experiment: str) -> str:
+        """The part of the configuration that an experiment's table depends on, as JSON."""
+        chosen = self.config(preset)
+        return json.dumps(runs.slice_of(chosen, experiment, EXPERIMENTS), sort_keys=True)
+
+    def overrides(self) -> str:
+        """Values of Snakemake's --config and --configfile, as JSON."""
+        return json.dumps(dict(self.over), sort_keys=True)
+
+    def without(self, preset: str, experiment: str) -> str:
+        """In words, the runs that the configuration lists as missing and that an experiment would read."""
+        missing = self.plan(preset).missing[experiment]
+        return f"without {', '.join(missing)}" if missing else ""
+
+    def judged(self, preset: str, experiment: str) -> bool:
+        """Whether an experiment's settings are the paper's."""
+        mine, papers = self.config(preset), self.config(config.PAPER)
+        names = (experiment, *EXPERIMENTS[experiment].also)
+        return preset == config.PAPER or all(mine.plain[name] == papers.plain[name] for name in names)
+
+    def note(self, preset: str, experiment: str) -> str:
+        """The line printed below a figure: its preset and how much of everything."""
+        return note(preset, self.config(preset).plain[experiment], self.without(preset, experiment))
+
+    def caption(self, preset: str, experiment: str) -> str:
+        """The caption of a figure."""
+        return EXPERIMENTS[experiment].described(self.config(preset).plain[experiment])
+
+    def category(self, experiment: str) -> str:
+        """The entry of an experiment in the report's menu, which is sorted by name: its number in the paper's order."""
+        number = list(EXPERIMENTS).index(experiment) + 1
+        return f"{number:02d} {EXPERIMENTS[experiment].title} ({EXPERIMENTS[experiment].where})"
+
+    def labels(self, kind: str) -> dict[str, str]:
+        """The line of a file in the report's menu."""
+        return {"file": kind}
+
+    # Forced jobs, known once Snakemake has read its command line
+
+    dag: Any = None
+    forced_names: frozenset[str] = frozenset()
+    forced_all: bool = False
+
+    def with_command_line(self, workflow: Any) -> Workflow:
+        """This object, with what Snakemake's command line forces; `workflow` is Snakemake's."""
+        given = workflow.dag_settings
+        self.dag, self.forced_all = workflow.dag, given.forceall
+        self.forced_names = frozenset(given.forcerun) | (
+            frozenset(given.targets) if given.forcetargets else frozenset()
+        )
+        return self
+
+    @property
+    def forced(self) -> bool:
+        """Whether a computing stage is forced, so that its jobs, and those that follow, read their inputs again."""
+        if self.forced_all or not self.forced_names.isdisjoint(COMPUTING):
+            return True
+        return any(f"results/{preset}/{stage}/" in name for name in self.forced_names
+                   for preset in self.presets for stage in ("init", "rescale", "train", "measure"))  # fmt: skip
+
+    def _rerun(self, index: str) -> None:
+        """Run a job again although its index exists; of its results only the missing ones are computed."""
+        if self.dag is not None:
+            self.dag.forcefiles.add(index)
+        if not self.forced:
+            self.outdated.add(index)
+
+    def _force(self, stage: str, preset: str, batch: Batch) -> None:
+        """`-R EXPERIMENT` forces the jobs of that experiment."""
+        experiments = batch.name.rpartition("-")[0].split("+")
+        if self.dag is not None and not self.forced_names.isdisjoint(experiments):
+            self.dag.forcefiles.add(self.index(preset, stage, batch.name))
+
+    # Right before the first job
+
+    def before_jobs(self, jobs: Iterable[Any], forced: set[Any], can_train: bool, cores: int) -> None:
+        """Refuse training that cannot run here; delete the results of forced jobs, which Snakemake does not know.
+
+        Args:
+            jobs: that are about to run, with `rule.name` and `wildcards`.
+            forced: those of them that are forced, or follow from a forced one.
+            can_train: whether there is a GPU, or the configuration asks for a CPU.
+            cores: of this machine.
+
+        Raises:
+            PaperError: training is due and cannot run here, or recorded results of the paper's preset are damaged.
+        """
+        due: dict[str, Spec] = {}
+        damaged: list[str] = []
+        doomed: list[Path] = []
+        for job in jobs:
+            rule, wildcards = job.rule.name, job.wildcards
+            if rule in ("train", "measure", "measure_time"):
+                stage = "train" if rule == "train" else "measure"
+                plan, batch = self.plan(wildcards.preset), self.batch(stage, wildcards)
+                again = job in forced and self.index(plan.preset, stage, batch.name) not in self.outdated
+                keys = batch.keys if again else self.pending(plan.preset, stage, batch.name)
+                paths = {key: self.results / plan.preset / f"{key}.csv" for key in keys}
+                if stage == "train":
+                    due |= {key: plan.specs[key] for key in keys}
+                if again:
+                    doomed += paths.values()
+                elif plan.preset == config.PAPER:
+                    damaged += [
+                        found for path in paths.values() if results.exists(path) and (found := results.damage(path))
+                    ]
+            elif rule in ("init", "rescale") and job in forced:
+                doomed += self._start_files(rule, wildcards)
+        if damaged:
+            raise PaperError("\n".join([*damaged, "Or restore what was recorded: git restore results/paper"]))
+        if due and not can_train:
+            raise PaperError(refusal(list(due.values()), cores))
+        for path in doomed:
+            results.delete(path)
+        self._repair_data({spec["dataset"] for spec in due.values()})
+
+    def _repair_data(self, names: Iterable[str]) -> None:
+        """Write damaged data files again, before the jobs that read them."""
+        for name in sorted(names):
+            path = self.results / "data" / f"{name}.pt"
+            if path.exists() and hashlib.sha256(path.read_bytes()).hexdigest() != _recorded_sha256(path):
+                from paper import data  # with torch
+
+                cli.say(f"{path}: damaged; it is written again.")
+                directory = self.config(self.preset).top.data.directory
+                data.prepare(name, path, None if directory is None else Path(directory))
+
+    def _start_files(self, stage: str, wildcards: Any) -> list[Path]:
+        path = runs.start_path if stage == "init" else runs.scales_path
+        specs = self.plan(wildcards.preset).training(wildcards.family).values()
+        return [path(self.results, spec) for spec in specs if stage == "init" or spec["rescaling"].get("rescale")]
+
+
+def _recorded_sha256(path: Path) -> str | None:
+    try:
+        return json.loads(path.with_suffix(".json").read_bytes()).get("sha256")
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
+def forced_jobs(dag: Any, jobs: Iterable[Any]) -> set[Any]:
+    """Jobs that are forced, or that follow from a forced one; `dag` is Snakemake's."""
+    found: dict[Any, bool] = {}
+
+    def is_forced(job: Any) -> bool:
+        if job not in found:
+            found[job] = dag.reason(job).forced or any(
+                is_forced(other) for other in dag.dependencies[job] if dag.needrun(other)
+            )
+        return found[job]
+
+    return {job for job in jobs if is_forced(job)}
+
+
+def code(stage: str, experiment: str | None = None) -> list[str]:
+    """Source files that a cheap stage is made by: an edit makes it again."""
+    files = ["experiments/__main__.py", *_CODE[stage]]
+    if experiment is not None:
+        files.append(f"experiments/{experiment}.py")
+    folder = Path(__file__).parent
+    if folder.is_relative_to(Path.cwd()):  # so that a moved checkout is the same to Snakemake
+        folder = folder.relative_to(Path.cwd())
+    return [str(folder / name) for name in files if (folder / name).exists()]
+
+
+_CODE = {
+    "aggregate": ["aggregate.py"],
+    "figure": ["plotting.py", "methods.py"],
+    "claims": ["verdicts.py"],
+    "report": ["report.py"],
+    "docs": ["docs.py"],
+}
+
+
+def note(preset: str, settings: Mapping[str, Any], without: str = "") -> str:
+    """The line printed below a figure: its preset, how much of everything, and what is missing."""
+    blocks = [value for value in settings.values() if isinstance(value, Mapping) and "epochs" in value] or [settings]
+    parts = [f"preset: {preset}"]
+    for block in blocks:
+        longer = "".join(f" ({one['epochs']:,} at lr {one['lr']:g})" for one in block.get("longer", ()))
+        prefix = f"{block['model']['kind']}: " if len(blocks) > 1 else ""
+        for name, text in (
+            ("images", "images"), ("epochs", f"epochs{longer}"), ("batches", "batches timed"), ("draws", "draws"),
+            ("samples", "inputs"), ("repeats", "repeats"),
+        ):  # fmt: skip
+            if name in block:
+                parts.append(f"{prefix}{block[name]:,} {text}")
+                prefix = ""
+        if "target" in block and "epochs" in block:
+            parts.append(f"target {100 * block['target']:g}% train accuracy")
+        if "seeds" in block:
+            count = len(block["seeds"])
+            parts.append(f"{count} seed{'s' * (count > 1)}")
+    return "  ·  ".join([*parts, *([without] if without else [])])
+
+
+def refusal(specs: list[Spec], cores: int) -> str:
+    """Why training does not start here, what it would cost, and the ways on."""
+    total = sum(map(runs.flops, specs))
+    count = f"{len(specs)} training run{'s are' if len(specs) > 1 else ' is'}"
+    networks = ", ".join(dict.fromkeys(spec["network"] for spec in specs))
+    return (
+        f"{count} missing ({networks:.120}), and there is no GPU here. They would take about "
+        f"{_duration(total / GPU_FLOPS)} on an H200, {_duration(total / CPU_FLOPS / cores)} on this CPU. Ways on:\n"
+        "  run on a machine with a GPU, or on a cluster (--workflow-profile profiles/slurm);\n"
+        "  --config device=cpu      train here all the same;\n"
+        "  --config preset=preview  everything in miniature, in minutes;\n"
+        "  undo the change of the settings: the recorded runs are used again."
+    )
+
+
+def _duration(seconds: float) -> str:
+    for unit, size in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{max(1.0, seconds):.0f} seconds"
+
+
+def add_sacct(folder: Path) -> None:
+    """Let Snakemake's executor find the sacct of profiles/slurm, which answers without an accounting database too."""
+    os.environ["PATH"] = f"{folder}/profiles/slurm/bin:{os.environ.get('PATH', os.defpath)}"
+
+
+def has_gpu() -> bool:
+    """Whether this machine has an NVIDIA GPU, without importing torch."""
+    return shutil.which("nvidia-smi") is not None

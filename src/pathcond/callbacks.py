@@ -1,0 +1,120 @@
+"""Rescale inside training frameworks: ``LightningRescale`` (PyTorch Lightning) and ``TrainerRescale`` (Hugging Face).
+
+Both packages are optional; a class needs its package when it is first named.
+
+    from pathcond.callbacks import LightningRescale
+
+    trainer = lightning.Trainer(callbacks=[LightningRescale()])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from pathcond.errors import PathCondError
+from pathcond.rescale import Rescaling, rescale_
+
+
+class _Callback:
+    """Rescale before the first epoch, or before every ``every``-th.
+
+    Args:
+        every: number of epochs between rescalings, the first of which comes before training; None for that one alone.
+        inputs: maps a batch to the example input of :func:`pathcond.rescale_`.
+        options: further options of :func:`pathcond.rescale_`.
+
+    Attributes:
+        reports: the :class:`pathcond.Rescaling` of each rescaling.
+    """
+
+    def __init__(self, *, every: int | None = None, inputs: Callable[[Any], Any] | None = None, **options: Any) -> None:
+        if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
+            raise PathCondError(f"expected every to be None or an integer >= 1, got {every!r}.")
+        self.every, self.options, self.reports = every, options, list[Rescaling]()
+        self.inputs = inputs or self._inputs
+
+    def _due(self, epoch: float) -> bool:
+        """Whether to rescale before an epoch, counted from 0; the same in a run that resumes from a checkpoint."""
+        return epoch == 0 if self.every is None else epoch % self.every == 0
+
+    def _rescale(self, model: nn.Module, example_input: Any, optimizer: Optimizer | None) -> None:
+        graph: dict[str, Any] = {"graph": self.reports[0].graph} if self.reports else {}
+        self.reports.append(rescale_(model, example_input, optimizer=optimizer, **self.options | graph))
+
+    @staticmethod
+    def _inputs(batch: Any) -> Any:
+        raise NotImplementedError
+
+
+class _LightningRescale(_Callback):
+    """Rescale in PyTorch Lightning.
+
+    The module's ``forward`` runs on the first batch of the epoch; of a tuple or list, on its first element. All ranks
+    use the batch of the first.
+    """
+
+    def on_train_batch_start(self, trainer: Any, pl_module: nn.Module, batch: Any, batch_idx: int) -> None:
+        """Rescale before the first batch of an epoch."""
+        if batch_idx or not self._due(trainer.current_epoch):
+            return
+        if len(trainer.optimizers) > 1:
+            raise PathCondError(
+                f"expected one optimizer, got {len(trainer.optimizers)}. Call pathcond.rescale_ itself."
+            )
+        example_input = trainer.strategy.batch_to_device(trainer.strategy.broadcast(self.inputs(batch)))
+        self._rescale(pl_module, example_input, *trainer.optimizers)
+
+    @staticmethod
+    def _inputs(batch: Any) -> Any:
+        return batch[0] if isinstance(batch, (tuple, list)) else batch
+
+
+class _TrainerRescale(_Callback):
+    """Rescale in the Hugging Face ``Trainer``.
+
+    The model runs on a batch of the first examples of the training set, without their ``labels``.
+    """
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Rescale before an epoch."""
+        if not self._due(state.epoch or 0):
+            return
+        loader, optimizer = kwargs["train_dataloader"], kwargs["optimizer"]
+        with torch.random.fork_rng():  # the order of the training examples stays as it is
+            count = min(args.per_device_train_batch_size, len(loader.dataset))
+            batch = loader.collate_fn([loader.dataset[i] for i in range(count)])
+        batch = {name: x.to(args.device) if isinstance(x, torch.Tensor) else x for name, x in batch.items()}
+        self._rescale(kwargs["model"], self.inputs(batch), getattr(optimizer, "optimizer", optimizer))
+
+    @staticmethod
+    def _inputs(batch: Any) -> Any:
+        return {name: x for name, x in batch.items() if name != "labels"}
+
+
+_CLASSES: dict[str, tuple[type[_Callback], str, str]] = {
+    "LightningRescale": (_LightningRescale, "lightning.pytorch.callbacks", "Callback"),
+    "TrainerRescale": (_TrainerRescale, "transformers", "TrainerCallback"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """The callbacks, made when they are first named, because only then their package is needed."""
+    if name not in _CLASSES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(_CLASSES)}")
+    ours, module, base = _CLASSES[name]
+    try:
+        parent = getattr(import_module(module), base)
+    except ImportError as error:
+        raise PathCondError(
+            f"expected the package {module.split('.')[0]} for {name}, got {type(error).__name__}: {error}. Install it."
+        ) from error
+    globals()[name] = type(
+        name, (ours, parent), {"__module__": __name__, "__doc__": f"{ours.__doc__}\n    {_Callback.__doc__}"}
+    )
+    return globals()[name]

@@ -1,0 +1,402 @@
+"""diag(G): for each parameter, the sum over the paths through it of the squared product of the path's other factors.
+
+Paper: ``g = diag(G) = grad of |Phi(theta)|_2^2 with respect to theta^2``, one backward pass of the network with squared
+parameters on an all-ones input.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.overrides import TorchFunctionMode
+
+from pathcond.checks import check_choice, check_flags, check_model, check_shapes, largest_entries, shared_memory
+from pathcond.errors import PathCondError
+from pathcond.graph import ScaleGraph
+from pathcond.isolation import (
+    caller_device,
+    full_precision,
+    in_mode,
+    on_cpu,
+    restored_random_state,
+    untouched,
+    without_cache,
+)
+from pathcond.path_sums import PathSums
+from pathcond.rules import TABLE, view_of
+from pathcond.rules.normalization import MEASURES
+from pathcond.tracing import (
+    Call,
+    Constants,
+    Trace,
+    as_arguments,
+    map_leaves,
+    module_at_work,
+    record,
+    refs,
+    tensors_in,
+)
+
+_TINY = 1.0e-30  # a float32 entry this far below the largest of its tensor may have lost digits
+_GAP = 1.0e-20  # entries within this of the largest: zeros beside them are exact, not underflow
+_FITS = 600.0  # logarithms of what float64 can hold, with room for the entries
+
+
+class DiagG(dict[str, Tensor]):
+    """diag(G) by parameter name, each tensor shaped like its parameter.
+
+    The entries of parameter ``name`` are ``self[name] * exp(self.log_scale[name])``. The logarithm is zero in results
+    of :func:`compute_diag_g` wherever float64 can hold the entries themselves (path norms within 1e-260 .. 1e260).
+    """
+
+    def __init__(self, values: Mapping[str, Tensor], log_scale: Mapping[str, float] | None = None) -> None:
+        super().__init__(values)
+        self.log_scale: dict[str, float] = dict.fromkeys(values, 0.0) | dict(log_scale or {})
+
+    def as_float64(self) -> DiagG:
+        """The same entries in float64, with their logarithms multiplied in where float64 can hold them."""
+        fits = {name: abs(log) < _FITS for name, log in self.log_scale.items()}
+        values = {n: t.double() * (math.exp(self.log_scale[n]) if fits[n] else 1.0) for n, t in self.items()}
+        return DiagG(values, {n: 0.0 if fits[n] else log for n, log in self.log_scale.items()})
+
+
+@on_cpu
+def compute_diag_g(
+    model: nn.Module,
+    example_input: Any,
+    *,
+    pooling: Literal["exact", "plain"] = "exact",
+    statistics: Literal["running", "input"] = "running",
+    smooth: bool | None = None,
+    graph: ScaleGraph | None = None,
+    dtype: torch.dtype | None = None,
+    scaled: bool = False,
+) -> DiagG:
+    """diag(G) of a model in eval mode. The model is read, never changed.
+
+    Parameters that lie on no path (auxiliary heads used in training only, PReLU slopes, gates) have no entry. Of a
+    batch one example is used, where the model takes one. Softmax, smooth activations and operations without a rule end
+    paths and start new ones, so that G falls into blocks.
+
+    Args:
+        model: the model.
+        example_input: gives the shapes; floating-point inputs count as ones, and so do integers where a layer reads
+            them as data; token ids and masks count as they are. With ``statistics="input"`` its values matter too.
+        pooling: ``exact``: a maximum counts as a sum over its window and an average's coefficient is squared.
+            ``plain``: pools are left as they are, as in the paper's convolutional figures.
+        statistics: ``running``: BatchNorm enters with its running statistics, and a normalisation without any ends the
+            paths. ``input``: every normalisation enters with the statistics that it has on the example input in
+            training mode, where there are enough values to measure them.
+        smooth: whether paths cross GELU and the like as if they were the identity; by default as in ``graph``, and
+            False without one.
+        graph: a graph of this model, to reuse its trace.
+        dtype: number format of the computation; by default float32 for models in float32 or less, repeated in float64
+            if an entry comes near underflow.
+        scaled: keep the number format of the computation and the logarithms apart; saves memory for :func:`solve`.
+
+    Returns:
+        A :class:`DiagG`, a dict from parameter name to a tensor of the parameter's shape.
+
+    Raises:
+        PathCondError: a parameter or running statistic is NaN or infinite; the message names it.
+
+    Example:
+        >>> import torch, pathcond
+        >>> model = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.ReLU(), torch.nn.Linear(1, 1, bias=False))
+        >>> for p, value in zip(model.parameters(), (2.5, 5.0, 0.2)):
+        ...     _ = p.data.fill_(value)
+        >>> g = pathcond.compute_diag_g(model.double(), torch.ones(1, 1).double())
+        >>> {name: round(t.item(), 6) for name, t in g.items()}
+        {'0.weight': 0.04, '0.bias': 0.04, '2.weight': 31.25}
+    """
+    check_choice("pooling", pooling, ("exact", "plain"))
+    check_choice("statistics", statistics, ("running", "input"))
+    check_flags(smooth=bool(smooth) if smooth is None else smooth)
+    check_model(model)
+    if graph is not None:
+        check_shapes(model, graph.shapes)
+        smooth = graph.options["smooth"] if smooth is None else smooth
+    largest = check_finite(model)
+    trace = record(model, example_input, training=False) if graph is None else graph.trace_of(model, example_input)
+    slopes = measure_slopes(model, example_input, trace) if statistics == "input" else {}
+    example_input, trace = _single_example(model, example_input, trace)
+    measured = {call.outs[0]: slopes[key] for key, call in _normalizations(trace) if key in slopes}
+    wide = any(p.dtype == torch.float64 for p in model.parameters())
+    first = dtype or (torch.float64 if wide else torch.float32)
+
+    def passes(number_format: torch.dtype) -> PathSums:
+        with _plain_numbers(model):
+            p = _path_sums(model, example_input, trace, pooling, number_format, largest)
+            p.smooth, p.statistics = bool(smooth), measured
+            with torch.no_grad():
+                _forward(p)
+                p.backward()
+            return p
+
+    p = passes(first)
+    if dtype is None and first is torch.float32 and _near_underflow(model, p, largest):
+        p = passes(torch.float64)
+    entries = {n: g for n, _ in model.named_parameters() if (g := p.diagonal.get(n)) is not None}
+    found = DiagG({n: g.t for n, g in entries.items()}, {n: g.log for n, g in entries.items()})
+    return found if scaled else found.as_float64()
+
+
+@on_cpu
+def count_paths(
+    model: nn.Module, example_input: Any, *, pooling: Literal["paper", "all"] = "paper", log10: bool = False
+) -> float:
+    """Number of paths from inputs and biases to outputs, from one forward pass on ones with all parameters 1.
+
+    Args:
+        model: the model, in eval mode.
+        example_input: gives the shapes; use a batch of one.
+        pooling: ``paper``: a max-pool takes the maximum and an average pool the mean, which gives the paper's table.
+            ``all``: a pool counts each of its inputs, which gives the true number of paths.
+        log10: return the decimal logarithm, which always fits a float.
+
+    Returns:
+        The number of paths, a float; infinite above 1e308.
+
+    Example:
+        >>> import torch, pathcond
+        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+        >>> pathcond.count_paths(model, torch.ones(1, 3))  # 3*4*2 from inputs, 4*2 and 2 from biases
+        34.0
+    """
+    check_choice("pooling", pooling, ("paper", "all"))
+    check_model(model)
+    trace = record(model, example_input, training=False)
+    with _plain_numbers(model):
+        rule = "plain" if pooling == "paper" else "all"
+        p = _path_sums(model, example_input, trace, rule, torch.float64, {}, ones=True)
+        with torch.no_grad():
+            _forward(p)
+            total = p.total()
+    log = total.log + math.log(float(total.t))
+    if log10:
+        return log / math.log(10)
+    return math.ldexp(float(total.t), round(total.log / math.log(2))) if log < 709 else math.inf
+
+
+# ---- the forward pass
+
+
+def _forward(p: PathSums) -> None:
+    """Compute the path sum of every value that a path leads to; each is freed after its last use."""
+    for value in p.trace.inputs:
+        if p.trace.values[value].dtype.is_floating_point:
+            p.start(value)
+        else:
+            p.integer.add(value)
+    reads = [[ref.id for ref in refs([*call.args, call.kwargs])] for call in p.trace.calls]
+    last = {value: index for index, values in enumerate(reads) for value in values}
+    outputs = set(p.trace.outputs)
+    for index, (call, values) in enumerate(zip(p.trace.calls, reads, strict=True)):
+        operation = TABLE.get(call.fn)
+        kind = "" if operation is None else operation.kind
+        if _stays_zero(p, kind, values):
+            p.zero.update(out for out in call.outs if p.trace.values[out].dtype.is_floating_point)
+            continue
+        if operation is not None and operation.layer:
+            p.sums |= {v: p.zeros(v) for v in values if v in p.zero}  # its bias starts paths
+        if not _reached(p, call, kind, values):
+            continue
+        if any(v in p.trainable or p.constants.holds_parameter(v) for v in values):
+            p.trainable.update(call.outs)
+        if operation is None:
+            p.barrier(call)
+        else:
+            operation.paths(p, call, operation.bind(call.args, call.kwargs))
+        for value in values:
+            if last[value] == index and value not in outputs:
+                p.sums.pop(value, None)
+
+
+def _stays_zero(p: PathSums, kind: str, reads: list[int]) -> bool:
+    """Whether a call makes zeros, or moves zeros about."""
+    if kind == "zeros":
+        return not any(r in p.sums for r in reads)
+    return kind in ("move", "reshape", "same", "cast", "pass") and bool(reads) and p.zero.issuperset(reads)
+
+
+def _reached(p: PathSums, call: Call, kind: str, reads: list[int]) -> bool:
+    """Whether a path leads through a call, or starts there: where a layer, not a mask, reads integers."""
+    known = any(r in p.sums for r in reads)
+    integer = [r for r in reads if r in p.integer and r not in p.sums] if p.integer else []
+    if kind == "embedding" or (known and not (integer and kind == "cat")):
+        return True
+    layer = known or any(r in p.weights or p.constants.is_parameter(r) for r in reads)
+    if integer and layer:
+        numbers = [r for r in integer if p.trace.values[r].dtype.is_floating_point]
+        known = known or bool(numbers) or not kind
+        for r in numbers:
+            p.start(r)
+    if not known:
+        (p.integer if integer else p.weights if layer else set()).update(call.outs)
+    return known
+
+
+def _path_sums(
+    model: nn.Module,
+    example_input: Any,
+    trace: Trace,
+    pooling: str,
+    dtype: torch.dtype,
+    largest: Mapping[str, float],
+    ones: bool = False,
+) -> PathSums:
+    constants = Constants(trace, model)
+    device = next(model.parameters()).device
+    for value, tensor in zip(trace.inputs, tensors_in(as_arguments(example_input)), strict=True):
+        if not tensor.is_floating_point():
+            constants.know(value, tensor)
+    return PathSums(
+        trace, constants, dtype, device, view_of, pooling, ones=ones, alias=shared_memory(model)[0], largest=largest
+    )
+
+
+@contextmanager
+def _plain_numbers(model: nn.Module) -> Iterator[None]:
+    """Full precision, whatever the caller's inference mode, autocast and TF32 settings; each is put back."""
+    kind = next(model.parameters()).device.type
+    with torch.inference_mode(False), torch.autocast(kind, enabled=False), full_precision():
+        yield
+
+
+def _near_underflow(model: nn.Module, p: PathSums, largest: Mapping[str, float]) -> bool:
+    """Whether an entry computed in float32 may have lost digits, or have become zero, by underflow."""
+    entries = [g.t for g in p.diagonal.values() if g.t.numel()]
+    if not entries:
+        return False
+    ends = torch.stack([end for t in entries for end in torch.aminmax(t)]).tolist()
+    gap, zeros = 1.0, False
+    for t, low, high in zip(entries, ends[::2], ends[1::2], strict=True):
+        if low == 0.0 < high:
+            zeros = True
+            low = float(torch.where(t > 0, t, math.inf).amin())
+        gap = min(gap, low / high) if high > 0 else gap
+    if gap <= _TINY:
+        return True
+    if not zeros:
+        return False
+    # Zeros are exact unless something tiny was squared away.
+    tiny = any(
+        bool(((w != 0) & (w.abs() < math.sqrt(_TINY) * largest[name])).any())
+        for name, w in model.named_parameters()
+        if w.is_floating_point() and w.numel()
+    )
+    return tiny or gap < _GAP
+
+
+def check_finite(model: nn.Module) -> dict[str, float]:
+    """Largest absolute entry of every parameter and running statistic; NaN and infinity are refused."""
+    running = {
+        f"{name}.{key}" if name else key: tensor
+        for name, module in model.named_modules()
+        for key in ("running_mean", "running_var")
+        if isinstance(tensor := getattr(module, key, None), Tensor)
+    }
+    named = dict(model.named_parameters()) | running
+    largest = largest_entries(named)
+    for name, top in largest.items():
+        if not math.isfinite(top):
+            bad = int((~torch.isfinite(named[name])).sum())
+            raise PathCondError(
+                f"expected finite weights, got {bad} NaN or infinite entries of {named[name].numel()} in '{name}'. "
+                "Rescale before training diverges, or load a checkpoint with finite weights."
+            )
+    return largest
+
+
+# ---- statistics of normalisations, measured on the example input
+
+
+class _Measure(TorchFunctionMode):
+    """Measures the slope of every normalisation that a forward pass calls, by module and number of the call."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.names = {id(module): name for name, module in model.named_modules()}
+        self.slopes: dict[tuple[str, int], Tensor | None] = {}
+        self.calls: dict[str, int] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        operation = TABLE.get(func)
+        if operation is not None and operation.kind in MEASURES:
+            where = module_at_work(self.names)
+            number = self.calls[where] = self.calls.get(where, -1) + 1
+            arguments = operation.bind(args, kwargs or {})
+            with torch._C.DisableTorchFunctionSubclass():
+                self.slopes[where, number] = MEASURES[operation.kind](arguments)
+        return func(*args, **(kwargs or {}))
+
+
+def _normalizations(trace: Trace) -> Iterator[tuple[tuple[str, int], Call]]:
+    """The normalisations of a trace, by module and number of the call."""
+    calls: dict[str, int] = {}
+    for call in trace.calls:
+        operation = TABLE.get(call.fn)
+        if operation is not None and operation.kind in MEASURES:
+            number = calls[call.where] = calls.get(call.where, -1) + 1
+            yield (call.where, number), call
+
+
+def has_normalization(trace: Trace) -> bool:
+    """Whether a trace has a normalisation whose statistics can be measured."""
+    return any(True for _ in _normalizations(trace))
+
+
+def measure_slopes(model: nn.Module, example_input: Any, trace: Trace) -> dict[tuple[str, int], Tensor]:
+    """Squared slopes ``1 / (var + eps)`` of the normalisations of a trace on the example input, in training mode.
+
+    Returns:
+        Slopes by module and number of the call; those without enough values to measure are left out, and all of them
+        where the model does not run in training mode on this input.
+    """
+    if not has_normalization(trace):
+        return {}
+    args, kwargs = as_arguments(example_input)
+    cuda = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
+    buffers = {name: b.clone() for name, b in model.named_buffers()}
+    measure = _Measure(model)
+    try:
+        with (
+            torch.no_grad(),
+            restored_random_state(cuda, 0),
+            untouched(model),
+            in_mode(model, True),
+            without_cache(model),
+            caller_device(),
+            measure,
+        ):
+            functional_call(model, buffers, args, kwargs)
+    except ValueError:  # BatchNorm refuses to train on a single example
+        return {}
+    return {k: slope for k, slope in measure.slopes.items() if slope is not None and bool(slope.isfinite().all())}
+
+
+def _single_example(model: nn.Module, example_input: Any, trace: Trace) -> tuple[Any, Trace]:
+    """The first example of a batch and its trace; the whole batch where the model does something else with one."""
+    tensors = tensors_in(as_arguments(example_input))
+    size = tensors[0].shape[0] if tensors and tensors[0].ndim else 1
+    others = [t for t in tensors if not t.is_floating_point() and t.ndim and t.shape[0] != size]
+    if size <= 1 or others:  # integers beside the batch may be indices into it, such as the edges of a graph
+        return example_input, trace
+    args, kwargs = map_leaves(
+        lambda x: x[:1] if isinstance(x, Tensor) and x.ndim and x.shape[0] == size else x, as_arguments(example_input)
+    )
+    first = kwargs or args
+    if args and kwargs:
+        return example_input, trace
+    try:
+        found = record(model, first, training=False)
+    except PathCondError:
+        return example_input, trace
+    same = [call.fn for call in found.calls] == [call.fn for call in trace.calls]
+    return (first, found) if same else (example_input, trace)

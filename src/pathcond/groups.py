@@ -1,0 +1,525 @@
+"""Scale groups: the rescaling symmetries of a model as values to print, to verify one by one and to hand to tools.
+
+A *scale group* is a run of channels of one module, each of which may be multiplied by a positive factor if all
+parameters that read it are divided by that factor. Quantisation tools (AWQ, SmoothQuant, cross-layer equalisation) move
+scales along such groups, which they find in lists of module names written by hand for each architecture. Here they come
+from the recorded forward pass, and each can be verified.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pathcond.apply import apply_scales_
+from pathcond.checks import check_model
+from pathcond.errors import PathCondError
+from pathcond.graph import ScaleGraph, extract_graph
+from pathcond.isolation import on_cpu
+from pathcond.propagation import owner
+from pathcond.verification import Check, trial
+
+_EXACT = 1.0e-9  # change of a function that counts as none
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class ParamSlice:
+    """Entries of a parameter that the factors of a scale group multiply or divide.
+
+    Attributes:
+        parameter: name of the parameter.
+        shape: its shape.
+        axis: the axis along which the channels lie; None where they lie along several axes at once (grouped
+            convolutions), or where all entries belong to one channel.
+        index: the entries along that axis, as a slice where they are evenly spaced, else one by one.
+        inverse: whether the entries follow the inverse factors, as keys do where queries have the factors.
+        offset: a number that is added to the parameter where it is used, as in gains written ``1 + weight``: the
+            factors act on the sum.
+        channel: for each of the entries, the number of its channel within the group. With ``axis`` None, a tensor
+            that broadcasts to the parameter, with -1 for entries outside of the group.
+    """
+
+    parameter: str
+    shape: tuple[int, ...]
+    axis: int | None
+    index: slice | tuple[int, ...]
+    inverse: bool
+    offset: float
+    channel: Tensor = field(repr=False)
+
+    @property
+    def module(self) -> str:
+        """The module that owns the parameter."""
+        return owner(self.parameter)
+
+    def __str__(self) -> str:
+        if isinstance(self.index, slice):
+            step = f":{self.index.step}" if self.index.step != 1 else ""
+            text = f"{self.index.start}:{self.index.stop}{step}"
+            whole = self.axis is None or self.index == slice(0, self.shape[self.axis], 1)
+        else:
+            text, whole = f"{len(self.index)} of {self.shape[self.axis or 0]}", False
+        marks = [":"] * len(self.shape)
+        if self.axis is None and bool((self.channel < 0).any()):
+            return f"{self.parameter} ({int((self.channel >= 0).sum())} of {self.channel.numel()} channels)"
+        if not whole:
+            marks[self.axis or 0] = text
+        sum_with = f"{self.offset:g} + " if self.offset else ""
+        place = "" if whole else f"[{', '.join(marks)}]"
+        return sum_with + self.parameter + place + (" (inverse)" if self.inverse else "")
+
+
+@dataclass(frozen=True)
+class _Source:
+    """The model that groups belong to, and the graph they come from."""
+
+    model: nn.Module
+    example_input: Any
+    graph: ScaleGraph
+
+
+@dataclass(frozen=True, eq=False)
+class ScaleGroup:
+    """Channels whose scale is free, or frozen with a reason. ``print`` it.
+
+    Attributes:
+        name: the module that makes the channels.
+        channels: number of channels with a scale of their own.
+        degree: power of the factor that leaves the group: what a consumer is divided by. 1 for all operations that have
+            a rule today.
+        producers: what the factors multiply.
+        consumers: what the factors divide.
+        where: for frozen channels, the module of the operation that froze them; else empty.
+        reason: for frozen channels, the operation and why no scale crosses it; else empty.
+        units: the units of the graph, shape (channels,); empty for frozen channels.
+    """
+
+    name: str
+    channels: int
+    degree: int
+    producers: tuple[ParamSlice, ...]
+    consumers: tuple[ParamSlice, ...]
+    where: str = ""
+    reason: str = ""
+    units: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64), repr=False)
+    _source: _Source | None = field(default=None, repr=False)
+
+    @property
+    def frozen(self) -> bool:
+        """Whether the channels keep their scale."""
+        return bool(self.reason)
+
+    def verify(self, *, seed: int = 0) -> float:
+        """Scale this group alone by random factors, and return the relative change of the function.
+
+        The factors are 1/4, 1/2, 2 and 4: products with powers of two are not rounded, in any number format. They are
+        tried on a copy of the model in float64; where that does not fit, on the model itself, which is then restored
+        bit for bit. The model runs in its present mode.
+
+        Raises:
+            PathCondError: the group is frozen.
+        """
+        if self.frozen or self._source is None:
+            raise PathCondError(f"expected a free scale group, got the frozen group '{self.name}': {self.reason}.")
+        model, example_input, graph = self._source.model, self._source.example_input, self._source.graph
+        u = torch.zeros(graph.units, dtype=torch.float64)
+        u[self.units] = 2 * math.log(2) * _exponents(len(self.units), seed)
+        with trial(model, example_input, {part.parameter for part in (*self.producers, *self.consumers)}) as check:
+            apply_scales_(check.model, graph, u)
+            return check.change()
+
+    def __str__(self) -> str:
+        count = f"{self.name or '(model)'}: {self.channels} channel{'s' if self.channels != 1 else ''}"
+        if self.frozen:
+            return f"{count} frozen at '{self.where or 'the model'}': each {self.reason}"
+        made, read = (", ".join(map(str, parts)) for parts in (self.producers, self.consumers))
+        return f"{count}, {made} -> {read}"
+
+
+class ScaleGroups(tuple[ScaleGroup, ...]):
+    """The scale groups of a model, free ones first; ``print`` shows them as a table."""
+
+    __slots__ = ()
+
+    @property
+    def free(self) -> tuple[ScaleGroup, ...]:
+        """The groups whose scale may be changed."""
+        return tuple(group for group in self if not group.frozen)
+
+    @property
+    def frozen(self) -> tuple[ScaleGroup, ...]:
+        """The groups whose scale must stay, each with its reason."""
+        return tuple(group for group in self if group.frozen)
+
+    def __str__(self) -> str:
+        rows = [("module", "channels", "multiplied", "divided")]
+        for group in self.free:
+            made, read = ([str(part) for part in parts] for parts in (group.producers, group.consumers))
+            rows += [
+                (group.name, str(group.channels), a, b) if i == 0 else ("", "", a, b)
+                for i, (a, b) in enumerate(_side_by_side(made, read))
+            ]
+        for group in self.frozen:
+            rows.append((group.name or "(model)", str(group.channels), f"frozen at '{group.where}'", group.reason))
+        widths = [max(len(row[i]) for row in rows) for i in range(4)]
+        lines = [
+            "  ".join(
+                cell.rjust(w) if i == 1 else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+            )
+            for row in rows
+        ]
+        return "\n".join(line.rstrip() for line in lines)
+
+
+def _side_by_side(left: list[str], right: list[str]) -> list[tuple[str, str]]:
+    size = max(len(left), len(right))
+    return list(zip([*left, *[""] * (size - len(left))], [*right, *[""] * (size - len(right))], strict=True))
+
+
+@on_cpu
+def scale_groups(model: nn.Module, example_input: Any, **options: Any) -> ScaleGroups:
+    """Find the scale groups of a model: which parameters make, and which read, channels that may be rescaled.
+
+    Args:
+        model: any module that can be run on ``example_input``.
+        example_input: a tensor, a tuple or list of positional arguments, or a dict of keyword arguments.
+        **options: options of :func:`pathcond.extract_graph`.
+
+    Returns:
+        A tuple of :class:`ScaleGroup`, free ones first, in network order. ``print`` shows a table.
+
+    Example:
+        >>> import torch, pathcond
+        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> groups = pathcond.scale_groups(model, torch.ones(1, 3))
+        >>> print(groups[0])
+        0: 8 channels, 0.weight, 0.bias -> 2.weight
+        >>> groups[0].verify() < 1e-9
+        True
+    """
+    graph = extract_graph(model, example_input, **options)
+    numbers, names = _group_numbers(graph)
+    members = _members(graph, numbers)
+    source = _Source(model, example_input, graph)
+    free = []
+    for group, name in enumerate(names):
+        rows, cols = (tuple(part for r, part in members.get(group, ()) if r == role) for role in ("row", "col"))
+        units = (numbers == group).nonzero()[:, 0] - 1
+        free.append(ScaleGroup(name, len(units), 1, rows, cols, units=units, _source=source))
+    frozen = [
+        ScaleGroup(name, entry.units, 1, (), (), entry.where, entry.reason)
+        for name, entries in graph.frozen_by_module.items()
+        for entry in entries
+    ]
+    return ScaleGroups((*free, *frozen))
+
+
+def _group_numbers(graph: ScaleGraph) -> tuple[Tensor, list[str]]:
+    """The group of each unit number (-1 for none), and the module of each group.
+
+    Units belong to one group if the same module makes them and the same parameters enter and leave them.
+    """
+    modules = list(dict.fromkeys([*graph.layers, *map(owner, graph.params)]))
+    place = {name: index for index, name in enumerate(modules)}
+    made_by = torch.full((graph.units + 1,), len(modules))
+    for name, scales in graph.params.items():  # for modules with several layers, of which the graph lists the first
+        entered = scales.row[scales.row > 0].unique()
+        made_by[entered] = made_by[entered].clamp(max=place[owner(name)])
+    for name, numbers in reversed(list(graph.layers.items())):
+        made_by[numbers.abs()] = place[name]
+    draws = torch.Generator().manual_seed(0)
+    signature = torch.zeros_like(made_by)  # a random sum over all parameters that touch a unit
+    for scales in graph.params.values():
+        for numbers in (scales.row, scales.col):
+            for touched in (numbers[numbers > 0].unique(), -numbers[numbers < 0].unique()):
+                signature[touched] += torch.randint(1 << 40, (1,), generator=draws)
+    found: dict[tuple[int, int], int] = {}
+    keys = list(zip(made_by.tolist(), signature.tolist(), strict=True))[1:]
+    group = torch.tensor([-1, *(found.setdefault(key, len(found)) for key in keys)])
+    return group, [modules[index] for index, _ in found]
+
+
+def _members(graph: ScaleGraph, group: Tensor) -> dict[int, list[tuple[str, ParamSlice]]]:
+    """By group, the parts of parameters that enter it (``row``) and leave it (``col``)."""
+    within = torch.zeros_like(group)  # number of a unit within its group
+    for index in range(int(group.max()) + 1 if len(group) > 1 else 0):
+        inside = group == index
+        within[inside] = torch.arange(int(inside.sum()))
+    found: dict[int, list[tuple[str, ParamSlice]]] = {}
+    for name, scales in graph.params.items():
+        shape = graph.shapes[name]
+        for role, numbers in (("row", scales.row), ("col", scales.col)):
+            axes = [axis for axis, size in enumerate(numbers.shape) if size > 1]
+            owners = group[numbers.abs()]
+            for index in owners[owners >= 0].unique().tolist():
+                for inverse in (False, True):
+                    mask = (owners == index) & ((numbers < 0) == inverse)
+                    if not bool(mask.any()):
+                        continue
+                    places = mask.reshape(-1).nonzero()[:, 0]
+                    channel = within[numbers.abs()]
+                    if len(axes) == 1:
+                        axis, entries, which = axes[0], _as_slice(places), channel.reshape(-1)[places]
+                    else:
+                        axis, entries, which = None, slice(0, numbers.numel(), 1), torch.where(mask, channel, -1)
+                    part = ParamSlice(name, shape, axis, entries, inverse, scales.offset, which)
+                    found.setdefault(index, []).append((role, part))
+    return found
+
+
+def _exponents(size: int, seed: int) -> Tensor:
+    """Random exponents of two for the factors of a group: -2, -1, 1 or 2; float64, shape (size,)."""
+    drawn = torch.randint(4, (size,), generator=torch.Generator().manual_seed(seed))
+    return torch.tensor([-2.0, -1.0, 1.0, 2.0], dtype=torch.float64)[drawn]
+
+
+def _as_slice(places: Tensor) -> slice | tuple[int, ...]:
+    steps = places.diff().unique()
+    if len(steps) > 1:
+        return tuple(places.tolist())
+    step = int(steps[0]) if len(steps) else 1
+    return slice(int(places[0]), int(places[-1]) + 1, step)
+
+
+# ---- exports
+
+
+def groups_to_awq_mappings(groups: Iterable[ScaleGroup]) -> list[dict[str, Any]]:
+    """Scale groups in the form that AWQ and SmoothQuant tools take: ``smooth_layer`` and ``balance_layers`` by name.
+
+    Such a mapping has one smooth layer, whose output channels, in their order, are the input channels of all balance
+    layers; of a fused layer with more outputs, the last ones. Groups of another form (queries against keys, values
+    that several query heads share, channels along a residual connection) cannot be written so and are left out.
+
+    Example:
+        >>> import torch, pathcond
+        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> pathcond.groups_to_awq_mappings(pathcond.scale_groups(model, torch.ones(1, 3)))
+        [{'smooth_layer': '0', 'balance_layers': ['2']}]
+    """
+    found = []
+    for group in groups:
+        ends = _in_order(group)
+        if ends is not None:
+            found.append({"smooth_layer": ends[0], "balance_layers": ends[1]})
+    return found
+
+
+def groups_to_cle_pairs(groups: Iterable[ScaleGroup]) -> list[tuple[str, str]]:
+    """Pairs of layers for cross-layer equalisation: all outputs of the first are the inputs of the second alone."""
+    pairs = []
+    for group in groups:
+        ends = _in_order(group)
+        weights = [part.shape[part.axis or 0] for part in group.producers if len(part.shape) > 1]
+        if ends is not None and len(ends[1]) == 1 and weights == [group.channels]:
+            pairs.append((ends[0], ends[1][0]))
+    return pairs
+
+
+def _in_order(group: ScaleGroup) -> tuple[str, list[str]] | None:
+    """The one module that makes a group's channels and those that read them, if all have them in the same order."""
+    parts = (*group.producers, *group.consumers)
+    makers = {part.module for part in group.producers}
+    if group.frozen or len(makers) != 1 or any(part.inverse or part.offset or part.axis is None for part in parts):
+        return None
+    order = torch.arange(group.channels)
+    for part in group.producers:
+        size = part.shape[part.axis or 0]
+        if part.index != slice(size - group.channels, size, 1) or not torch.equal(part.channel, order):
+            return None
+    for part in group.consumers:
+        if part.index != slice(0, part.shape[part.axis or 0], 1) or not torch.equal(part.channel, order):
+            return None
+    return next(iter(makers)), list(dict.fromkeys(part.module for part in group.consumers))
+
+
+# ---- mappings that a user wrote
+
+
+@dataclass(frozen=True, slots=True)
+class MappingCheck:
+    """What :func:`verify_mapping` found for one smooth layer of a mapping. ``print`` it.
+
+    Attributes:
+        smooth_layer: name of the module whose outputs are multiplied; the pattern itself where no module has it.
+        balance_layers: names of the modules whose input columns are divided.
+        channels: number of factors; 0 where the entry cannot be applied.
+        change: relative change of the function; None where the entry cannot be applied.
+        exact: whether the function is kept.
+        reason: why the entry cannot be applied, or is not exact; empty if it is exact.
+    """
+
+    smooth_layer: str
+    balance_layers: tuple[str, ...]
+    channels: int
+    change: float | None
+    exact: bool
+    reason: str
+
+    def __str__(self) -> str:
+        arrow = f"{self.smooth_layer} -> {', '.join(self.balance_layers) or '(nothing)'}"
+        if self.change is None:
+            return f"{arrow}: cannot be applied, {self.reason}"
+        return f"{arrow}: {'exact' if self.exact else 'NOT exact'}, change {self.change:.1e}"
+
+
+@on_cpu
+def verify_mapping(
+    model: nn.Module, example_input: Any, mapping: Iterable[Any], *, seed: int = 0
+) -> tuple[MappingCheck, ...]:
+    """Measure whether the entries of an AWQ or SmoothQuant mapping keep a model's function.
+
+    For each smooth layer that an entry names, its outputs are multiplied by random powers of two, which no number
+    format rounds, and the input columns of its balance layers are divided by them. This is done on a copy in float64
+    where one can be made, else on the model, which is then restored bit for bit.
+
+    Args:
+        model: the model that the mapping is for.
+        example_input: an input for it, as for :func:`pathcond.extract_graph`.
+        mapping: entries with ``smooth_layer`` and ``balance_layers``, as keys or attributes: module names, endings of
+            module names, or regular expressions after ``re:``. Where names fit several blocks, a smooth layer goes with
+            the balance layers nearest to it. Of a smooth layer with more outputs than its balance layers have inputs,
+            the last ones are scaled, as AWQ tools do for fused projections.
+        seed: seed of the random factors.
+
+    Returns:
+        One :class:`MappingCheck` for each smooth layer found, or for each entry without any.
+
+    Example:
+        >>> import torch, pathcond
+        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.GELU(), torch.nn.Linear(8, 2))
+        >>> found = pathcond.verify_mapping(model, torch.ones(1, 3), [{"smooth_layer": "0", "balance_layers": ["2"]}])
+        >>> found[0].exact
+        False
+    """
+    check_model(model)
+    modules = {name: module for name, module in model.named_modules() if name}
+    canonical = {id(p): name for name, p in model.named_parameters()}  # tied parameters have one name here
+    entries = [_entry(entry) for entry in mapping]
+    resolved = [found for smooth, balance in entries for found in _resolve(modules, smooth, balance)]
+    reports = []
+    for smooth, balance, fault in resolved:
+        scaled, size, why = _scaled_entries(modules, smooth, balance) if not fault else ([], 0, fault)
+        if why:
+            reports.append(MappingCheck(smooth, balance, 0, None, False, why))
+            continue
+        factors = _exponents(size, seed).exp2()
+        scaled = [(canonical[id(model.get_parameter(name))], axis, n, divide) for name, axis, n, divide in scaled]
+        with trial(model, example_input, [name for name, *_ in scaled]) as check:
+            _apply(check, scaled, factors)
+            change = check.change()
+        why = "" if change <= _EXACT else "the function changes"
+        reports.append(MappingCheck(smooth, balance, size, change, change <= _EXACT, why))
+    return tuple(reports)
+
+
+def _apply(check: Check, scaled: Sequence[tuple[str, int, int, bool]], factors: Tensor) -> None:
+    """Multiply the last entries along an axis by the factors, or divide by them."""
+    with torch.inference_mode(False), torch.no_grad():
+        for name, axis, size, divide in scaled:
+            p = check.model.get_parameter(name)
+            by = (1 / factors if divide else factors).to(p.device)
+            part = p.narrow(axis, p.shape[axis] - size, size)
+            part.copy_(part.double() * by.reshape([-1 if i == axis else 1 for i in range(p.ndim)]))
+
+
+def _entry(entry: Any) -> tuple[str, list[str]]:
+    """The smooth layer and the balance layers of an entry, as patterns."""
+    get: Callable[[str], Any] = entry.get if isinstance(entry, Mapping) else lambda key: getattr(entry, key, None)
+    smooth, balance = get("smooth_layer"), get("balance_layers")
+    if not isinstance(smooth, str) or isinstance(balance, str) or not isinstance(balance, Iterable):
+        raise PathCondError(
+            f"expected entries with a name 'smooth_layer' and a list of names 'balance_layers', got {entry!r}."
+        )
+    return smooth, list(balance)
+
+
+def _matches(pattern: str, name: str) -> bool:
+    if pattern.startswith("re:"):
+        return re.match(pattern[3:], name) is not None
+    return name == pattern or name.endswith("." + pattern)
+
+
+def _resolve(
+    modules: Mapping[str, nn.Module], smooth: str, balance: Sequence[str]
+) -> list[tuple[str, tuple[str, ...], str]]:
+    """The modules of an entry: smooth layer, its balance layers, and what is missing."""
+    found = []
+    for name in [name for name in modules if _matches(smooth, name)]:
+        readers: list[str] = []
+        missing = ""
+        for pattern in balance:
+            near = _nearest(name, [other for other in modules if _matches(pattern, other) and other != name])
+            missing = missing or ("" if near else f"no module near '{name}' is named '{pattern}'")
+            readers += [other for other in near if other not in readers]
+        found.append((name, tuple(readers), missing))
+    return found or [(smooth, tuple(balance), f"no module is named '{smooth}'")]
+
+
+def _nearest(name: str, others: Sequence[str]) -> list[str]:
+    """The names that share the longest path with a name; none in another block of the same list."""
+    own = name.split(".")
+    shared = []
+    for other in others:
+        parts = other.split(".")
+        depth = next((i for i, (a, b) in enumerate(zip(own, parts, strict=False)) if a != b), min(len(own), len(parts)))
+        inside = depth < min(len(own), len(parts)) and not (
+            own[depth].isdigit() and parts[depth].isdigit() and depth < len(own) - 1
+        )
+        shared.append(depth if inside else -1)
+    top = max(shared, default=-1)
+    return [other for other, depth in zip(others, shared, strict=True) if depth == top >= 0]
+
+
+def _axes_of(module: nn.Module) -> tuple[int, int | None] | None:
+    """The axes of a module's weight along which its output and its input channels lie; None if unknown."""
+    weight = getattr(module, "weight", None)
+    if not isinstance(weight, nn.Parameter):
+        return None
+    if weight.ndim == 1:
+        return 0, None
+    if isinstance(module, nn.Embedding):
+        return 1, None
+    if isinstance(module, nn.modules.conv._ConvTransposeNd):
+        return (1, 0) if module.groups == 1 else None
+    if isinstance(module, nn.modules.conv._ConvNd):
+        return (0, 1) if module.groups == 1 else None
+    if isinstance(module, nn.Linear):
+        return 0, 1
+    if type(module).__name__ == "Conv1D" and weight.ndim == 2:  # GPT-2's linear layer, with the weight transposed
+        return 1, 0
+    return None
+
+
+def _scaled_entries(
+    modules: Mapping[str, nn.Module], smooth: str, balance: Sequence[str]
+) -> tuple[list[tuple[str, int, int, bool]], int, str]:
+    """What to scale: parameter, axis, how many entries at its end, and whether to divide; the size; or why not."""
+    axes = {name: _axes_of(modules[name]) for name in (smooth, *balance)}
+    made = axes[smooth]
+    if made is None:
+        return [], 0, f"'{smooth}' ({type(modules[smooth]).__name__}) has no weight with output channels"
+    sizes = {}
+    for name in balance:
+        read = axes[name]
+        if read is None or read[1] is None:
+            return [], 0, f"'{name}' ({type(modules[name]).__name__}) has no weight with input channels"
+        sizes[name] = modules[name].get_parameter("weight").shape[read[1]]
+    size = next(iter(sizes.values()), 0)
+    outputs = modules[smooth].get_parameter("weight").shape[made[0]]
+    if not size or set(sizes.values()) != {size} or outputs < size:
+        read = ", ".join(f"{n} of '{name}'" for name, n in sizes.items())
+        return [], 0, f"{outputs} outputs of '{smooth}' do not fit the inputs: {read or 'none'}"
+    scaled = [(f"{smooth}.weight", made[0], size, False)]
+    if isinstance(getattr(modules[smooth], "bias", None), nn.Parameter):
+        scaled.append((f"{smooth}.bias", 0, size, False))
+    scaled += [
+        (f"{name}.weight", read[1], size, True) for name in balance if (read := axes[name]) and read[1] is not None
+    ]
+    return scaled, size, ""

@@ -1,0 +1,371 @@
+"""Which channels of which values share one scale.
+
+Every value of a trace gets a *group map*: an integer tensor that broadcasts to the value's shape and holds, for each
+element, the channel group whose scale the element carries. :data:`FROZEN` stands for scale one, :data:`ZERO` for
+elements that are zero and so fit any scale. Layers with parameters start new groups; an addition ties the groups of its
+operands; an operation without a rule freezes the groups that reach it. The rules are in :mod:`pathcond.rules`; this
+module holds what they use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pathcond.errors import PathCondError, UnsupportedOpError
+from pathcond.tracing import Call, Constants, Ref, Trace, refs
+
+FROZEN, ZERO = 0, -1
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why scales are frozen.
+
+    ``kind`` is ``op``, ``tie``, ``param``, or, where no hidden unit is lost by it, ``output``, ``norm``, ``weight``.
+    """
+
+    kind: str
+    where: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ParamView:
+    """A parameter or a piece of it, up to the order of its axes and axes of size one.
+
+    ``axes[i]`` is the parameter's own axis that axis ``i`` shows, None where the size is one. ``shape`` is the
+    parameter's own; along its axis ``j`` the view shows ``sizes[j]`` entries from ``starts[j]`` on. The value shown is
+    ``offset + parameter``, times a constant where it is not ``plain``.
+    """
+
+    name: str
+    axes: tuple[int | None, ...]
+    shape: tuple[int, ...]
+    starts: tuple[int, ...]
+    sizes: tuple[int, ...]
+    offset: float = 0.0
+    plain: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """Groups that a parameter's elements, or their sums with ``offset``, enter (``row``) and leave (``col``)."""
+
+    row: Tensor
+    col: Tensor
+    offset: float = 0.0
+    by_expert: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """Groups of the same channels in each of some experts, shape (experts, channels).
+
+    Rows of a value belong to experts as the offsets ``offs`` (a value of the trace) divide them. In its group map the
+    groups of the first expert stand for those of all. Where anything but another product by experts meets them there,
+    the experts share their scales.
+    """
+
+    groups: Tensor
+    offs: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """The groups ``first .. first + size - 1``: the output channels of the module ``name``.
+
+    ``ancestors`` has bit ``i`` set where layer ``i`` lies before this one, if lineage is kept. ``hidden`` says that a
+    later layer reads the channels.
+    """
+
+    name: str
+    first: int
+    size: int
+    ancestors: int
+    hidden: bool
+
+
+@dataclass
+class ScalePropagation:
+    """The group maps of all traces of one model, and what ties and freezes the groups.
+
+    A rule is called as ``rule(s, call, a)`` with this object, the recorded call and its arguments by name. It reads
+    group maps with :meth:`groups` and :meth:`parameter`, and ends with :meth:`set_result` or :meth:`freeze_through`.
+
+    Attributes:
+        table: the rules by function.
+        batchnorm, smooth, strict: the options of :func:`pathcond.extract_graph`.
+        lineage: whether to keep which layers lie before which.
+        alias: the name under which parameters on shared memory stand.
+        data: values of the trace at hand that depend on an input.
+    """
+
+    table: Mapping[Any, Any]
+    batchnorm: str = "affine"
+    smooth: bool = False
+    strict: bool = False
+    lineage: bool = False
+    alias: dict[str, str] = field(default_factory=dict)
+    count: int = 1
+    ties: list[Tensor] = field(default_factory=list)
+    inverse_ties: list[Tensor] = field(default_factory=list)
+    frozen: list[tuple[Tensor, int]] = field(default_factory=list)
+    reasons: list[Reason] = field(default_factory=list)
+    uses: dict[str, list[Use]] = field(default_factory=dict)
+    layers: list[Layer] = field(default_factory=list)
+    experts: list[Experts] = field(default_factory=list)
+    frozen_parameters: dict[str, Reason] = field(default_factory=dict)
+    approximate: set[str] = field(default_factory=set)
+    # The trace at hand, its values' group maps, and the state of the call at hand.
+    trace: Trace = Trace((), (), (), ())
+    constants: Constants | None = None
+    data: frozenset[int] = frozenset()
+    hidden: bool = False
+    maps: dict[int, Tensor | ParamView] = field(default_factory=dict)
+    read: set[int] = field(default_factory=set)
+
+    # ---- values
+
+    def look_up(self, value: int) -> Tensor | ParamView:
+        """The group map of a value, or the parameter it is."""
+        if value not in self.maps:
+            made = self.trace.values[value]
+            if made.leaf is not None and made.leaf.kind == "param":
+                axes = tuple(i if n > 1 else None for i, n in enumerate(made.shape))
+                name = self.alias.get(made.leaf.name, made.leaf.name)
+                self.maps[value] = ParamView(name, axes, made.shape, (0,) * len(axes), made.shape)
+            else:
+                self.maps[value] = self.uniform(value, FROZEN)
+        return self.maps[value]
+
+    def uniform(self, value: int, group: int) -> Tensor:
+        """A group map with one group for all elements of a value."""
+        return torch.full((1,) * len(self.shape(value)), group)
+
+    def shape(self, value: int) -> tuple[int, ...]:
+        """The shape of a value of the trace at hand."""
+        return self.trace.values[value].shape
+
+    def floating(self, value: int) -> bool:
+        """Whether a value of the trace at hand has a floating-point dtype."""
+        return self.trace.values[value].dtype.is_floating_point
+
+    def groups(self, x: Any) -> Tensor:
+        """The group map of an argument; a parameter read as data is frozen, a number stands for a constant."""
+        if not isinstance(x, Ref):
+            return torch.tensor(ZERO if x in (0, None, False) else FROZEN)
+        self.read.add(x.id)
+        found = self.look_up(x.id)
+        if isinstance(found, ParamView):
+            reason = f"parameter '{found.name}' is read outside a layer with a rule"
+            self.freeze_parameter(found.name, Reason("param", "", reason))
+            return self.uniform(x.id, FROZEN)
+        return found
+
+    def parameter(self, x: Any) -> ParamView | None:
+        """The parameter an argument is, or None."""
+        found = self.look_up(x.id) if isinstance(x, Ref) else None
+        if not isinstance(found, ParamView):
+            return None
+        self.read.add(x.id)
+        return found
+
+    def set_result(self, call: Call, *maps: Tensor | ParamView) -> None:
+        """Set the group maps of a call's results; results without one carry no scale."""
+        for index, value in enumerate(call.outs):
+            self.maps[value] = maps[index] if index < len(maps) else self.uniform(value, FROZEN)
+
+    def channels(self, x: Any, axis: int, call: Call) -> Tensor:
+        """The groups along one axis, as a vector of full length, tied along all others; shape (channels,)."""
+        found = self.collapse(self.groups(x), [axis], mixed_positions(call))
+        size = self.shape(x.id)[axis]
+        return found.reshape(-1).expand(size) if found.numel() == 1 else found.reshape(-1)
+
+    # ---- groups
+
+    def new_groups(self, size: int, name: str, source: Tensor) -> Tensor:
+        """Groups for the ``size`` output channels of a layer that reads the groups ``source``."""
+        ancestors = 0
+        for index in self.layers_of(source[source > 0]) if self.lineage else []:
+            ancestors |= self.layers[index].ancestors | (1 << index)
+        self.layers.append(Layer(name, self.count, size, ancestors, self.hidden))
+        self.count += size
+        return torch.arange(self.count - size, self.count)
+
+    def layers_of(self, groups: Tensor) -> list[int]:
+        """Indices of the layers that some groups belong to."""
+        firsts = torch.tensor([layer.first for layer in self.layers])
+        return (torch.bucketize(groups.unique(), firsts, right=True) - 1).unique().tolist() if len(groups) else []
+
+    def freeze(self, groups: Tensor, reason: Reason) -> None:
+        """Fix the scale of every group in a map at one."""
+        found = groups[groups > 0].unique()
+        if len(found):
+            self.reasons.append(reason)
+            self.frozen.append((found, len(self.reasons) - 1))
+
+    def tie(self, a: Tensor, b: Tensor, reason: Reason) -> Tensor:
+        """Make two group maps share their scales, element by element; returns the joint map."""
+        smaller = min(a, b, key=Tensor.numel)
+        a, b = torch.broadcast_tensors(a, b)
+        differ = (a != b) & (a != ZERO) & (b != ZERO)
+        pairs = torch.stack((a[differ], b[differ]))
+        fixed = (pairs == FROZEN).any(0)
+        self.freeze(pairs[:, fixed], reason)
+        self.ties.append(pairs[:, ~fixed])
+        if smaller.numel() < a.numel() and not bool((smaller == ZERO).any()):
+            return with_axes(smaller, a.ndim)
+        return torch.where(a == ZERO, b, torch.where(b == FROZEN, b, a))
+
+    def tie_inverse(self, a: Tensor, b: Tensor, reason: Reason) -> None:
+        """Make the scales of two group maps inverse to one another, element by element."""
+        a, b = torch.broadcast_tensors(a, b)
+        both = (a != ZERO) & (b != ZERO)
+        pairs = torch.stack((a[both], b[both])).unique(dim=1)
+        fixed = (pairs == FROZEN).any(0)
+        self.freeze(pairs[:, fixed], reason)
+        self.inverse_ties.append(pairs[:, ~fixed])
+
+    def collapse(self, groups: Tensor, keep: Sequence[int], reason: Reason) -> Tensor:
+        """Tie a map along every axis that is not kept, and drop its extent there."""
+        kept = {axis % max(groups.ndim, 1) for axis in keep}
+        for axis in range(groups.ndim):
+            if axis not in kept and groups.size(axis) > 1:
+                first = groups.amax(axis, keepdim=True)
+                self.tie(groups, first, reason)
+                groups = first
+        return groups
+
+    # ---- parameters
+
+    def connect(self, view: ParamView, row: Tensor, col: Tensor, by_expert: bool = False) -> None:
+        """A parameter, seen as ``view``, maps the groups ``col`` to ``row`` (both broadcast to the view's shape)."""
+        if not (row.numel() and col.numel()):
+            raise PathCondError(f"expected layers with units, got '{view.name}' without entries. Drop its layer.")
+        row, col = (self._project(view, groups) for groups in (row, col))
+        row, col = to_parameter_axes(view, row), to_parameter_axes(view, col)
+        self.uses.setdefault(view.name, []).append(Use(row, col, view.offset, by_expert))
+
+    def _project(self, view: ParamView, groups: Tensor) -> Tensor:
+        """Tie groups along axes on which the parameter is broadcast."""
+        groups = with_axes(groups, len(view.axes))
+        extra = groups.ndim - len(view.axes)
+        own = [extra + i for i, axis in enumerate(view.axes) if axis is not None]
+        reason = Reason("tie", "", f"shares one entry of parameter '{view.name}'")
+        return self.collapse(groups, own, reason).reshape(
+            [groups.size(i) if i in own else 1 for i in range(extra, groups.ndim)]
+        )
+
+    def connect_bias(self, call: Call, bias: Any, groups: Tensor) -> None:
+        """A bias enters the output groups of a layer; one that is no parameter freezes them."""
+        if bias is None:
+            return
+        view = self.parameter(bias)
+        if view is None:
+            self.freeze(groups, Reason("op", call.where, f"has a bias in `{call.name}` that is not a parameter"))
+            self.freeze(self.groups(bias), Reason("op", call.where, f"is used as the bias of `{call.name}`"))
+        else:
+            self.connect(view, groups, torch.zeros_like(groups))
+
+    def leave_parameter(self, x: Any) -> None:
+        """A parameter that no scale touches here, such as a PReLU slope."""
+        view = self.parameter(x)
+        if view is not None:
+            zero = torch.zeros((1,) * len(view.axes), dtype=torch.int64)
+            self.connect(view, zero, zero)
+
+    def freeze_parameter(self, name: str, reason: Reason) -> None:
+        """A parameter must keep its value: whatever its uses connect it to is frozen."""
+        self.frozen_parameters.setdefault(name, reason)
+
+    def share_among_experts(self) -> None:
+        """Let experts share their scales where the groups that stand for them are tied, frozen or used elsewhere."""
+        met = torch.zeros(self.count, dtype=torch.bool)
+        for groups in (*self.ties, *self.inverse_ties, *(found for found, _ in self.frozen)):
+            met[groups.reshape(-1)] = True
+        for use in (use for uses in self.uses.values() for use in uses if not use.by_expert):
+            for groups in (use.row, use.col):
+                met[groups[groups > 0]] = True
+        for experts in self.experts:
+            self.share(experts, met[experts.groups[0]])
+
+    def share(self, experts: Experts, channels: Tensor) -> None:
+        """Let experts share the scales of some channels, given as a mask."""
+        shared = experts.groups[:, channels]
+        self.tie(shared, shared[:1], Reason("tie", "", "is shared by all experts"))
+
+    # ---- operations that scales cannot cross
+
+    def freeze_through(self, call: Call, why: str = "") -> None:
+        """Freeze the groups that enter a call; its results carry no scale."""
+        what = why or f"crosses `{call.name}`, which has no rule"
+        for ref in refs([*call.args, call.kwargs]):
+            groups = self.groups(ref)
+            if bool((groups > 0).any()):
+                self._raise_if_strict(call, what)
+            self.freeze(groups, Reason("op", call.where, what))
+        self.set_result(call)
+
+    def frozen_layer(self, call: Call, channel: int, why: str) -> Tensor | None:
+        """A layer that no scale can enter: its output channels, if it has such an axis, count as frozen units."""
+        shape, what = self.shape(call.outs[0]), f"leaves `{call.name}`{why}"
+        if len(shape) < -channel or not self.floating(call.outs[0]):
+            return None
+        self._raise_if_strict(call, what)
+        groups = self.new_groups(shape[channel], call.where, torch.tensor([FROZEN]))
+        self.freeze(groups, Reason("op", call.where, what))
+        return groups
+
+    def _raise_if_strict(self, call: Call, what: str) -> None:
+        """With ``strict``, raise where the scale of a hidden unit is lost; behind the last layer none is."""
+        if self.strict and self.hidden:
+            raise UnsupportedOpError(
+                f"expected operations that scales can cross (strict=True), got `{call.name}` at "
+                f"'{call.where or 'the model'}': a scale {what}. Register a rule with pathcond.register_rule, "
+                "or drop strict to freeze the scales on both sides of it."
+            )
+
+
+def mixed_positions(call: Call) -> Reason:
+    """Why channels tie where an operation mixes positions."""
+    return Reason("tie", call.where, f"is mixed across positions by `{call.name}`")
+
+
+def to_parameter_axes(view: ParamView, groups: Tensor) -> Tensor:
+    """Groups laid out along a view's axes, moved to the parameter's own; entries outside of the view fit any scale."""
+    groups = with_axes(groups, len(view.axes))
+    order = sorted((axis, i) for i, axis in enumerate(view.axes) if axis is not None)
+    shape = [1] * len(view.shape)
+    for axis, i in order:
+        shape[axis] = groups.size(i)
+    groups = groups.permute([*(i for _, i in order), *(i for i, a in enumerate(view.axes) if a is None)]).reshape(shape)
+    for axis, (start, size, whole) in enumerate(zip(view.starts, view.sizes, view.shape, strict=True)):
+        if size < whole:
+            shape[axis] = whole
+            padded = torch.full(shape, ZERO)
+            padded.narrow(axis, start, size).copy_(groups)
+            groups = padded
+    return groups
+
+
+def with_axes(groups: Tensor, ndim: int) -> Tensor:
+    """A group map with at least ``ndim`` axes, new ones in front."""
+    return groups.reshape((*[1] * (ndim - groups.ndim), *groups.shape))
+
+
+def compress(groups: Tensor) -> Tensor:
+    """Drop a map's extent along axes on which it is constant."""
+    for axis in range(groups.ndim):
+        if groups.size(axis) > 1 and (groups.stride(axis) == 0 or bool((groups == groups.narrow(axis, 0, 1)).all())):
+            groups = groups.narrow(axis, 0, 1)
+    return groups
+
+
+def owner(name: str) -> str:
+    """The module that owns a parameter; the parameter itself where that is the model."""
+    return name.rpartition(".")[0] or name

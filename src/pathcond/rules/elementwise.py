@@ -1,0 +1,398 @@
+"""Operations element by element: activations, sums, products, comparisons."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pathcond.path_sums import PathSums, Scaled
+from pathcond.propagation import FROZEN, ZERO, ParamView, Reason, ScalePropagation, mixed_positions, owner, with_axes
+from pathcond.rules.base import Arguments, entries
+from pathcond.tracing import Call, Ref, refs
+
+# ---- positively homogeneous: a scale passes, and so does a path
+
+
+def pass_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
+    """The result carries the scale of the input."""
+    s.set_result(call, s.groups(a["input"]))
+
+
+def pass_paths(p: PathSums, call: Call, a: Arguments) -> None:
+    """The result has the path sum of the input."""
+    if a["input"].id in p.sums and p.trace.values[call.outs[0]].dtype.is_floating_point:
+        p.copy(call, a["input"].id)
+    else:
+        p.barrier(call)
+
+
+def _same_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
+    s.set_result(call, s.parameter(a["input"]) or s.groups(a["input"]))
+
+
+def _cast_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
+    if s.floating(call.outs[0]):
+        _same_scales(s, call, a)
+    else:
+        s.freeze_through(call)
+
+
+def _prelu_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
+    s.leave_parameter(a["weight"])
+    s.set_result(call, s.groups(a["input"]))
+
+
+def _is_relu(a: Arguments) -> bool:
+    """Whether a clamp or threshold is one at zero from below."""
+    low = a.get("min", a.get("threshold"))
+    return isinstance(low, (int, float)) and low == 0 and a.get("max") is None and a.get("value", 0) == 0
+
+
+def _clamp_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
+    if _is_relu(a):
+        s.set_result(call, s.groups(a["input"]))
+    else:
+        s.freeze_through(call, f"crosses `{call.name}`, which is homogeneous only as a clamp at zero from below")
+
+
+def _clamp_paths(p: PathSums, call: Call, a: Arguments) -> None:
+    pass_paths(p, call, a) if _is_relu(a) else p.barrier(call)
+
+
+# ---- smooth activations and bounded ones: barriers
+
+
+def _smooth_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
+    if s.smooth:
+        s.approximate.add(f"`{call.name}` is only close to homogeneous (smooth=True)")
+        s.set_result(call, s.groups(a["input"]))
+    else:
+        s.freeze_through(call, f"crosses `{call.name}`, which is not homogeneous (smooth=True lets scales through)")
+
+
+def _smooth_paths(p: PathSums, call: Call, a: Arguments) -> None:
+    pass_paths(p, call, a) if p.smooth or p.ones else p.barrier(call)
+
+
+def _bounded_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
+    s.freeze_through(call, f"crosses `{call.name}`, which is bounded and so not homogeneous")
+
+
+def _reciprocal_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
+    s.freeze_through(call, f"enters `{call.name}`, as in a normalisation")
+
+
+def barrier_paths(p: PathSums, call: Call, a: Arguments) -> None:
+    """Paths end in front of the operation and start again behind it."""
+    p.barrier(call)
+
+
+def _reciprocal_paths(p: PathSums, call: Call, a: Arguments) -> None:
+    p.barrier(call)
+    p.normalizers.update(call.outs)
+
+
+# ---- comparisons and constants
+
+
+def _compare_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
+    s.groups(a["input"])
+    if bool((s.groups(a.get("other", 0)) == ZERO).all()):
+        s.set_result(call)  # the sign of a value does not depend on a positive scale
+    else:
+        s.freeze_through(call)
+
+
+def _compare_paths(p: PathSums, call: Call, a: Arguments) -> None:
+    p.start(call.outs[0])
+    p.gates.add(call.outs[0])
+
+
+def _zero_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
+    s.set_result(call, *(s.uniform(out, ZERO) for out in call.outs))
+
+
+def _zero_paths(p: PathSums, call: Call, a: Arguments) -> None:
+    for out in call.outs:
+        p.sums[out] = p.zeros(out)
+
+
+# ---- sums and maxima
+
+
+def _added(s: ScalePropagation, x: Any, y: Any, call: Call) -> Tensor:
+    for data, other in ((x, y), (y, x)):
+        view, groups = s.parameter(other), s.groups(data) if s.parameter(data) is None else None
+        if view is not None and groups is not None:
+            shape = s.shape(other.id)
+            groups = with_axes(groups, len(shape))
+            axes = range(-groups.ndim, 0)
+            wide = [i for i in axes if i >= -len(shape) and shape[i] > 1]
+            row = s.collapse(groups, wide, Reason("tie", call.where, f"shares one entry of parameter '{view.name}'"))
+            row = row.clamp(min=FROZEN)
+            groups = torch.where(groups == ZERO, row, groups)  # what was zero now holds the parameter's entry
+            row = row.reshape(row.shape[groups.ndim - len(shape) :])
+            s.connect(view, row, torch.zeros_like(row))
+            return groups
+    constant = Reason("op", call.where, f"is added to a value without scale by `{call.name}`")
+    return s.tie(s.groups(x), s.groups(y), constant)
+
+
+def _weight_offset(s: ScalePropagation, call: Call, a: Arguments) -> None:
+    """A gain written ``1 + weight`` scales as a whole."""
+    pairs = [(s.parameter(x), y) for x, y in ((a["input"], a["other"]), (a["other"], a["input"])) if isinstance(x, Ref)]
+    view, number = pairs[0] if len(pairs) == 1 else (None, None)
+    if view is None or not view.plain or not isinstance(number, (int, float)) or "sub" in call.name or "alpha" in a:
+        s.freeze_through(call, f"enters `{call.name}`, which is not followed where no data comes in")
+    else:
+        s.set_result(call, replace(view, offset=view.offset + number))
+
+
+def add_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
+    """Operands of a sum share their scales; a parameter among them enters their groups like a bias."""
+    if not any(ref.id in s.data for ref in refs([a["input"], a["other"]])):
+        _weight_offset(s, call, a)
+        return
+    s.set_result(call, with_axes(_added(s, a["input"], a["other"], call), len(s.shape(call.outs[0]))))
+
+
+def _where_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
+    s.freeze(s.groups(a["condition"]), Reason("op", call.where, "decides a `where`"))
+    tied = s.tie(s.groups(a["input"]), s.groups(a["other"]), mixed_positions(call))
+    s.set_result(call, with_axes(tied, len(s.shape(call.outs[0]))))
+
+
+def _masked_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
+    """Entries may become zero, which fits any scale; another value fits none."""
+    s.freeze(s.groups(a["mask"]), Reason("op", call.where, "decides a `masked_fill`"))
+    if bool((s.groups(a["value"]) == ZERO).all()):
+        s.set_result(call, with_axes(s.groups(a["input"]), len(s.shape(call.outs[0]))))
+    else:
+        s.freeze_through(call, f"is replaced by a constant in `{call.name}`")
+
+
+def _masked_paths(p: PathSums, call: Call, a: Arguments) -> None:
+    shape = p.trace.values[call.outs[0]].shape
+    if isinstance(a["input"], Ref) and a["input"].id in p.sums:
+        p.linear(call, [a["input"].id], lambda x: x[0].expand(shape))
+    else:
+        p.barrier(call)
+
+
+def _term(p: PathSums, x: Any) -> Scaled | None:
+    """The path sum of data, the squares of a constant; None for what no path leads to or from."""
+    if isinstance(x, Ref) and x.id in p.sums:
+        return p.sums[x.id]
+    return p.square(x) if p.constant(x) is not None and not (isinstance(x, (int, float)) and x == 0) else None
+
+
+def add_paths(p: PathSums, call: Call, a: Arguments, maximum: bool = False) -> None:
+    """Path sums add; a maximum counts both operands, or with ``plain`` pooling the larger one."""
+    shape = p.trace.values[call.outs[0]].shape
+    weights = (1.0, float(a.get("alpha", 1)) ** 2)
+    given = [(x, m, w) for x, w in zip((a["input"], a["other"]), weights, strict=True) if (m := _term(p, x))]
+    if not any(isinstance(x, Ref) and x.id in p.sums for x, _, _ in given):
+        p.barrier(call)
+        return
+    log = max(m.log for _, m, _ in given)
+    terms = [m.at(log) * w if w != 1.0 else m.at(log) for _, m, w in given]
+    picks: list[Any] = [w for _, _, w in given]
+    if maximum and p.pooling == "plain" and len(terms) == 2:
+        total = torch.maximum(*terms)
+        picks = [(terms[0] >= total).to(p.dtype), (terms[0] < total).to(p.dtype)]
+    else:
+        total = sum(terms[1:], terms[0])
+    sources = [(x, m.t.shape, x.id in p.sums) for x, m, _ in given if isinstance(x, Ref)]
+    picks = [pick for pick, (x, _, _) in zip(picks, given, strict=True) if isinstance(x, Ref)]
+
+    def backward(gradient: Scaled) -> None:
+        for (x, size, data), pick in zip(sources, picks, strict=True):
+            piece = Scaled((gradient.t * pick).sum_to_size(size), gradient.log)
+            p.add_gradient(x.id, piece) if data else p.add_diagonal(x, piece)
+
+    p.set_result(call, Scaled(total.expand(shape), log), backward)
+
+
+# ---- products
+
+
+def _weight_factor(s: ScalePropagation, call: Call, a: Arguments, divide: bool = False) -> None:
+    """A parameter times a constant, such as a pruning mask, scales as the parameter does."""
+    both = (a["input"], a["other"])
+    views = [(s.parameter(x), x) for x in both if isinstance(x, Ref)]
+    shown = [(view, x) for view, x in views if view is not None]
+    if len(shown) == 1 and s.shape(shown[0][1].id) == s.shape(call.outs[0]) and not (divide and shown[0][1] is both[1]):
+        for x in both:
+            if x is not shown[0][1]:
+                s.groups(x)
+        s.set_result(call, replace(shown[0][0], plain=False))
+    else:
+        s.freeze_through(call, f"enters `{call.name}`, which is not followed where no data comes in")
+
+
+def _mul_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
+    if not any(ref.id in s.data for ref in refs([a["input"], a["other"]])):
+        _weight_factor(s, call, a)
+        return
+    for data, other in ((a["input"], a["other"]), (a["other"], a["input"])):
+        view = s.parameter(other)
+        if view is not None and s.parameter(data) is None:
+            _mul_parameter(s, call, data, other, view)
+            return
+    x, y = s.groups(a["input"]), s.groups(a["other"])
+    free_x, free_y = bool((x > 0).any()), bool((y > 0).any())
+    if free_x and free_y:  # a gate and what it gates: one of the two scales passes
+        s.freeze(x, Reason("op", call.where, "is multiplied by another scale"))
+        s.set_result(call, with_axes(y, len(s.shape(call.outs[0]))))
+    else:
+        number = isinstance(a["other"], (int, float)) or isinstance(a["input"], (int, float))
+        kept = (x if isinstance(a["input"], Ref) else y) if number else (x if free_x else y)
+        s.set_result(call, with_axes(kept, len(s.shape(call.outs[0]))))
+
+
+def _mul_parameter(s: ScalePropagation, call: Call, data: Ref, other: Ref, view: ParamView) -> None:
+    """A parameter with one entry a channel scales it, like a depthwise layer; any other is a constant factor."""
+    shape, ndim = s.shape(other.id), len(s.shape(call.outs[0]))
+    axes = [i - len(shape) for i, n in enumerate(shape) if n > 1]
+    if len(axes) != 1:
+        s.leave_parameter(other)
+        s.set_result(call, with_axes(s.groups(data), ndim))
+        return
+    groups = with_axes(s.groups(data), ndim)
+    reason = Reason("tie", call.where, f"shares one entry of parameter '{view.name}'")
+    col = s.collapse(groups, axes, reason)
+    row = s.new_groups(shape[axes[0]], owner(view.name), col).reshape(-1, *[1] * (-axes[0] - 1))
+    s.connect(view, with_axes(row, len(shape)), col.reshape(col.shape[col.ndim - len(shape) :]))
+    s.set_result(call, with_axes(row, ndim))
+
+
+def _glu_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
+    dim = a.get("dim", -1)
+    groups = s.groups(a["input"])
+    if groups.size(dim) > 1:
+        groups, gate = groups.chunk(2, dim)
+        s.freeze(gate, Reason("op", call.where, f"is the gate of `{call.name}`"))
+    elif bool((groups > 0).any()):
+        s.freeze_through(call)
+        return
+    s.set_result(call, groups)
+
+
+def _glu_paths(p: PathSums, call: Call, a: Arguments) -> None:
+    p.linear(call, [a["input"].id], lambda x: x[0].chunk(2, a.get("dim", -1))[0])
+
+
+def _div_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
+    if not any(ref.id in s.data for ref in refs([a["input"], a["other"]])) and a.get("rounding_mode") is None:
+        _weight_factor(s, call, a, divide=True)
+        return
+    divisor = s.groups(a["other"])
+    if bool((divisor > 0).any()) or a.get("rounding_mode") is not None:
+        s.freeze_through(call)
+    else:
+        s.set_result(call, with_axes(s.groups(a["input"]), len(s.shape(call.outs[0]))))
+
+
+def _mul_paths(p: PathSums, call: Call, a: Arguments, divide: bool = False) -> None:
+    shape = p.trace.values[call.outs[0]].shape
+    data = [x.id for x in (a["input"], a["other"]) if isinstance(x, Ref) and x.id in p.sums]
+    if len(data) == 2:
+        on_path = [d for d in data if d not in p.gates] or data[:1]
+        if divide or not p.normalizers.isdisjoint(data):
+            p.barrier(call)  # x / |x|, or x * rsqrt(mean(x**2)): a normalisation written by hand
+        elif len(on_path) == 1:
+            p.linear(call, on_path, lambda x: x[0].expand(shape))
+        else:
+            _product_paths(p, call, data)
+        return
+    other = a["other"] if isinstance(a["input"], Ref) and a["input"].id in p.sums else a["input"]
+    if divide and other is not a["other"]:
+        p.barrier(call)
+        return
+    if p.constant(other) is None:  # neither a path nor a constant, such as a mask made from token ids
+        p.linear(call, data, lambda x: x[0].expand(shape))
+        return
+    factor, source, before = p.square(other), data[0], p.sums[data[0]]
+    if divide:
+        factor = Scaled(1 / factor.t, -factor.log)
+
+    def backward(gradient: Scaled) -> None:
+        piece = (gradient.t * factor.t).sum_to_size(before.t.shape)
+        p.add_gradient(source, Scaled(piece, gradient.log + factor.log).normalized())
+        if isinstance(other, Ref) and not divide:
+            piece = (gradient.t * before.t).sum_to_size(factor.t.shape)
+            p.add_diagonal(other, Scaled(piece, gradient.log + before.log))
+
+    p.set_result(call, Scaled(before.t * factor.t, before.log + factor.log).normalized(), backward)
+    if source in p.gates and not (isinstance(other, Ref) and p.constants.holds_parameter(other.id)):
+        p.gates.add(call.outs[0])
+
+
+def _product_paths(p: PathSums, call: Call, data: list[int]) -> None:
+    """Two factors that paths lead to: a path of the product is a pair of paths."""
+    x, y = (p.sums[d] for d in data)
+
+    def backward(gradient: Scaled) -> None:
+        for value, one, other in ((data[0], x, y), (data[1], y, x)):
+            piece = (gradient.t * other.t).sum_to_size(one.t.shape)
+            p.add_gradient(value, Scaled(piece, gradient.log + other.log).normalized())
+
+    p.set_result(call, Scaled(x.t * y.t, x.log + y.log).normalized(), backward)
+
+
+OPERATIONS = [
+    *entries(
+        "relu leaky_relu rrelu abs absolute dropout dropout1d dropout2d dropout3d feature_dropout neg negative __neg__",
+        "pass", "input", pass_scales, pass_paths,
+    ),
+    *entries(
+        "clone contiguous detach alias positive requires_grad",
+        "same", "input", _same_scales, pass_paths, view="same", constant=True,
+    ),
+    (
+        vars(torch._C.TensorBase)["data"].__get__,
+        entries("clone", "same", "input", _same_scales, pass_paths, view="same", constant=True)[0][1],
+    ),
+    *entries(
+        "to type type_as float double half bfloat16 cuda cpu",
+        "cast", "input", _cast_scales, pass_paths, view="same", constant=True, shapes=True,
+    ),
+    *entries("prelu", "prelu", "input weight", _prelu_scales, pass_paths),
+    *entries("clamp clip", "clamp", "input min max", _clamp_scales, _clamp_paths),
+    *entries("clamp_min", "clamp", "input min", _clamp_scales, _clamp_paths),
+    *entries("threshold", "threshold", "input threshold value", _clamp_scales, _clamp_paths),
+    *entries("gelu silu hardswish mish softplus elu celu selu", "smooth", "input", _smooth_scales, _smooth_paths),
+    *entries(
+        "relu6 hardtanh hardsigmoid sigmoid tanh softsign tanhshrink logsigmoid",
+        "bounded", "input", _bounded_scales, barrier_paths,
+    ),
+    *entries("rsqrt reciprocal", "reciprocal", "input", _reciprocal_scales, _reciprocal_paths),
+    *entries(
+        "gt lt ge le greater less greater_equal less_equal __gt__ __lt__ __ge__ __le__ sign sgn",
+        "compare", "input other", _compare_scales, _compare_paths, logical=True,
+    ),
+    *entries("zeros zeros_like new_zeros zero_", "zeros", "input", _zero_scales, _zero_paths, constant=True),
+    *entries(
+        "add __radd__ __add__ __iadd__ sub subtract __sub__ __isub__ rsub __rsub__",
+        "add", "input other alpha", add_scales, add_paths, view="shift", constant=True,
+    ),
+    *entries(
+        "maximum minimum fmax fmin", "maximum", "input other", add_scales, partial(add_paths, maximum=True),
+    ),
+    *entries("where", "where", "condition input other", _where_scales, add_paths, namespaces=[torch]),
+    *entries("where", "where", "input condition other", _where_scales, add_paths, namespaces=[Tensor]),
+    *entries(
+        "mul multiply __mul__ __rmul__ __imul__",
+        "mul", "input other", _mul_scales, _mul_paths, view="factor", constant=True,
+    ),
+    *entries("masked_fill", "mask", "input mask value", _masked_scales, _masked_paths),
+    *entries("glu", "glu", "input dim", _glu_scales, _glu_paths),
+    *entries(
+        "div divide true_divide __truediv__ __itruediv__ __div__",
+        "div", "input other rounding_mode", _div_scales, partial(_mul_paths, divide=True), view="factor", constant=True,
+    ),
+]  # fmt: skip

@@ -1,0 +1,177 @@
+"""Normalisations. The normalised value keeps its scale; gain and bias are the parameters that enter the units."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pathcond.path_sums import PathSums, Scaled, fold
+from pathcond.propagation import Reason, ScalePropagation, owner, with_axes
+from pathcond.rules.base import Arguments, entries
+from pathcond.rules.linear import with_bias
+from pathcond.tracing import Call
+
+
+def _normalized(s: ScalePropagation, call: Call, a: Arguments, shape: tuple[int, ...], tail: int) -> None:
+    """The value is normalised, so its own scale must stay; gain and bias start new groups."""
+    groups = s.groups(a["input"])
+    s.freeze(groups, Reason("norm", call.where, f"is normalised by `{call.name}`"))
+    view = s.parameter(a.get("weight"))
+    made = s.new_groups(math.prod(shape), owner(view.name) if view else call.where, groups).reshape(shape)
+    if view is None:
+        s.freeze(made, Reason("op", call.where, f"leaves `{call.name}`, which has no scale parameter"))
+        s.leave_parameter(a.get("bias"))
+    else:
+        s.connect(view, made, torch.zeros_like(made))
+        s.connect_bias(call, a.get("bias"), made)
+    s.set_result(call, with_axes(made.reshape(*shape, *[1] * tail), len(s.shape(call.outs[0]))))
+
+
+def _channel_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
+    shape = s.shape(a["input"].id)
+    _normalized(s, call, a, (shape[1],), len(shape) - 2)
+
+
+def _batch_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
+    if s.batchnorm != "exclude":
+        _channel_scales(s, call, a)
+        return
+    s.approximate.add(
+        "batchnorm='exclude' keeps the function only in eval mode at initialisation; it is meant to be applied once"
+    )
+    s.leave_parameter(a.get("weight"))
+    s.leave_parameter(a.get("bias"))
+    s.set_result(call, s.groups(a["input"]))
+
+
+def _layer_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
+    _normalized(s, call, a, tuple(a["normalized_shape"]), 0)
+
+
+def _norm_paths(p: PathSums, call: Call, a: Arguments, layer: bool = False) -> None:
+    """Y = weight (x - mean) / sqrt(var + eps) + bias, with every term squared; paths also start at a fixed mean.
+
+    The statistics are those measured on data, else running ones. Without any, paths end in front of the normalisation
+    and new ones start behind it, at its gain and bias.
+    """
+    source, weight, bias = a["input"].id, a.get("weight"), a.get("bias")
+    if source not in p.sums or p.depends_on_data(weight, bias, a.get("running_mean"), a.get("running_var")):
+        p.barrier(call)
+        return
+    before = p.sums[source]
+    shape = tuple(a["normalized_shape"]) if layer else (before.t.shape[1], *[1] * (before.t.ndim - 2))
+    slope, offset = _statistics(p, call, a, shape)
+    ended = slope is None
+    if slope is None:
+        p.end_path(source)
+        before = Scaled(torch.ones((), dtype=p.dtype, device=p.device).expand(before.t.shape), 0.0)
+        slope = torch.ones((), dtype=p.dtype, device=p.device)
+    gain = p.square(weight) if weight is not None else Scaled(slope.new_ones(()), 0.0)
+    factor = gain.t.reshape(shape if weight is not None else ()) * slope
+    result = Scaled(fold(before.t) * factor, before.log + gain.log)
+    if offset is not None:
+        result = result + Scaled(factor * offset, gain.log)
+    result = with_bias(p, result, bias, shape, normalize=p.statistics.get(call.outs[0]) is not None)
+
+    def backward(gradient: Scaled) -> None:
+        if not ended:
+            p.add_gradient(source, Scaled(gradient.t * factor, gradient.log + gain.log))
+        if weight is not None:
+            through = before if offset is None else before + Scaled(offset, 0.0)
+            found = (gradient.t * through.t * slope).sum_to_size(shape).reshape(gain.t.shape)
+            p.add_diagonal(weight, Scaled(found, gradient.log + through.log))
+        if bias is not None:
+            found = gradient.t.sum_to_size(shape).reshape(p.trace.values[bias.id].shape)
+            p.add_diagonal(bias, Scaled(found, gradient.log))
+
+    p.set_result(call, Scaled(result.t.expand(p.trace.values[source].shape), result.log), backward)
+
+
+def _statistics(p: PathSums, call: Call, a: Arguments, shape: tuple[int, ...]) -> tuple[Tensor | None, Tensor | None]:
+    """Squared slope 1 / (var + eps) before the gain, and the squared mean where it is fixed; None where unknown."""
+    if p.ones:
+        return torch.ones((), dtype=p.dtype, device=p.device), None
+    measured = p.statistics.get(call.outs[0])
+    if measured is not None:
+        return measured.to(p.device, p.dtype), None
+    mean, var = a.get("running_mean"), a.get("running_var")
+    if a.get("training", False) or a.get("use_input_stats", False) or mean is None or var is None:
+        return None, None
+    slope = (p.known(var).to(p.dtype) + a.get("eps", 1e-5)).reciprocal_().reshape(shape)
+    offset = p.known(mean).to(p.dtype).square().reshape(shape) if p.largest_entry(mean) > 0 else None
+    return slope, offset
+
+
+# ---- statistics measured on data
+
+
+def _wide(x: Tensor) -> Tensor:
+    """The values in float32, or in float64 if they are."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _measure_batch(a: Arguments) -> Tensor | None:
+    """Slope of each channel from the statistics of the batch; None for too few values a channel."""
+    x = a["input"].detach()
+    if x.numel() // max(1, x.shape[1]) < MIN_VALUES:
+        return None
+    variance = _wide(x).var([0, *range(2, x.ndim)], correction=0)
+    return (variance + a.get("eps", 1e-5)).reciprocal().reshape(-1, *[1] * (x.ndim - 2))
+
+
+def _measure_group(a: Arguments) -> Tensor:
+    """Slope of each channel: the mean over examples of 1 / (var + eps) of its group."""
+    x = _wide(a["input"].detach())
+    groups = a.get("num_groups", x.shape[1])
+    variance = x.reshape(x.shape[0], groups, -1).var(-1, correction=0)
+    slope = (variance + a.get("eps", 1e-5)).reciprocal().mean(0)
+    return slope.repeat_interleave(x.shape[1] // groups).reshape(-1, *[1] * (x.ndim - 2))
+
+
+def _measure_layer(a: Arguments, centered: bool = True) -> Tensor:
+    """One slope: the mean over positions of 1 / (var + eps)."""
+    x = _wide(a["input"].detach())
+    axes = tuple(range(-len(a["normalized_shape"]), 0))
+    variance = x.var(axes, correction=0) if centered else x.square().mean(axes)
+    eps = a.get("eps", 1e-5)
+    return (variance + (torch.finfo(x.dtype).eps if eps is None else eps)).reciprocal().mean()
+
+
+MIN_VALUES = 8  # a variance over fewer values says too little
+MEASURES = {
+    "batch_norm": _measure_batch,
+    "group_norm": _measure_group,
+    "layer_norm": _measure_layer,
+    "rms_norm": partial(_measure_layer, centered=False),
+}
+
+OPERATIONS = [
+    *entries(
+        "batch_norm", "batch_norm", "input running_mean running_var weight bias training momentum eps",
+        _batch_scales, _norm_paths, namespaces=[F],
+    ),
+    *entries(
+        "batch_norm", "batch_norm", "input weight bias running_mean running_var training momentum eps",
+        _batch_scales, _norm_paths, namespaces=[torch],
+    ),
+    *entries(
+        "layer_norm", "layer_norm", "input normalized_shape weight bias eps",
+        _layer_scales, partial(_norm_paths, layer=True),
+    ),
+    *entries(
+        "rms_norm", "rms_norm", "input normalized_shape weight eps", _layer_scales, partial(_norm_paths, layer=True)
+    ),
+    *entries("group_norm", "group_norm", "input num_groups weight bias eps", _channel_scales, _norm_paths),
+    *entries(
+        "instance_norm", "group_norm", "input running_mean running_var weight bias use_input_stats momentum eps",
+        _channel_scales, _norm_paths, namespaces=[F],
+    ),
+    *entries(
+        "instance_norm", "group_norm", "input weight bias running_mean running_var use_input_stats momentum eps",
+        _channel_scales, _norm_paths, namespaces=[torch],
+    ),
+]  # fmt: skip

@@ -1,0 +1,188 @@
+"""Pools, reductions over axes and resampling: maps of each channel on its own.
+
+Scales pass. Path sums depend on ``pooling``: ``exact``: a maximum is a sum over its window, an average's coefficient is
+squared. ``plain``: pools as they are. ``all``: both are sums, which counts the paths through every position. Positions
+in the padding do not exist.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pathcond.path_sums import PathSums
+from pathcond.propagation import ScalePropagation, mixed_positions
+from pathcond.rules.base import Arguments, entries
+from pathcond.rules.elementwise import add_paths, add_scales
+from pathcond.tracing import Call, Ref, run
+
+# ---- pools over windows
+
+
+def _pool_scales(s: ScalePropagation, call: Call, a: Arguments, nd: int) -> None:
+    axis = len(s.shape(a["input"].id)) - nd - 1
+    s.set_result(call, s.collapse(s.groups(a["input"]), range(axis + 1), mixed_positions(call)))
+
+
+def _pool_paths(p: PathSums, call: Call, a: Arguments, kind: str) -> None:
+    if a["input"].id not in p.sums:
+        p.barrier(call)
+        return
+    setting = {k: v for k, v in a.items() if k not in ("input", "return_indices")}
+    p.linear(call, [a["input"].id], lambda x: _pool(kind, x[0], setting, p.pooling))
+
+
+# ---- reductions over axes
+
+
+def _axes(dim: Any, ndim: int) -> tuple[int, ...]:
+    """The axes a reduction names; all of them where it names none."""
+    return tuple(range(ndim)) if dim is None or dim in ((), []) else (dim,) if isinstance(dim, int) else tuple(dim)
+
+
+def _reduce_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
+    dim = a.get("dim", a.get("axis", a.get("other")))
+    if isinstance(dim, Ref):  # torch.max(x, y)
+        add_scales(s, call, {"input": a["input"], "other": dim})
+        return
+    groups = s.groups(a["input"])
+    gone = {d % max(groups.ndim, 1) for d in _axes(dim, groups.ndim)}
+    groups = s.collapse(groups, [d for d in range(groups.ndim) if d not in gone], mixed_positions(call))
+    keeps_axes = len(s.shape(call.outs[0])) == groups.ndim
+    s.set_result(
+        call, groups if keeps_axes else groups.reshape([n for d, n in enumerate(groups.shape) if d not in gone])
+    )
+
+
+def _reduce_paths(p: PathSums, call: Call, a: Arguments, kind: str) -> None:
+    dim = a.get("dim", a.get("axis", a.get("other")))
+    if isinstance(dim, Ref):
+        add_paths(p, call, {"input": a["input"], "other": dim})
+        return
+    if a["input"].id not in p.sums:
+        p.barrier(call)
+        return
+    size, shape = p.trace.values[a["input"].id].shape, p.trace.values[call.outs[0]].shape
+    dims = _axes(dim, len(size))
+    p.linear(call, [a["input"].id], lambda x: _reduced(kind, x[0], dims, p.pooling).reshape(shape))
+
+
+# ---- resampling
+
+
+def _resample_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
+    s.set_result(call, s.collapse(s.groups(a["input"]), (0, 1), mixed_positions(call)))
+
+
+def _resample_paths(p: PathSums, call: Call, a: Arguments) -> None:
+    p.linear(call, [a["input"].id], lambda x: run(call, lambda _: x[0]))
+
+
+# ---- path sums over windows
+
+_PLAIN = {
+    f"{name}{d}": getattr(F, f"{name}{d}d")
+    for name in ("max_pool", "avg_pool", "adaptive_avg_pool", "adaptive_max_pool")
+    for d in (1, 2, 3)
+}
+
+
+def _pool(kind: str, x: Tensor, setting: dict[str, Any], pooling: str) -> Tensor:
+    """A pool of ``kind`` (``max_pool2``, ``adaptive_avg_pool3``, ...) of path sums ``x`` (..., channels, *space)."""
+    plain = _PLAIN[kind]
+    if pooling == "plain":
+        return plain(x, **setting)
+    nd, average = int(kind[-1]), "avg" in kind
+    if kind.startswith("adaptive"):
+        positions = _adaptive_positions(x, setting["output_size"], nd)
+        mean = _PLAIN[f"adaptive_avg_pool{nd}"](x, setting["output_size"])
+        return mean / positions if average and pooling == "exact" else mean * positions
+    total = _window_sum(x, setting, nd)
+    if average and pooling == "exact":
+        ones = torch.ones_like(x[..., :1, *[slice(None)] * nd]) if x.ndim > nd else torch.ones_like(x)
+        return total * (plain(ones, **setting) / _window_sum(ones, setting, nd)) ** 2
+    return total
+
+
+def _reduced(kind: str, x: Tensor, dims: Sequence[int], pooling: str) -> Tensor:
+    """``mean``, ``sum`` or ``extreme`` (a maximum or minimum) of path sums over axes."""
+    if kind == "extreme" and pooling == "plain":
+        return x.amax(tuple(dims), keepdim=True)
+    total = x.sum(tuple(dims), keepdim=True)
+    positions = math.prod(x.shape[d] for d in dims)
+    if kind != "mean" or pooling == "all":
+        return total
+    return total / positions if pooling == "plain" else total / positions**2
+
+
+def _each(value: Any, nd: int) -> tuple[int, ...]:
+    return (value,) * nd if isinstance(value, int) else tuple(value) * (nd if len(value) == 1 else 1)
+
+
+def _window_sum(x: Tensor, setting: dict[str, Any], nd: int) -> Tensor:
+    """Sum over pooling windows, as a convolution of each channel with ones; ``ceil_mode`` pads at the far end."""
+    kernel = _each(setting["kernel_size"], nd)
+    given = setting.get("stride")
+    stride = kernel if given is None or given == [] or given == () else _each(given, nd)
+    padding, dilation = _each(setting.get("padding", 0), nd), _each(setting.get("dilation", 1), nd)
+    space = x.shape[-nd:]
+    extra = []
+    for n, k, s, p, d in zip(space, kernel, stride, padding, dilation, strict=True):
+        span = n + 2 * p - d * (k - 1) - 1
+        out = (-(-span // s) if setting.get("ceil_mode") else span // s) + 1
+        if setting.get("ceil_mode") and (out - 1) * s >= n + p:
+            out -= 1
+        extra.append(max(0, (out - 1) * s + d * (k - 1) + 1 - n - 2 * p))
+    pads = [amount for p, e in zip(reversed(padding), reversed(extra), strict=True) for amount in (p, p + e)]
+    flat = F.pad(x, pads).reshape(-1, 1, *(n + 2 * p + e for n, p, e in zip(space, padding, extra, strict=True)))
+    convolve = (F.conv1d, F.conv2d, F.conv3d)[nd - 1]
+    summed = convolve(flat, flat.new_ones(1, 1, *kernel), stride=stride, dilation=dilation)
+    return summed.reshape(*x.shape[:-nd], *summed.shape[-nd:])
+
+
+def _adaptive_positions(x: Tensor, output_size: Any, nd: int) -> Tensor:
+    """Number of positions of each window of an adaptive pool, broadcast over channels."""
+    sizes = (output_size,) * nd if output_size is None or isinstance(output_size, int) else tuple(output_size)
+    positions = x.new_ones(())
+    for axis, wanted in enumerate(sizes):
+        n = x.shape[axis - nd]
+        out = n if wanted is None else wanted
+        counts = [-(-(i + 1) * n // out) - i * n // out for i in range(out)]
+        positions = positions[..., None] * x.new_tensor(counts)
+    return positions
+
+
+_AVERAGE = "input kernel_size stride padding ceil_mode count_include_pad divisor_override"
+_WINDOWS = "input kernel_size stride padding dilation ceil_mode"
+
+OPERATIONS = [
+    *(
+        entry
+        for nd in (1, 2, 3)
+        for names, kind, arguments in (
+            (f"max_pool{nd}d max_pool{nd}d_with_indices", f"max_pool{nd}", _WINDOWS),
+            (f"avg_pool{nd}d", f"avg_pool{nd}", _AVERAGE),
+            (f"adaptive_avg_pool{nd}d", f"adaptive_avg_pool{nd}", "input output_size"),
+            (
+                f"adaptive_max_pool{nd}d adaptive_max_pool{nd}d_with_indices",
+                f"adaptive_max_pool{nd}", "input output_size",
+            ),
+        )
+        for entry in entries(names, kind, arguments, partial(_pool_scales, nd=nd), partial(_pool_paths, kind=kind))
+    ),
+    *entries(
+        "interpolate upsample upsample_nearest upsample_bilinear",
+        "resample", "input", _resample_scales, _resample_paths, namespaces=[F],
+    ),
+    *entries("mean", "mean", "input dim keepdim", _reduce_scales, partial(_reduce_paths, kind="mean")),
+    *entries("sum", "sum", "input dim keepdim", _reduce_scales, partial(_reduce_paths, kind="sum")),
+    *entries(
+        "max min amax amin", "extreme", "input dim keepdim", _reduce_scales, partial(_reduce_paths, kind="extreme")
+    ),
+]  # fmt: skip

@@ -1,0 +1,319 @@
+"""Operations that move elements: what holds for an element holds for it at its new place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pathcond.path_sums import PathSums
+from pathcond.propagation import FROZEN, ZERO, ParamView, Reason, ScalePropagation, compress, mixed_positions, with_axes
+from pathcond.rules.base import Arguments, Entry, Operation, entries
+from pathcond.tracing import WRITE, Call, Ref, View, flatten, refs, run
+
+# ---- reshape
+
+
+def _reshape_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
+    if s.parameter(a["input"]) is not None:
+        _move_scales(s, call, a)
+        return
+    if s.trace.values[a["input"].id].dtype != s.trace.values[call.outs[0]].dtype:
+        s.freeze_through(call, "is read as another dtype")
+        return
+    s.set_result(call, reshape(s.groups(a["input"]), s.shape(a["input"].id), s.shape(call.outs[0])))
+
+
+def reshape(groups: Tensor, old: tuple[int, ...], new: tuple[int, ...]) -> Tensor:
+    """The group map of ``x.reshape(new)``, without spreading it over axes that stay as they are."""
+    if 0 in old:
+        return torch.full((1,) * len(new), FROZEN)
+    i = j = 0
+    wide: list[int] = []
+    sizes: list[int] = []
+    while i < len(old) or j < len(new):  # the shortest runs of old and new axes that hold the same elements
+        first_i, first_j = i, j
+        before, i = (old[i], i + 1) if i < len(old) else (1, i)
+        after, j = (new[j], j + 1) if j < len(new) else (1, j)
+        while before != after:
+            if before < after:
+                before, i = before * old[i], i + 1
+            else:
+                after, j = after * new[j], j + 1
+        varies = any(n > 1 for n in groups.shape[first_i:i])
+        wide += old[first_i:i] if varies else [1] * (i - first_i)
+        sizes += new[first_j:j] if varies else [1] * (j - first_j)
+    return compress(groups.expand(wide).reshape(sizes))
+
+
+def _reshape_paths(p: PathSums, call: Call, a: Arguments) -> None:
+    shape = p.trace.values[call.outs[0]].shape
+    p.linear(call, [a["input"].id], lambda x: x[0].reshape(shape))
+
+
+# ---- permutations, slices, copies
+
+
+def _move_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
+    named = list(refs([*call.args, call.kwargs]))
+    views = [s.parameter(ref) for ref in named]
+    if len(named) == 1 and views[0] is not None:
+        s.set_result(call, *_param_views(s, call, named[0].id, views[0]))
+        return
+    fills: dict[int, Tensor] = {}
+    unfixed: set[int] = set()
+    data = {ref.id for ref in refs(call.args[:1] if call.args else list(call.kwargs.values())[:1])}
+    for ref in named:
+        if ref.id in data:
+            fills[ref.id] = s.groups(ref).expand(s.shape(ref.id))
+            continue
+        if call.name == "expand_as":
+            fills[ref.id] = torch.zeros(()).expand(s.shape(ref.id))
+            continue
+        constant = s.constants.get(ref.id) if s.constants is not None and not s.constants.random(ref.id) else None
+        if constant is None:
+            unfixed.add(ref.id)
+            constant = torch.zeros(s.shape(ref.id), dtype=torch.int64)
+        fills[ref.id] = constant.cpu()
+    if unfixed:
+        axes = _picked_axes(s, call, unfixed)
+        if axes is None or len(data) != 1:
+            s.freeze_through(call, f"is picked by `{call.name}` with indices that are not fixed")
+            return
+        source = next(iter(data))
+        kept = [axis for axis in range(len(s.shape(source))) if axis not in axes]
+        fills[source] = s.collapse(s.groups(Ref(source)), kept, mixed_positions(call)).expand(s.shape(source))
+    moved = flatten(_run_on_groups(call, fills))
+    s.set_result(call, *(compress(groups) for groups in moved))
+
+
+def _picked_axes(s: ScalePropagation, call: Call, unfixed: set[int]) -> set[int] | None:
+    """The axes along which indices that are not fixed pick elements; None if they cannot be told."""
+    args = dict(enumerate(call.args)) | dict(call.kwargs)
+    ndim = len(s.shape(args[0].id)) if isinstance(args.get(0), Ref) else 0
+    if call.name == "__getitem__" and ndim:
+        index = args[1] if isinstance(args[1], tuple) else (args[1],)
+        logical = [x for x in index if isinstance(x, Ref) and not s.trace.values[x.id].dtype.is_signed]
+        if logical or any(isinstance(x, list) for x in index):
+            return None  # masks make shapes that depend on values
+        named = [x for x in index if x is not None]
+        at = next((i for i, x in enumerate(named) if x is Ellipsis), len(named))
+        places = [*range(at), None, *range(ndim - (len(named) - at - 1), ndim)]
+        return {
+            i for i, x in zip(places, named, strict=False) if isinstance(x, Ref) and x.id in unfixed and i is not None
+        }
+    if call.name in ("index_select", "gather", "take_along_dim"):
+        position = 2 if call.name == "take_along_dim" else 1
+        dim = args.get(position, args.get("dim"))
+        return {dim % ndim} if isinstance(dim, int) and ndim else None
+    return None
+
+
+def _run_on_groups(call: Call, fills: dict[int, Tensor]) -> Any:
+    try:
+        return run(call, fills.__getitem__)
+    except RuntimeError:  # some kernels know no integers; numbers below 2**53 are exact here
+        as_double = {k: v.double() for k, v in fills.items()}
+        return [groups.long() for groups in flatten(run(call, as_double.__getitem__))]
+
+
+def _param_views(s: ScalePropagation, call: Call, source: int, view: ParamView) -> list[Tensor | ParamView]:
+    """A transposed, unsqueezed or sliced parameter is still that parameter; any other piece of it is a constant."""
+    meta = torch.empty(s.shape(source), device="meta")
+    found: list[Tensor | ParamView] = []
+    for piece, value in zip(flatten(run(call, lambda _: meta)), call.outs, strict=True):
+        shown = (
+            _piece_of(view, meta, piece) if piece.untyped_storage()._cdata == meta.untyped_storage()._cdata else None
+        )
+        if shown is None:
+            reason = f"parameter '{view.name}' is cut up by `{call.name}`"
+            s.freeze_parameter(view.name, Reason("param", call.where, reason))
+        found.append(shown or s.uniform(value, FROZEN))
+    return found
+
+
+def _piece_of(view: ParamView, whole: Tensor, piece: Tensor) -> ParamView | None:
+    """The view that ``piece``, on the memory of the contiguous ``whole``, shows; None for any other layout."""
+    by_stride = {whole.stride(i): i for i, n in enumerate(whole.shape) if n > 1}
+    offset = int(piece.storage_offset())
+    first = {i: offset // stride % whole.shape[i] for stride, i in by_stride.items()}
+    starts, sizes, axes = list(view.starts), list(view.sizes), []
+    for i, start in first.items():
+        own = view.axes[i]
+        if own is not None:
+            starts[own], sizes[own] = starts[own] + start, 1
+    for k, n in enumerate(piece.shape):
+        i = by_stride.get(piece.stride(k)) if n > 1 else None
+        own = None if i is None else view.axes[i]
+        if n == 1:
+            axes.append(None)
+            continue
+        if i is None or own is None or own in axes or first[i] + n > whole.shape[i]:
+            return None
+        sizes[own] = n
+        axes.append(own)
+    return replace(view, axes=tuple(axes), starts=tuple(starts), sizes=tuple(sizes)) if piece.numel() else None
+
+
+def _move_paths(p: PathSums, call: Call, a: Arguments, assign: bool = False) -> None:
+    """Run the call itself: on path sums, squared constants among the data, and plain constants as indices."""
+    named = [r.id for r in refs([*call.args, call.kwargs])]
+    places = refs(call.args[:2] if call.fn is WRITE else [a.get("tensors", a.get("input")), a.get("value")])
+    data = list(dict.fromkeys(r.id for r in places))
+    sources = [v for v in data if v in p.sums]
+    if not sources:
+        p.barrier(call)
+        return
+    log = max(p.sums[v].log for v in sources)
+
+    def function(leaves: list[Tensor]) -> Any:
+        fills: dict[int, Any] = dict(zip(sources, leaves, strict=True))
+        for v in named:
+            if v in data and v not in fills:
+                known = p.constant(Ref(v)) is not None
+                fills[v] = p.square(Ref(v)).at(log) if known else leaves[0].new_zeros(p.trace.values[v].shape)
+            elif v not in fills:
+                fixed = p.constant(Ref(v))
+                known_as = p.trace.values[v]  # indices that are not fixed stand for any
+                fills[v] = (
+                    torch.zeros(known_as.shape, dtype=known_as.dtype, device=p.device) if fixed is None else fixed
+                )
+        if assign:
+            base = fills[a["input"].id].clone()
+            base[a["index"]] = fills[a["value"].id] if isinstance(a["value"], Ref) else float(a["value"]) ** 2
+            return base
+        return run(call, fills.__getitem__)
+
+    p.linear(call, sources, function)
+
+
+def _unfold_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
+    """Windows as columns: each channel comes once for every position of the kernel."""
+    channels = s.channels(a["input"], -3, call)
+    ndim, size = len(s.shape(call.outs[0])), s.shape(call.outs[0])[-2]
+    s.set_result(call, with_axes(channels.repeat_interleave(size // len(channels))[:, None], ndim))
+
+
+def _fold_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
+    """Columns summed into windows: the entries of a channel share its scale."""
+    channels = s.channels(a["input"], -2, call)
+    shape = s.shape(call.outs[0])
+    entries = s.collapse(channels.reshape(shape[-3], -1), [0], mixed_positions(call))
+    s.set_result(call, with_axes(entries[:, :, None], len(shape)))
+
+
+# ---- concatenation, padding, assignment
+
+
+def _cat_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
+    parts = [part for part in a["tensors"] if s.shape(part.id) != (0,)]
+    axis = a.get("dim", a.get("axis", 0))
+    maps = [s.groups(part) for part in parts]
+    widest = [max(groups.size(d) if groups.ndim else 1 for groups in maps) for d in range(maps[0].ndim)]
+    wide = []
+    for part, groups in zip(parts, maps, strict=True):
+        sizes = list(widest)
+        sizes[axis] = s.shape(part.id)[axis]
+        wide.append(groups.expand(sizes))
+    s.set_result(call, compress(torch.cat(wide, axis)))
+
+
+def _pad_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
+    groups, pad, constant = s.groups(a["input"]), list(a["pad"]), a.get("mode", "constant") == "constant"
+    if constant and a.get("value") not in (None, 0):
+        s.freeze_through(call, "is padded with a constant that is not zero")
+        return
+    inner = [
+        amount if groups.size(groups.ndim - 1 - index // 2) > 1 else 0  # a constant map covers its padding too
+        for index, amount in enumerate(pad)
+    ]
+    if constant:
+        groups = F.pad(groups, inner, value=ZERO)
+    elif any(inner):
+        groups = s.collapse(groups, range(groups.ndim - len(pad) // 2), mixed_positions(call))
+    s.set_result(call, groups)
+
+
+def _assign_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
+    if any(refs([a["index"]])):
+        s.freeze_through(call, "is written at indices that are tensors")
+        return
+    base = s.groups(a["input"]).expand(s.shape(a["input"].id)).clone()
+    base[a["index"]] = s.groups(a["value"])
+    s.set_result(call, compress(base))
+
+
+def _copy_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
+    s.groups(a["input"])
+    s.set_result(call, with_axes(s.groups(a["src"]), len(s.shape(call.outs[0]))))
+
+
+def _copy_paths(p: PathSums, call: Call, a: Arguments) -> None:
+    shape = p.trace.values[call.outs[0]].shape
+    if isinstance(a["src"], Ref) and a["src"].id in p.sums:
+        p.linear(call, [a["src"].id], lambda x: x[0].expand(shape))
+    else:
+        p.barrier(call)
+
+
+def _write_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
+    """A change made through a view reaches the tensor it shows."""
+    base, piece, view = call.args
+    assert isinstance(view, View)  # noqa: S101 - the recorder makes it so
+    operation = s.table.get(view.call.fn)
+    kind = "" if operation is None else operation.kind
+    if kind in ("pass", "same", "cast"):
+        s.groups(base)
+        s.set_result(call, s.groups(piece))
+    elif kind in ("move", "reshape") and s.parameter(base) is None and s.parameter(piece) is None:
+        whole, part = s.shape(base.id), s.shape(piece.id)
+        s.set_result(call, compress(WRITE(s.groups(base).expand(whole), s.groups(piece).expand(part), view)))
+    else:
+        s.freeze_through(call, f"is changed in place through `{view.call.name}`")
+
+
+_MOVE = Operation("move", ("input",), _move_scales, _move_paths, view="layout", constant=True)
+_JOIN = Operation("move", ("tensors", "dim"), _move_scales, _move_paths, constant=True)
+
+
+def _listed(operation: Operation, functions: str, namespaces: Iterable[Any] | None = None) -> list[Entry]:
+    """Entries of one operation for all spellings of some functions."""
+    options = {} if namespaces is None else {"namespaces": namespaces}
+    found = entries(functions, operation.kind, "input", operation.scales, operation.paths, **options)
+    return [(function, operation) for function, _ in found]
+
+
+OPERATIONS = [
+    *entries(
+        "view view_as reshape reshape_as flatten unflatten ravel squeeze unsqueeze",
+        "reshape", "input", _reshape_scales, _reshape_paths, view="layout", constant=True, shapes=True,
+    ),
+    *_listed(
+        _MOVE,
+        "permute transpose t swapaxes swapdims movedim moveaxis adjoint expand broadcast_to repeat tile roll flip "
+        "fliplr flipud narrow select split split_with_sizes chunk tensor_split unbind hsplit vsplit unsafe_chunk "
+        "unsafe_split index_select gather take_along_dim __getitem__ channel_shuffle "
+        "native_channel_shuffle pixel_shuffle pixel_unshuffle",
+    ),
+    *_listed(replace(_MOVE, shapes=True), "expand_as"),
+    *_listed(_MOVE, "diagonal rot90 repeat_interleave unfold", [torch, Tensor]),
+    *entries("unfold", "unfold", "input", _unfold_scales, _move_paths, namespaces=[F]),
+    *entries("fold", "fold", "input", _fold_scales, _move_paths, namespaces=[F]),
+    *((getattr(Tensor, name).__get__, _MOVE) for name in ("T", "mT", "H", "mH")),
+    *_listed(_JOIN, "stack hstack vstack dstack", [torch]),
+    *entries(
+        "cat concat concatenate", "cat", "tensors dim", _cat_scales, _move_paths, namespaces=[torch], constant=True
+    ),
+    *entries("pad", "pad", "input pad mode value", _pad_scales, _move_paths, namespaces=[F], constant=True),
+    *entries(
+        "constant_pad_nd", "pad", "input pad value", _pad_scales, _move_paths, namespaces=[torch], constant=True
+    ),
+    *entries("__setitem__", "setitem", "input index value", _assign_scales, partial(_move_paths, assign=True)),
+    *entries("copy_", "copy", "input src", _copy_scales, _copy_paths, namespaces=[Tensor]),
+    (WRITE, Operation("write", ("base", "piece", "view"), _write_scales, _move_paths)),
+]  # fmt: skip

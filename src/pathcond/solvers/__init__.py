@@ -1,0 +1,245 @@
+"""Solvers of the convex problem: coordinate descent, Newton's method, and coordinate descent on a GPU."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
+from enum import Enum
+from importlib.util import find_spec
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from pathcond.checks import check_choice
+from pathcond.diag_g import DiagG
+from pathcond.errors import PathCondError, SolveError
+from pathcond.graph import ScaleGraph
+from pathcond.isolation import on_cpu
+from pathcond.objective import Layout, Objective, build_objective, layout_of
+from pathcond.solvers.coordinate_descent import CoordinateDescent
+from pathcond.solvers.newton import minimize
+
+__all__ = ["Result", "Solution", "solve"]
+
+_SMALL = 1 << 22  # elements of all blocks up to which the CPU is faster than a GPU without the kernels
+_AT_BOUND = 1.0 - 1e-12  # of the clamp
+
+
+class Result(Enum):
+    """How a solve ended; the value is the message."""
+
+    SWEEPS = "all sweeps asked for were made"
+    TOLERANCE = "the updates of the last sweep were below the tolerance"
+    OPTIMUM = "the gradient is zero to the tolerance"
+    STALLED = "no further decrease was possible before the gradient met the tolerance"
+    NOTHING = "there is no unit to rescale"
+
+
+@dataclass(frozen=True)
+class Solution:
+    """Log-scales and how they were found.
+
+    Attributes:
+        u: log-scales, float64, shape (units,) on the CPU; unit h is multiplied by ``exp(u[h] / 2)``.
+        objective: F before, then after each sweep (or Newton step).
+        mean_update: mean absolute change of ``u`` in each sweep (or Newton step).
+        residual: largest entry of the gradient of F, over p; zero at the optimum.
+        result: how the solve ended.
+        dead: units (indices into ``u``) left alone because nothing enters or nothing leaves them.
+        size: p, the number of parameters that count.
+        clamped: number of units whose ``|log lambda|`` is at the bound ``clamp``; 0 without one.
+    """
+
+    u: Tensor
+    objective: tuple[float, ...]
+    mean_update: tuple[float, ...]
+    residual: float
+    result: Result
+    dead: tuple[int, ...]
+    size: int
+    clamped: int = 0
+
+    @property
+    def steps(self) -> int:
+        """Number of sweeps or Newton steps made."""
+        return len(self.mean_update)
+
+
+@on_cpu
+def solve(
+    graph: ScaleGraph,
+    g: Mapping[str, Tensor],
+    *,
+    method: Literal["sweeps", "optimum"] = "sweeps",
+    sweeps: int = 10,
+    tol: float = 0.0,
+    clamp: float | None = None,
+    consume: bool = False,
+) -> Solution:
+    """Find the log-scales that bring diag(G) closest to a constant.
+
+    Args:
+        graph: the units, from :func:`pathcond.extract_graph`.
+        g: diag(G) by parameter name, from :func:`pathcond.compute_diag_g`: the entries themselves in a plain mapping,
+            ``g[name] * exp(g.log_scale[name])`` in a :class:`pathcond.DiagG`. Parameters left out do not count
+            in p.
+        method: ``sweeps``: the paper's alternating minimisation. ``optimum``: the minimiser of F, by Newton's method.
+        sweeps: number of sweeps over all units, for ``method="sweeps"``.
+        tol: stop after a sweep that changed ``u`` by less than this in sum; for ``optimum`` the residual to reach,
+            1e-10 if 0.
+        clamp: bound on every ``|log lambda| = |u| / 2``; None for none. Units at the bound are counted in
+            :attr:`Solution.clamped`.
+        consume: take ownership of ``g``, a dict: its entries are removed as they are used, to save memory, and their
+            values are not checked, as those of :func:`pathcond.compute_diag_g` need not be.
+
+    Returns:
+        The :class:`Solution`. Stopping after the requested sweeps is a normal result.
+
+    Raises:
+        PathCondError: an argument is out of range, or ``g`` does not fit the graph.
+        SolveError: ``g`` has entries that are negative or not finite; the message names the parameter.
+
+    Example:
+        >>> import torch, pathcond
+        >>> model = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.ReLU(), torch.nn.Linear(1, 1, bias=False))
+        >>> for p, value in zip(model.parameters(), (2.5, 5.0, 0.2)):
+        ...     _ = p.data.fill_(value)
+        >>> x = torch.ones(1, 1)
+        >>> graph = pathcond.extract_graph(model, x)
+        >>> round(pathcond.solve(graph, pathcond.compute_diag_g(model, x)).u.item(), 4)
+        -3.3304
+    """
+    _check_options(method, sweeps, tol, clamp)
+    if consume and not isinstance(g, MutableMapping):
+        raise PathCondError(f"expected g to be a dict with consume=True, got {type(g).__name__}.")
+    _check_shapes(graph, g)
+    if not consume:
+        _check_values(g)
+    logs = g.log_scale if isinstance(g, DiagG) else {}
+    layout = layout_of(graph, tuple(g))
+    on_gpu = _gpu_supports(layout, g)
+    device = torch.device("cpu")
+    if g and (on_gpu or layout.size > _SMALL):
+        device = next(iter(g.values())).device
+    objective = build_objective(layout, g, logs, device=device, consume=consume)
+    if not objective.size and not objective.units:
+        return Solution(torch.zeros(0, dtype=torch.float64), (0.0,), (), 0.0, Result.NOTHING, (), 0)
+    bound = None if clamp is None else 2.0 * clamp
+    if on_gpu and method == "sweeps" and tol == 0.0:
+        solution = _solve_on_gpu(objective, sweeps)
+        if solution is not None and (bound is None or float(solution.u.abs().amax()) < bound):
+            return solution
+    return _solve(objective, method, sweeps, tol, bound)
+
+
+def _check_options(method: str, sweeps: int, tol: float, clamp: float | None) -> None:
+    check_choice("method", method, ("sweeps", "optimum"))
+    if isinstance(sweeps, bool) or not isinstance(sweeps, int) or sweeps < 0:
+        raise PathCondError(f"expected sweeps to be an integer >= 0, got {sweeps!r}.")
+    if not _is_number(tol) or not tol >= 0:
+        raise PathCondError(f"expected tol >= 0, got {tol!r}.")
+    if clamp is not None and not (_is_number(clamp) and clamp > 0):
+        raise PathCondError(f"expected clamp to be positive or None, got {clamp!r}.")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _check_shapes(graph: ScaleGraph, g: Mapping[str, Tensor]) -> None:
+    for name, t in g.items():
+        if name not in graph.shapes:
+            raise PathCondError(
+                f"expected entries of diag(G) for parameters of the graph's model, got one for '{name}'."
+            )
+        if tuple(t.shape) != graph.shapes[name]:
+            raise PathCondError(f"expected shape {graph.shapes[name]} for '{name}', got {tuple(t.shape)}.")
+
+
+def _check_values(g: Mapping[str, Tensor]) -> None:
+    for name, t in g.items():
+        low, high = (float(x) for x in torch.aminmax(t)) if t.numel() else (0.0, 0.0)
+        if not (low >= 0 and math.isfinite(high)):
+            raise SolveError(f"expected finite entries of diag(G) >= 0, got {low} to {high} for parameter '{name}'.")
+
+
+def _gpu_supports(layout: Layout, g: Mapping[str, Tensor]) -> bool:
+    """Whether the GPU kernels can run the sweeps; Triton is imported only if the entries are on a GPU."""
+    if not layout.units or not all(t.is_cuda for t in g.values()) or find_spec("triton") is None:
+        return False
+    from pathcond.solvers import gpu
+
+    return gpu.supports(layout)
+
+
+def _solve_on_gpu(objective: Objective, sweeps: int) -> Solution | None:
+    from pathcond.solvers import gpu
+
+    found = gpu.sweep(objective, sweeps)
+    if found is None:
+        return None
+    updates = tuple(change / objective.units for change in found.changes)
+    return Solution(found.u[1:].cpu(), found.values, updates, found.residual, Result.SWEEPS, (), objective.size)
+
+
+@dataclass(frozen=True)
+class _History:
+    """F before and after each step, and the mean absolute change of u in each."""
+
+    values: list[float]
+    updates: list[float]
+
+    def add(self, value: float, update: float) -> None:
+        self.values.append(value)
+        self.updates.append(update)
+
+
+def _solve(objective: Objective, method: str, sweeps: int, tol: float, bound: float | None) -> Solution:
+    descent = CoordinateDescent(objective, bound)
+    history = _History([objective.size * descent.log_sum if objective.size else 0.0], [])
+    u, result = descent.u, Result.NOTHING
+    if objective.units and objective.size:
+        count, stop = (min(2, sweeps), 0.0) if method == "optimum" else (sweeps, tol)
+        u, result = _run_sweeps(descent, history, count, stop)
+        if method == "optimum":
+            u, met = minimize(objective, u, tol or 1e-10, bound, history.add)
+            result = Result.OPTIMUM if met else Result.STALLED
+    if history.values[0] == -math.inf:
+        raise SolveError(
+            "expected a path from an input or a bias to an output, got none: diag(G) is zero. Give a floating-point "
+            "example input that is not empty, and weights that are not all zero."
+        )
+    if not bool(torch.isfinite(u).all()) or not math.isfinite(history.values[-1]):
+        raise SolveError(
+            "expected finite log-scales, got NaN or infinity: the entries of diag(G) span more than float64 does."
+        )
+    grad, clamped = objective.gradient(u), 0
+    if bound is not None:
+        upper, lower = u >= bound * _AT_BOUND, u <= -bound * _AT_BOUND
+        grad = torch.where(upper & (grad < 0) | lower & (grad > 0), 0.0, grad)
+        clamped = int((upper | lower).sum())
+    return Solution(
+        u=u[1:].cpu(),
+        objective=tuple(history.values),
+        mean_update=tuple(history.updates),
+        residual=float(grad.abs().amax()),
+        result=result,
+        dead=tuple(objective.dead[1:].nonzero()[:, 0].tolist()),
+        size=objective.size,
+        clamped=clamped,
+    )
+
+
+def _run_sweeps(descent: CoordinateDescent, history: _History, sweeps: int, tol: float) -> tuple[Tensor, Result]:
+    objective, result = descent.objective, Result.SWEEPS
+    for _ in range(sweeps):
+        change = descent.sweep()
+        history.add(objective.size * descent.log_sum + float(objective.balance @ descent.u), change / objective.units)
+        if change < tol:
+            result = Result.TOLERANCE
+            break
+    if sweeps:
+        history.values[-1] = objective.value(descent.u)  # summed afresh
+    return descent.u, result

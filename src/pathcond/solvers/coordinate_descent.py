@@ -1,0 +1,351 @@
+"""The paper's alternating minimisation: sweeps of exact coordinate updates, with a layer's sums computed at once.
+
+Two units of one layer have no parameter in common. So the sums that enter and leave them follow for the whole layer
+from two matrix-vector products; within it only the running total couples unit to unit, and that recurrence is scalar.
+All terms are fractions of the total sum. Most layers are updated with plain exponentials. Logarithms take over for
+log-scales beyond :data:`LOG_RANGE`, blocks whose magnitudes differ by more than float64 holds, dead units, clamps,
+layers that make up nearly the whole sum, and units with doubled elements.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pathcond.objective import LOG_RANGE, Layer, Objective, Side
+
+_AT_BOUND = 1.0 - 1e-12  # a log-scale this close to the bound is at it
+_CANCELLATION = 1.0e-6  # if less of the sum than this remains beside a layer, the remainder is summed afresh
+
+
+@dataclass(frozen=True)
+class BlockSum:
+    """Sums over one block for the units of a layer: ``m @ factors[others]``, or element by element.
+
+    ``m`` is ``source[index]``: a view of the block where ``index`` is a slice, otherwise a copy. The layer's units (or
+    their mirrors) are the block's rows, and the factors exp(u); or, with ``columns``, its columns, and exp(-u).
+    """
+
+    source: Tensor
+    index: slice | Tensor
+    m: Tensor
+    log: float
+    others: slice | Tensor
+    positions: Tensor | None
+    count: int
+    columns: bool
+
+    def __call__(self, factors: Tensor) -> Tensor:
+        """The sums, shape (count,), given exponentials of the nodes ``others``."""
+        found = self.m @ factors if self.m.ndim == 2 else self.m * factors
+        return found if self.positions is None else found.new_zeros(self.count).index_add_(0, self.positions, found)
+
+    def reload(self) -> None:
+        """Follow a change of the block in place."""
+        if isinstance(self.index, Tensor):
+            self.m.copy_(self.source[self.index])
+
+
+@dataclass(frozen=True)
+class LayerSums:
+    """A layer with the sums over what enters and what leaves its units."""
+
+    layer: Layer
+    entering: tuple[BlockSum, ...]
+    leaving: tuple[BlockSum, ...]
+    entering_twice: tuple[BlockSum, ...]
+    leaving_twice: tuple[BlockSum, ...]
+
+
+def layer_sums(objective: Objective) -> list[LayerSums]:
+    """The layers of an objective, in the order of the sweeps."""
+    return [
+        LayerSums(
+            layer,
+            entering=_block_sums(objective, layer.entering, layer),
+            leaving=_block_sums(objective, layer.leaving, layer),
+            entering_twice=_block_sums(objective, layer.entering_twice, layer),
+            leaving_twice=_block_sums(objective, layer.leaving_twice, layer),
+        )
+        for layer in objective.layout.layers
+    ]
+
+
+def _block_sums(objective: Objective, sides: tuple[Side, ...], layer: Layer) -> tuple[BlockSum, ...]:
+    found = []
+    for side in sides:
+        block = objective.blocks[side.block]
+        device = block.m.device
+        index, others = (x.to(device) if isinstance(x, Tensor) else x for x in (side.index, side.others))
+        positions = None if side.positions is None else side.positions.to(device)
+        source = block.m.T if side.columns and block.dense else block.m
+        count = layer.hi - layer.lo
+        found.append(BlockSum(source, index, source[index], block.log, others, positions, count, side.columns))
+    return tuple(found)
+
+
+def total(sums: tuple[BlockSum, ...], exp_plus: Tensor, exp_minus: Tensor) -> Tensor:
+    """Sums over all blocks for each unit of a layer, given exp(u) and exp(-u) of all nodes."""
+    first, *rest = (s((exp_minus if s.columns else exp_plus)[s.others]) for s in sums)
+    return sum(rest, start=first)
+
+
+class CoordinateDescent:
+    """Sweeps over all units of an objective, in network order.
+
+    Attributes:
+        u: log-scales, shape (H + 1,); entry 0 is 0 and stays.
+        log_sum: log of sum_i exp((Bu)_i) g_i at ``u``.
+    """
+
+    def __init__(self, objective: Objective, clamp: float | None) -> None:
+        self.objective = objective
+        self.clamp = clamp
+        self.u = torch.zeros(objective.units + 1, dtype=torch.float64, device=objective.device)
+        self.log_sum = objective.log_sum(self.u)
+        self._layers = layer_sums(objective)
+        self._common_log = objective.common_log or 0.0
+        self._plain = objective.common_log is not None
+        dead = objective.dead.tolist()
+        self._uniform = [s.layer.uniform and not any(dead[s.layer.lo : s.layer.hi]) for s in self._layers]
+        self._limit = math.inf if clamp is None else math.exp(min(clamp, LOG_RANGE))
+
+    def sweep(self) -> float:
+        """Update every unit once; returns the sum of the absolute changes of the log-scales."""
+        before, log_sum = self.u.clone(), self.log_sum
+        self._pass(plain=self._plain and float(self.u.abs().amax()) < LOG_RANGE)
+        if not bool(torch.isfinite(self.u).all()):  # exponentials left the range of float64
+            self.u, self.log_sum = before.clone(), log_sum
+            self._pass(plain=False)
+        return float((self.u - before).abs().sum())
+
+    def _pass(self, plain: bool) -> None:
+        layout = self.objective.layout
+        u = layout.at_nodes(self.u)
+        exp_plus, exp_minus = u.exp(), (-u).exp()
+        for sums, uniform in zip(self._layers, self._uniform, strict=True):
+            layer = sums.layer
+            where, *mirrors = (slice(*span) for span in layout.spans(layer.lo, layer.hi))
+            simple = plain and uniform and not layer.doubled
+            if not (simple and self._update_plain(sums, exp_plus, exp_minus)):
+                if plain:
+                    self.u = exp_plus[: len(self.u)].log()
+                self._update_log(sums)
+                plain = plain and float(self.u[where].abs().amax()) < LOG_RANGE
+                exp_plus[where], exp_minus[where] = self.u[where].exp(), (-self.u[where]).exp()
+            for mirror in mirrors:
+                exp_plus[mirror], exp_minus[mirror] = exp_minus[where], exp_plus[where]
+        if plain:
+            self.u = exp_plus[: len(self.u)].log()
+        if self.clamp is not None:  # exponentials and logarithms round
+            bound = torch.where(self.u.abs() > self.clamp * _AT_BOUND, self.u.sign() * self.clamp, self.u)
+            self.u.copy_(bound)
+
+    def _update_plain(self, sums: LayerSums, exp_plus: Tensor, exp_minus: Tensor) -> bool:
+        """Update a layer with plain exponentials; False, and nothing changed, if they cancel or the bound is met."""
+        layer = sums.layer
+        a = layer.balance[0]
+        p, size = float(self.objective.size), abs(a)
+        plus, minus = exp_plus[layer.lo : layer.hi], exp_minus[layer.lo : layer.hi]
+        fraction = math.exp(self._common_log - self.log_sum)
+        entering = total(sums.entering, exp_plus, exp_minus) * minus
+        leaving = total(sums.leaving, exp_plus, exp_minus) * plus
+        old = entering + leaving
+        later = old.flip(0).cumsum(0).mul_(fraction * size).tolist()
+        remainder = 1.0 - (later[-1] / size if size else fraction * float(old.sum()))
+        if not remainder > _CANCELLATION:
+            return False
+        q = (entering * leaving).mul_(4.0 * (p - size) * (p + size) * fraction * fraction)
+        if size:
+            found, new_sum = uniform_recurrence(size, p, q.tolist(), later[-2::-1] + [0.0], remainder)
+            roots = torch.tensor(found, dtype=torch.float64, device=old.device)
+        else:
+            roots = q.sqrt()
+            new_sum = remainder + float(roots.sum()) / p
+        roots.mul_(1.0 / (2.0 * (p - size)))
+        change = entering.mul_(fraction).div_(roots) if a > 0 else roots.div_(leaving.mul_(fraction))
+        new = plus * change
+        if self._limit < math.inf and not (float(new.amax()) < self._limit and float(new.amin()) > 1 / self._limit):
+            return False
+        plus.copy_(new)
+        minus.div_(change)
+        self.log_sum += math.log(new_sum)
+        return True
+
+    def _update_log(self, sums: LayerSums) -> None:
+        """Update a layer in logarithms; dead units stay."""
+        layer = sums.layer
+        where = slice(layer.lo, layer.hi)
+        own, u = self.u[where], self.objective.layout.at_nodes(self.u)
+        entering = _log_fractions(sums.entering, u, -own, self.log_sum)
+        leaving = _log_fractions(sums.leaving, u, own, self.log_sum)
+        alive = ~self.objective.dead[where]
+        if not bool(alive.any()):
+            return
+        of_all = entering.exp() + leaving.exp()
+        twice: list[tuple[float, float]] | None = None
+        if layer.doubled:
+            into_twice = _log_fractions(sums.entering_twice, u, -own, self.log_sum)
+            out_twice = _log_fractions(sums.leaving_twice, u, own, self.log_sum)
+            of_all = of_all + into_twice.exp() + out_twice.exp()
+            twice = list(zip(into_twice[alive].tolist(), out_twice[alive].tolist(), strict=True))
+        old = torch.where(alive, of_all, 0.0)
+        remainder = 1.0 - float(old.sum())
+        if remainder < _CANCELLATION:
+            other = self.objective.log_sum(self.u, (layer.lo, layer.hi))
+            of_dead = torch.where(alive, 0.0, of_all)
+            remainder = math.exp(other - self.log_sum) + float(of_dead.sum())
+        limit = math.inf if self.clamp is None else self.clamp
+        changes, new_sum = recurrence(
+            [layer.balance[h] for h in alive.nonzero()[:, 0].tolist()],
+            self.objective.size,
+            entering[alive].tolist(),
+            leaving[alive].tolist(),
+            remainder,
+            [(-limit - x, limit - x) for x in own[alive].tolist()],
+            twice,
+        )
+        new = own[alive] + torch.tensor(changes, dtype=torch.float64, device=own.device)
+        self.u[where] = own.masked_scatter(alive, new)
+        if new_sum > 0.0:
+            self.log_sum += math.log(new_sum)
+        else:  # the new sum underflowed as a fraction of the old one
+            self.log_sum = self.objective.log_sum(self.u)
+
+
+def uniform_recurrence(
+    size: float, p: float, q: list[float], later: list[float], remainder: float
+) -> tuple[list[float], float]:
+    """As :func:`recurrence` for units of one balance +-``size``, with nothing but arithmetic in the loop.
+
+    Args:
+        size: absolute balance, not 0.
+        p: number of parameters.
+        q: ``4 (p^2 - size^2) x y`` of each unit.
+        later: ``size`` times the sum of x + y over the units after each.
+        remainder: part of the sum that no unit here touches.
+
+    Returns:
+        For each unit ``2 (p - size)`` times the new y (or x, where the balance is negative); and the new sum.
+    """
+    sqrt = math.sqrt
+    found: list[float] = []
+    append = found.append
+    alpha, beta = size / (2.0 * (p - size)), size / (2.0 * (p + size))
+    done = size * remainder
+    for xy, rest in zip(q, later, strict=True):
+        d = done + rest
+        root = d + sqrt(d * d + xy)
+        append(root)
+        done += alpha * root + beta * xy / root
+    return found, done / size
+
+
+def recurrence(
+    balance: list[float],
+    p: int,
+    entering: list[float],
+    leaving: list[float],
+    remainder: float,
+    limits: list[tuple[float, float]],
+    twice: list[tuple[float, float]] | None = None,
+) -> tuple[list[float], float]:
+    """Update units one after the other; all terms are fractions of the sum before.
+
+    With x and y what leaves and enters a unit, x y does not change, and F is least along the unit's log-scale where
+    ``p (x - y) + A (D + x + y) = 0``, D being the rest of the sum: a quadratic in x and in y. It is solved for the one
+    whose root is free of cancellation.
+
+    Args:
+        balance: A of each unit.
+        p: number of parameters.
+        entering: logarithm of y of each unit.
+        leaving: logarithm of x of each unit.
+        remainder: part of the sum that no unit here touches.
+        limits: bounds on the change of each log-scale.
+        twice: logarithms of the doubled elements that enter and that leave each unit; None for none.
+
+    Returns:
+        The changes of the log-scales, and the sum after all updates.
+    """
+    later = [0.0]
+    for h in reversed(range(len(balance))):
+        later.append(later[-1] + math.exp(entering[h]) + math.exp(leaving[h]))
+        if twice is not None:
+            later[-1] += math.exp(twice[h][0]) + math.exp(twice[h][1])
+    changes: list[float] = []
+    done = remainder
+    for h, a in enumerate(balance):
+        ad = a * (done + later[-2 - h])
+        if twice is not None and max(twice[h]) > -math.inf:
+            change = _quartic_root(a, p, ad, entering[h], leaving[h], *twice[h])
+            change = min(max(change, limits[h][0]), limits[h][1])
+            changes.append(change)
+            done += math.exp(leaving[h] + change) + math.exp(entering[h] - change)
+            done += math.exp(twice[h][1] + 2.0 * change) + math.exp(twice[h][0] - 2.0 * change)
+            continue
+        xy = entering[h] + leaving[h]
+        root = math.sqrt(ad * ad + 4.0 * (p - a) * (p + a) * math.exp(xy))
+        part = (ad + root) / (2.0 * (p - a)) if a > 0.0 else (root - ad) / (2.0 * (p + a))
+        log = math.log(part) if part > 0.0 else 0.5 * xy
+        change = entering[h] - log if a > 0.0 else log - leaving[h]
+        change = min(max(change, limits[h][0]), limits[h][1])
+        changes.append(change)
+        done += math.exp(leaving[h] + change) + math.exp(entering[h] - change)
+    return changes, done
+
+
+def _quartic_root(a: float, p: int, ad: float, y: float, x: float, yy: float, xx: float) -> float:
+    """The change of a log-scale at which F is least, for a unit with doubled elements.
+
+    With X and Y the doubled elements that leave and enter, F is least where
+    ``(2p + A) X + (p + A) x + A D = (p - A) y + (2p - A) Y``. The left side rises with the log-scale and the right side
+    falls. The difference of their logarithms has a slope between 1 and 4, so Newton's method needs a few steps.
+
+    Args:
+        a: balance A of the unit, less than p.
+        p: number of parameters.
+        ad: A times the rest D of the sum.
+        y: logarithm of what enters; then x, Y and X likewise.
+        x: see y.
+        yy: see y.
+        xx: see y.
+    """
+    left = [(2, math.log(2 * p + a) + xx), (1, math.log(p + a) + x), (0, _log(ad))]
+    right = [(-1, math.log(p - a) + y), (-2, math.log(2 * p - a) + yy), (0, _log(-ad))]
+    change, low, high = 0.0, -math.inf, math.inf
+    for _ in range(100):
+        (up, rise), (down, fall) = _log_sum_exp(left, change), _log_sum_exp(right, change)
+        step = (down - up) / (rise - fall)
+        low, high = (change, high) if step > 0.0 else (low, change)
+        new = change + step
+        if not low <= new <= high:
+            new = 0.5 * (low + high)
+        if abs(new - change) <= 1e-15 * max(1.0, abs(change), abs(up)):
+            return new
+        change = new
+    return change
+
+
+def _log(value: float) -> float:
+    return math.log(value) if value > 0.0 else -math.inf
+
+
+def _log_sum_exp(terms: list[tuple[int, float]], z: float) -> tuple[float, float]:
+    """Log of the sum of ``exp(k z + log)`` over the terms ``(k, log)``, and its slope in z."""
+    top = max(k * z + log for k, log in terms)
+    parts = [math.exp(k * z + log - top) for k, log in terms]
+    return top + math.log(sum(parts)), sum(k * part for (k, _), part in zip(terms, parts, strict=True)) / sum(parts)
+
+
+def _log_fractions(sums: tuple[BlockSum, ...], u: Tensor, own: Tensor, log_sum: float) -> Tensor:
+    """Log of the fraction of the sum that enters (or leaves) each unit of a layer, shape (units of the layer,)."""
+    found = torch.full_like(own, -math.inf)
+    for block_sum in sums:
+        logs = -u[block_sum.others] if block_sum.columns else u[block_sum.others]
+        shift = float(logs.amax())
+        found = torch.logaddexp(found, block_sum((logs - shift).exp()).log() + own + (block_sum.log + shift - log_sum))
+    return found

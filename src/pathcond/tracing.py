@@ -1,0 +1,841 @@
+"""Record one forward pass of a model on fake tensors: no weight is read and nothing is computed.
+
+A :class:`Trace` lists the torch functions a model called, on which values, in order. Values are numbered; a value is
+made once and never changed (single-assignment form): an in-place operation makes a new value, and writes through views
+become :data:`WRITE` calls. A torch-function mode sees the calls; a dispatch mode below it catches operations that no
+function announced. :class:`Constants` computes the values of a trace that depend on no input.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import sys
+import traceback
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import dataclass, field, fields, is_dataclass
+from types import FunctionType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.func import functional_call
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pathcond.checks import check_dense, mismatch
+from pathcond.errors import RecordError
+from pathcond.isolation import (
+    caller_device,
+    held_tensors,
+    in_mode,
+    restored_random_state,
+    untouched,
+    without_cache,
+)
+
+# ---- the trace
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """Stands for a value inside the arguments of a recorded call."""
+
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """Where a value that no call made comes from: ``input``, ``param``, ``buffer`` or ``const``."""
+
+    kind: str
+    name: str = ""
+    tensor: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """Shape and dtype of a value, and its origin if it is a leaf."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    leaf: Leaf | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One recorded call; ``outs`` are the values it returned, then those it changed in place."""
+
+    fn: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    outs: tuple[int, ...]
+    where: str
+    mutates: bool = False
+
+    @property
+    def name(self) -> str:
+        """A readable name of the function called."""
+        return name_of(self.fn)
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Argument of a :data:`WRITE` call: which output of which view-making call was written."""
+
+    call: Call
+    index: int
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One forward pass: values, calls in order, and the values that went in, came out, or were left in the model."""
+
+    values: tuple[Value, ...]
+    calls: tuple[Call, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    kept: tuple[int, ...] = ()
+
+
+def WRITE(base: Tensor, piece: Tensor, view: View) -> Tensor:  # noqa: N802 - a marker in traces, written as one
+    """Return ``base`` with the part that ``view`` shows replaced by ``piece``."""
+    places = torch.arange(base.numel(), device=base.device).reshape(base.shape)
+    shown = flatten(run(view.call, lambda _: places))[view.index]
+    return base.reshape(-1).index_copy(0, shown.reshape(-1), piece.expand(shown.shape).reshape(-1)).reshape(base.shape)
+
+
+def refs(tree: Any) -> Iterator[Ref]:
+    """Every :class:`Ref` in the arguments of a call."""
+    if isinstance(tree, Ref):
+        yield tree
+    elif isinstance(tree, (list, tuple)):
+        for item in tree:
+            yield from refs(item)
+    elif isinstance(tree, dict):
+        for item in tree.values():
+            yield from refs(item)
+
+
+def flatten(tree: Any) -> list[Tensor]:
+    """The tensors of a call's result, in order."""
+    if isinstance(tree, Tensor):
+        return [tree]
+    if isinstance(tree, (list, tuple)):
+        return [t for item in tree for t in flatten(item)]
+    return []
+
+
+def map_leaves(change: Callable[[Any], Any], tree: Any) -> Any:
+    """``tree`` (nested tuples, lists and dicts) with ``change`` applied to everything else in it."""
+    if isinstance(tree, tuple):
+        items = [map_leaves(change, item) for item in tree]
+        return getattr(type(tree), "_make", tuple)(items)
+    if isinstance(tree, list):
+        return [map_leaves(change, item) for item in tree]
+    if isinstance(tree, dict):
+        made = {} if type(tree) is dict else copy(tree)
+        for key, item in tree.items():
+            made[key] = map_leaves(change, item)
+        return made
+    return change(tree)
+
+
+def run(call: Call, look_up: Callable[[int], Any]) -> Any:
+    """Call ``call.fn`` with every :class:`Ref` replaced by ``look_up(id)``."""
+    args, kwargs = map_leaves(
+        lambda leaf: look_up(leaf.id) if isinstance(leaf, Ref) else leaf, (call.args, call.kwargs)
+    )
+    return call.fn(*args, **kwargs)
+
+
+# ---- properties of torch functions
+
+QUERIES = frozenset(
+    getattr(torch.Tensor, name)
+    for name in [
+        "size",
+        "dim",
+        "ndimension",
+        "numel",
+        "nelement",
+        "stride",
+        "storage_offset",
+        "is_contiguous",
+        "__len__",
+        "untyped_storage",
+        "_is_view",
+        "is_inference",
+        "is_conj",
+        "is_neg",
+        "is_floating_point",
+        "is_complex",
+        "element_size",
+        "get_device",
+    ]
+) | frozenset(
+    getattr(torch.Tensor, name).__get__
+    for name in [
+        "shape",
+        "dtype",
+        "device",
+        "ndim",
+        "layout",
+        "is_cuda",
+        "is_sparse",
+        "is_quantized",
+        "requires_grad",
+        "is_leaf",
+        "_version",
+        "grad_fn",
+        "is_meta",
+        "is_mkldnn",
+        "is_nested",
+    ]
+)
+
+_NORMS = {F.batch_norm, torch.batch_norm, F.instance_norm, torch.instance_norm}
+_GROUPED = {f for f in (getattr(F, "grouped_mm", None), getattr(torch, "_grouped_mm", None)) if f is not None}
+_LIKE = _NORMS | {F.relu, torch.relu, torch.Tensor.relu}
+
+
+# Functions that read only the shape, dtype and device of their first argument, and the one that takes a shape instead.
+_LIKE_ANOTHER: dict[Any, Any] = {
+    torch.zeros_like: torch.zeros,
+    torch.ones_like: torch.ones,
+    torch.empty_like: torch.empty,
+    torch.full_like: torch.full,
+    torch.rand_like: torch.rand,
+    torch.randn_like: torch.randn,
+    Tensor.new_zeros: torch.zeros,
+    Tensor.new_ones: torch.ones,
+    Tensor.new_empty: torch.empty,
+    Tensor.new_full: torch.full,
+}
+_RESHAPED = {Tensor.expand_as: Tensor.expand, Tensor.view_as: Tensor.view, Tensor.reshape_as: Tensor.reshape}
+_FILL_POSITION = {torch.full_like: 1, Tensor.new_full: 2}
+
+
+def _composed(function: Any) -> Any:
+    """A function of torch that does not announce itself, so that the functions it calls are seen instead."""
+    names = {**function.__globals__, "has_torch_function": lambda _: False}
+    copied = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
+    copied.__kwdefaults__ = function.__kwdefaults__
+    return copied
+
+
+_COMPOSED = {F.multi_head_attention_forward: _composed(F.multi_head_attention_forward)}
+
+
+def _without_running(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+    """A tensor like the result of a common call, made without running it; None for all other calls.
+
+    Running a fake linear map costs as much as recording the whole of a small layer. Normalisations have to be left out
+    anyway: in training mode their size checks refuse a batch of one, which is all a record needs.
+    """
+    x = args[0] if args else kwargs.get("input")
+    if not isinstance(x, FakeTensor) or torch.is_autocast_enabled(x.device.type):
+        return torch.empty_like(x) if function in _NORMS and isinstance(x, Tensor) else None
+    if function in _LIKE and not kwargs.get("inplace") and not (function is F.relu and len(args) > 1):
+        dense = x.is_contiguous() or (x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last))
+        return _make_fake(x.fake_mode, x, x.shape, x.stride()) if dense else torch.empty_like(x)
+    weight = args[1] if len(args) > 1 else None
+    if function in _GROUPED and isinstance(weight, FakeTensor) and (x.ndim, weight.ndim) == (2, 3):
+        return _make_fake(x.fake_mode, x, (x.shape[0], weight.shape[2]), None)  # the fake version takes bfloat16 only
+    if function is not F.linear or kwargs or not isinstance(weight, FakeTensor) or weight.ndim != 2 or not x.ndim:
+        return None
+    fits = weight.shape[1] == x.shape[-1] and weight.dtype == x.dtype and weight.device == x.device
+    return _make_fake(x.fake_mode, x, (*x.shape[:-1], weight.shape[0]), None) if fits else None
+
+
+def _make_fake(mode: Any, like: Tensor, shape: Any, stride: Any) -> FakeTensor:
+    """A fake tensor with a shape and strides (None for contiguous ones), and another's dtype and device."""
+    with torch._C._DisableTorchDispatch():
+        if stride is None:
+            inner = torch.empty(shape, dtype=like.dtype, device="meta")
+        else:
+            inner = torch.empty_strided(shape, stride, dtype=like.dtype, device="meta")
+        return FakeTensor(mode, inner, like.device)
+
+
+def _without_source(function: Any, arguments: Any, result: Any) -> tuple[Any, Any]:
+    """A call that takes shape or dtype from a tensor, rewritten as a call that is given them: it reads no values."""
+    args, kwargs = arguments
+    if function in _RESHAPED:
+        return _RESHAPED[function], ((args[0], tuple(result.shape)), {})
+    if function in (Tensor.to, Tensor.type_as) and len(list(refs([*args, kwargs]))) > 1:
+        return Tensor.to, ((args[0],), {"dtype": result.dtype, "device": result.device})
+    if function not in _LIKE_ANOTHER:
+        return function, arguments
+    position = _FILL_POSITION.get(function)
+    fill = [] if position is None else [kwargs.get("fill_value", *args[position : position + 1])]
+    return _LIKE_ANOTHER[function], ((tuple(result.shape), *fill), {"dtype": result.dtype, "device": result.device})
+
+
+def writes(function: Any, kwargs: Any) -> bool:
+    """Whether a call may write one of its arguments, by the names torch gives such functions."""
+    name = name_of(function)
+    in_place = name.endswith("_") and not name.endswith("__")
+    return in_place or name.startswith("__i") or name == "__setitem__" or bool(kwargs.get("inplace")) or "out" in kwargs
+
+
+def is_random(function: Any) -> bool:
+    """Whether a function draws random numbers, by its name."""
+    words = ("rand", "bernoulli", "multinomial", "normal", "uniform", "poisson", "dropout", "exponential", "geometric")
+    return any(word in name_of(function) for word in words)
+
+
+def name_of(function: Any) -> str:
+    """A readable name: ``relu6``, ``Tensor.T``, ``aten.sin``."""
+    if getattr(function, "__name__", "") == "__get__":
+        return "Tensor." + getattr(function.__self__, "__name__", "attribute")
+    return getattr(function, "__name__", None) or str(function)
+
+
+_PLAIN_OUTPUTS = (
+    str, bytes, bool, int, float, complex, type, nn.Module, torch.Size, torch.dtype, torch.device, torch.layout
+)  # fmt: skip
+
+# ---- recording
+
+
+@dataclass
+class Known:
+    """What the recorder knows of one tensor object: its value, and the view it is, if it is one."""
+
+    tensor: Tensor
+    value: int
+    parent: int | None = None
+    view: View | None = None
+    epoch: int = 0
+
+
+@dataclass
+class Tape:
+    """Values and calls recorded so far, by tensor object; follows views and in-place writes."""
+
+    module_names: Mapping[int, str]
+    names: Mapping[int, Leaf]
+    values: list[Value] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+    known: dict[int, Known] = field(default_factory=dict)
+    epochs: dict[int, int] = field(default_factory=dict)
+
+    def new_value(self, tensor: Tensor, leaf: Leaf | None = None) -> int:
+        """Number a new value."""
+        self.values.append(Value(tuple(tensor.shape), tensor.dtype, leaf))
+        return len(self.values) - 1
+
+    def read(self, tensor: Tensor) -> int:
+        """The value ``tensor`` holds now; a view whose base changed meanwhile is taken again."""
+        entry = self.known.get(id(tensor))
+        if entry is None:
+            leaf = self.names.get(id(tensor), Leaf("const", tensor=tensor))
+            entry = self.known[id(tensor)] = Known(tensor, self.new_value(tensor, leaf), epoch=self._epoch(tensor))
+        if entry.epoch < self._epoch(tensor) and entry.parent is not None and entry.view is not None:
+            base = self.read(self.known[entry.parent].tensor)
+            old = entry.view.call
+            outs = tuple(self.new_value_like(v) for v in old.outs)
+            stale = next(refs([*old.args, old.kwargs])).id
+            args, kwargs = map_leaves(lambda leaf: Ref(base) if leaf == Ref(stale) else leaf, (old.args, old.kwargs))
+            call = Call(old.fn, args, kwargs, outs, old.where)
+            self.calls.append(call)
+            entry.value, entry.view = outs[entry.view.index], View(call, entry.view.index)
+        entry.epoch = self._epoch(tensor)
+        return entry.value
+
+    def adopt(self, fake: Tensor, tensor: Tensor) -> None:
+        """Read a fake copy as the real tensor it stands for."""
+        if id(tensor) in self.known:
+            self.known[id(fake)] = Known(fake, self.known[id(tensor)].value, epoch=self._epoch(fake))
+        else:
+            leaf = self.names.get(id(tensor), Leaf("const", tensor=tensor))
+            self.known[id(fake)] = Known(fake, self.new_value(fake, leaf), epoch=self._epoch(fake))
+
+    def is_leaf(self, tensor: Tensor) -> bool:
+        """Whether a known tensor still holds what it held before the pass."""
+        return self.values[self.known[id(tensor)].value].leaf is not None
+
+    def new_value_like(self, value: int) -> int:
+        """Number a new value of the same shape."""
+        self.values.append(Value(self.values[value].shape, self.values[value].dtype))
+        return len(self.values) - 1
+
+    def _epoch(self, tensor: Tensor) -> int:
+        return self.epochs.get(tensor.untyped_storage()._cdata, 0)
+
+    def add(
+        self, fn: Callable[..., Any], arguments: Any, result: Any, read: Sequence[Tensor], changed: Sequence[Tensor]
+    ) -> None:
+        """Record a call with ``arguments`` as :class:`Ref` trees, that read some tensors and changed some of them."""
+        returned = [t for t in flatten(result) if not any(t is c for c in changed)]
+        outs = tuple(self.new_value(t) for t in (*returned, *changed))
+        args, kwargs = arguments
+        call = Call(fn, args, kwargs, outs, module_at_work(self.module_names), bool(changed))
+        self.calls.append(call)
+        storages = {t.untyped_storage()._cdata: id(t) for t in reversed(read)}
+        for index, tensor in enumerate(returned):
+            parent = storages.get(tensor.untyped_storage()._cdata)
+            if id(tensor) in self.known and parent is not None and self.known[id(tensor)].tensor is tensor:
+                if not self.is_leaf(tensor):  # a leaf, such as a parameter cast to its own dtype, stays what it is
+                    self.known[id(tensor)].value = outs[index]  # returned its own argument, unchanged
+                continue
+            view = View(call, index) if parent is not None else None
+            self.known[id(tensor)] = Known(tensor, outs[index], parent, view, self._epoch(tensor))
+        for tensor, value in zip(changed, outs[len(returned) :], strict=True):
+            self._write(tensor, value)
+
+    def _write(self, tensor: Tensor, value: int) -> None:
+        """``tensor`` now holds ``value``: hand the change on to the tensors it is a view of."""
+        storage = tensor.untyped_storage()._cdata
+        entry = self.known[id(tensor)]
+        chain: list[tuple[Known, int, View]] = []
+        while entry.parent is not None and entry.view is not None:
+            chain.append((entry, entry.parent, entry.view))
+            entry = self.known[entry.parent]
+        self.epochs[storage] = self.epochs.get(storage, 0) + 1
+        entry = self.known[id(tensor)]
+        entry.value, entry.epoch = value, self.epochs[storage]
+        for child, parent, view in chain:
+            base = self.known[parent]
+            out = self.new_value_like(base.value)
+            args = (Ref(base.value), Ref(child.value), view)
+            self.calls.append(Call(WRITE, args, {}, (out,), module_at_work(self.module_names)))
+            base.value, base.epoch = out, self.epochs[storage]
+
+
+def module_at_work(names: Mapping[int, str]) -> str:
+    """Name of the innermost module whose code is running, read off the Python stack."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, nn.Module) and id(owner) in names:
+            return names[id(owner)]
+        frame = frame.f_back
+    return ""
+
+
+class _Functions(TorchFunctionMode):
+    """Records every torch function a model calls."""
+
+    def __init__(self, tape: Tape, fake: FakeTensorMode) -> None:
+        super().__init__()
+        self.tape = tape
+        self.fake = fake
+        self.depth = 0
+        self.fakes: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self.call(func, args, kwargs or {})
+
+    def call(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if self.depth or func in QUERIES:
+            return func(*args, **kwargs)
+        if func in _COMPOSED:  # record the functions that it calls
+            with self:
+                return _COMPOSED[func](*args, **kwargs)
+        self.depth += 1
+        try:
+            if self.fakes or writes(func, kwargs):
+                args, kwargs = map_leaves(lambda x: self._fake_copy(x, func, kwargs), (args, kwargs))
+            tensors = tensors_in([kwargs.get("out"), args, kwargs])  # the target first
+            before = [t._version for t in tensors]
+            refs_in = map_leaves(lambda x: Ref(self.tape.read(x)) if isinstance(x, Tensor) else x, (args, kwargs))
+            result = _without_running(func, args, kwargs)
+            result = func(*args, **kwargs) if result is None else result
+            changed = _written(tensors, before)
+            if changed or flatten(result):
+                func, refs_in = _without_source(func, refs_in, result)
+                self.tape.add(func, refs_in, result, tensors, changed)
+            return result
+        finally:
+            self.depth -= 1
+
+    def _fake_copy(self, x: Any, func: Any, kwargs: Any) -> Any:
+        """A real tensor that may be written, one the model keeps unregistered, is written in a fake copy."""
+        if not isinstance(x, Tensor) or isinstance(x, FakeTensor):
+            return x
+        if id(x) not in self.fakes:
+            if not writes(func, kwargs):
+                return x
+            fake = _fake(self.fake, x)
+            self.fakes[id(x)] = (x, fake)
+            self.tape.adopt(fake, x)
+        return self.fakes[id(x)][1]
+
+
+class _Kernels(TorchDispatchMode):
+    """Hands the operations that no torch function announced to the recorder, so that none goes unseen."""
+
+    def __init__(self, functions: _Functions) -> None:
+        super().__init__()
+        self.functions = functions
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self.functions.call(func, args, kwargs or {})
+
+
+def tensors_in(tree: Any) -> list[Tensor]:
+    """Every tensor in nested tuples, lists and dicts."""
+    if isinstance(tree, Tensor):
+        return [tree]
+    if isinstance(tree, (list, tuple)):
+        return [t for item in tree for t in tensors_in(item)]
+    if isinstance(tree, dict):
+        return [t for item in tree.values() for t in tensors_in(item)]
+    return []
+
+
+def _written(tensors: Sequence[Tensor], versions: Sequence[int]) -> list[Tensor]:
+    """The tensors a call wrote: of those on one memory, whose versions move together, the first is its target."""
+    moved = (t for t, version in zip(tensors, versions, strict=True) if t._version != version)
+    first: dict[int, Tensor] = {}
+    for tensor in moved:
+        first.setdefault(tensor.untyped_storage()._cdata, tensor)
+    return list(first.values())
+
+
+def as_arguments(example_input: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments of a forward call: a tensor, a tuple or list of arguments, or a dict."""
+    if isinstance(example_input, Mapping):
+        return (), dict(example_input)
+    if isinstance(example_input, (tuple, list)):
+        return tuple(example_input), {}
+    return (example_input,), {}
+
+
+def record(model: nn.Module, example_input: Any, training: bool | None = None) -> Trace:
+    """Record one forward pass of ``model`` in one mode; see :class:`Recorder`."""
+    return Recorder(model, example_input).record(training)
+
+
+class Recorder:
+    """Records forward passes of a model on fake copies of its tensors, made once.
+
+    Args:
+        model: any module; it is left exactly as found, also when its forward pass raises.
+        example_input: a tensor, a tuple or list of positional arguments, or a dict of keyword arguments.
+    """
+
+    def __init__(self, model: nn.Module, example_input: Any) -> None:
+        self.model = model
+        self.fake = FakeTensorMode(allow_non_fake_inputs=True)
+        self.leaves = {id(p): Leaf("param", n) for n, p in model.named_parameters()}
+        self.leaves |= {id(b): Leaf("buffer", n) for n, b in model.named_buffers()}
+        self.tensors: dict[str, Tensor] = {}
+        self.stored: dict[str, None] = {}
+        args = as_arguments(example_input)
+        check_dense(tensors_in(args))
+        with torch.inference_mode(False), torch.no_grad():
+            for kind, named in (("param", model.named_parameters()), ("buffer", model.named_buffers())):
+                for name, tensor in named:
+                    self.tensors[name] = _fake(self.fake, tensor)
+                    self.leaves[id(self.tensors[name])] = Leaf(kind, name)
+            swap = {id(t): _fake(self.fake, t) for t in tensors_in(args)}
+        self.inputs = [swap[id(t)] for t in tensors_in(args)]
+        self.leaves |= {id(t): Leaf("input", str(i)) for i, t in enumerate(self.inputs)}
+        self.arguments = map_leaves(lambda x: swap[id(x)] if isinstance(x, Tensor) else x, args)
+
+    def record(self, training: bool | None = None) -> Trace:
+        """Record one pass.
+
+        Args:
+            training: the mode to record, for all submodules; ``None`` records the model as it is.
+
+        Raises:
+            RecordError: the pass raised, or its control flow depends on values; the message names the line of code.
+        """
+        trace, made = self._pass(training)
+        if any(ref() is not None for ref, _ in made):
+            gc.collect()
+        alive = [(fake, value) for ref, value in made if (fake := ref()) is not None]
+        made.clear()
+        for value in self._replace_fakes(trace, alive) if alive else ():
+            call = next(call for call in trace.calls if value in call.outs)
+            self.stored.setdefault(f"`{call.name}` at '{call.where or 'the model'}'")
+        return trace
+
+    def notes(self) -> list[str]:
+        """What to know: results stored where they could not be put back."""
+        if not self.stored:
+            return []
+        return [
+            f"the forward pass stores the result of {', '.join([*self.stored][:3])} outside of the model (a class, a "
+            "global, a cache): a tensor without values may be there until it is stored again. If later calls read it, "
+            "the function may change"
+        ]
+
+    def _pass(self, training: bool | None) -> tuple[Trace, list[tuple[weakref.ref[Tensor], int]]]:
+        """The trace, and the fake tensors made on the way with their values: none should outlive the pass."""
+        tape = Tape({id(m): n for n, m in self.model.named_modules()}, self.leaves)
+        functions = _Functions(tape, self.fake)
+        with (
+            torch.inference_mode(False),
+            torch.no_grad(),
+            untouched(self.model, tensors=False),
+            in_mode(self.model, training),
+            without_cache(self.model),
+            restored_random_state([]),
+            _quiet(),
+        ):
+            _plain_averages(self.model)
+            inputs = tuple(tape.read(t) for t in self.inputs)
+            try:
+                with caller_device(), self.fake, _Kernels(functions), functions:
+                    result = functional_call(self.model, self.tensors, *self.arguments)
+            except Exception as error:
+                made = [(known.tensor, known.value) for known in self._made(tape)]
+                self._replace_fakes(Trace(tuple(tape.values), tuple(tape.calls), inputs, ()), made)
+                raise RecordError(explain(error, tape.module_names, mismatch(self.model, self.inputs))) from error
+            outputs = tuple(tape.read(t) for t in outputs_in(result))
+            kept = tuple(tape.read(t) for t in self._kept(tape))
+        if not outputs:
+            raise RecordError(
+                f"expected the forward pass to return at least one tensor, got {type(result).__name__}. "
+                "Return the output tensors (tuples, lists, dicts and dataclasses of tensors are fine)."
+            )
+        made = [(weakref.ref(known.tensor), known.value) for known in self._made(tape)]
+        return Trace(tuple(tape.values), tuple(tape.calls), inputs, outputs, kept), made
+
+    def _made(self, tape: Tape) -> list[Known]:
+        """The fake tensors that calls made."""
+        return [k for k in tape.known.values() if isinstance(k.tensor, FakeTensor) and id(k.tensor) not in self.leaves]
+
+    def _replace_fakes(self, trace: Trace, made: list[tuple[Tensor, int]]) -> list[int]:
+        """Turn fake tensors that no input reaches, such as cached tables, into what they stand for; list the others."""
+        constants, lost = Constants(trace, self.model), []
+        for fake, value in made:
+            try:
+                real = constants.get(value)
+                _become(fake, real.detach()) if real is not None else lost.append(value)
+            except Exception:  # noqa: BLE001 - whatever fails, it stays fake
+                lost.append(value)
+        return lost
+
+    def _kept(self, tape: Tape) -> list[Tensor]:
+        """Tensors that the pass leaves behind in the model: they may decide what the next call does."""
+        found = [t for n, t in self.tensors.items() if id(t) in tape.known and not tape.is_leaf(t)]
+        return found + [t for t in held_tensors(self.model) if isinstance(t, FakeTensor) and id(t) in tape.known]
+
+
+def _become(fake: Tensor, real: Tensor) -> None:
+    """As torch.utils.swap_tensors, which minds weak references such as those torch itself keeps to fake tensors."""
+    fake.__class__, real.__class__ = real.__class__, fake.__class__
+    vars(fake).clear()
+    vars(fake).update(vars(real))
+    torch._C._swap_tensor_impl(fake, real)
+
+
+def _plain_averages(model: nn.Module) -> None:
+    """Let BatchNorm that averages over all batches, and reads how many there were, take a fixed weight for a pass."""
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._NormBase) and module.momentum is None:
+            module.momentum = 0.1
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep torch from logging what a :class:`RecordError` will say, and from warning of addresses that a pass reads."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    found = logger.disabled
+    try:
+        logger.disabled = True
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
+            yield
+    finally:
+        logger.disabled = found
+
+
+def _fake(fake: FakeTensorMode, tensor: Tensor) -> Tensor:
+    """A fake tensor of the same shape, strides, dtype and device; a parameter stays one."""
+    if type(tensor) not in (Tensor, nn.Parameter, nn.Buffer) or tensor.layout != torch.strided:
+        return fake.from_tensor(tensor)
+    made = _make_fake(fake, tensor, tensor.shape, tensor.stride())
+    made._is_param = isinstance(tensor, nn.Parameter)  # type: ignore[attr-defined]
+    return made
+
+
+def outputs_in(result: Any) -> list[Tensor]:
+    """The tensors a forward pass returned: in containers, in dataclasses, and in the attributes of other objects."""
+    found: list[Tensor] = []
+    seen: set[int] = set()
+    pending = [result]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, Tensor):
+            found.append(item)
+            continue
+        if item is None or isinstance(item, _PLAIN_OUTPUTS) or id(item) in seen:
+            continue
+        seen.add(id(item))
+        if isinstance(item, Mapping):
+            pending += reversed(list(item.values()))
+        elif isinstance(item, (list, tuple, set, frozenset)):
+            pending += reversed(list(item))
+        elif is_dataclass(item) and not isinstance(item, type):
+            pending += reversed([getattr(item, f.name) for f in fields(item)])
+        elif hasattr(item, "__dict__") and not callable(item):
+            pending += reversed(list(vars(item).values()))
+        else:
+            raise RecordError(
+                f"expected tensors in containers or objects with attributes as the model's output, got "
+                f"{type(item).__name__}, in which tensors could hide. Wrap the model in a module whose forward returns "
+                "the tensors themselves."
+            )
+    return found
+
+
+# ---- errors while recording
+
+_VALUE_DEPENDENT = ("DataDependentOutputException", "DynamicOutputShapeException", "GuardOnDataDependentSymNode")
+_ADVICE = {
+    "Inference tensors do not track": "The forward pass enters torch.inference_mode; let it use torch.no_grad instead.",
+    "does not require grad": "The forward pass takes derivatives, which are not recorded; pass the part without.",
+    "BatchedTensorImpl": "torch.vmap is not recorded; write that part for batches, or pass the model without it.",
+    "HigherOrderOperator": "torch.cond and similar operators are not recorded; pass the model without that part.",
+}
+_OTHERWISE = (
+    "Check that model(example_input) runs; if it does, the code above needs real values or an operation that knows no "
+    "fake tensors: pass the part of the model without it, or register a fake version of the operation."
+)
+
+
+def place_of(error: Exception, module_names: Mapping[int, str]) -> str:
+    """The module and the line of the user's code where an error was raised, in words."""
+    place, module = "", ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, nn.Module) and id(owner) in module_names:
+            module = module_names[id(owner)] or type(owner).__name__
+        package = frame.f_globals.get("__name__", "").split(".")[0]
+        if package not in ("torch", "pathcond", "contextlib"):
+            summary = traceback.extract_stack(frame, limit=1)[0]
+            source = (summary.line or "").strip()
+            place = f"{summary.filename.rsplit('/', 1)[-1]}:{line}: `{source}`"
+    return (f" in module '{module}'" if module else "") + (f", at {place}" if place else "")
+
+
+def explain(error: Exception, module_names: Mapping[int, str], hint: str) -> str:
+    """Name the line of the user's code that stopped the recording, and the way out."""
+    at = place_of(error, module_names)
+    if isinstance(error, RecordError):
+        return str(error)
+    if type(error).__name__ in _VALUE_DEPENDENT:
+        return (
+            f"cannot record this model: its control flow depends on the values of a tensor{at} ({error}). Expected a "
+            "forward pass whose calls depend on shapes only. Pass a submodule without that branch, or replace the "
+            "branch by tensor operations such as torch.where."
+        )
+    advice = next((advice for words, advice in _ADVICE.items() if words in str(error)), None)
+    return (
+        f"the forward pass failed while it was recorded on fake tensors{at}: {type(error).__name__}: {error}. {hint}"
+        + (advice or ("" if "holds no tensor" in hint else _OTHERWISE))
+    )
+
+
+# ---- values that depend on no input
+
+
+class Constants:
+    """Computes, when asked, the values of a trace that no input reaches, from the model's present tensors."""
+
+    def __init__(self, trace: Trace, model: nn.Module) -> None:
+        self._trace = trace
+        self._tensors = dict(model.named_parameters()) | dict(model.named_buffers())
+        self._maker: dict[int, tuple[Call, int]] = {
+            out: (call, index) for call in trace.calls for index, out in enumerate(call.outs)
+        }
+        self._cache: dict[int, Tensor | None] = {}
+
+    def maker(self, value: int) -> Call | None:
+        """The call that made a value, None for a leaf."""
+        made = self._maker.get(value)
+        return made[0] if made else None
+
+    def is_parameter(self, value: int) -> bool:
+        """Whether a value is a parameter itself."""
+        leaf = self._trace.values[value].leaf
+        return leaf is not None and leaf.kind == "param"
+
+    def holds_parameter(self, value: int) -> bool:
+        """Whether a value is a parameter, or may be made from one."""
+        leaf = self._trace.values[value].leaf
+        return value in self._maker if leaf is None else leaf.kind == "param"
+
+    def made_from_parameters(self, value: int) -> bool:
+        """Whether a parameter went into a value."""
+        pending, seen = [value], set()
+        while pending:
+            current = pending.pop()
+            if self.is_parameter(current):
+                return True
+            if current not in seen:
+                seen.add(current)
+                pending += self._reads(current)
+        return False
+
+    def random(self, value: int) -> bool:
+        """Whether random numbers went into a value, so that it differs from call to call."""
+        pending, seen = [value], set()
+        while pending:
+            call = self.maker(pending.pop())
+            if call is not None and id(call) not in seen:
+                if is_random(call.fn):
+                    return True
+                seen.add(id(call))
+                pending += [r.id for r in refs([*call.args, call.kwargs])]
+        return False
+
+    def know(self, value: int, tensor: Tensor) -> None:
+        """Take a value, such as an input of indices, as given."""
+        self._cache[value] = tensor
+
+    def get(self, value: int) -> Tensor | None:
+        """The tensor, or None if an input reaches the value."""
+        pending = [value]
+        while pending:
+            current = pending[-1]
+            if current in self._cache:
+                pending.pop()
+                continue
+            missing = [r for r in self._reads(current) if r not in self._cache]
+            if missing and not any(self._cache.get(r, ...) is None for r in self._reads(current)):
+                pending += missing
+                continue
+            self._compute(current)
+        return self._cache[value]
+
+    def _reads(self, value: int) -> list[int]:
+        made = self._maker.get(value)
+        return [r.id for r in refs([*made[0].args, made[0].kwargs])] if made else []
+
+    def _compute(self, value: int) -> None:
+        leaf = self._trace.values[value].leaf
+        if leaf is not None:
+            tensor = leaf.tensor if leaf.kind == "const" else self._tensors.get(leaf.name)
+            if tensor is None or leaf.kind == "input" or isinstance(tensor, FakeTensor):
+                self._cache[value] = None
+            else:
+                self._cache[value] = tensor.detach()
+            return
+        call, _ = self._maker[value]
+        inputs = {r: self._cache.get(r) for r in self._reads(value)}
+        if any(tensor is None for tensor in inputs.values()):
+            self._cache |= dict.fromkeys(call.outs)
+            return
+        if call.mutates:
+            inputs = {r: tensor.clone() for r, tensor in inputs.items() if tensor is not None}
+        cuda = sorted({t.device.index for t in inputs.values() if t is not None and t.is_cuda})
+        with torch.no_grad(), torch.random.fork_rng(devices=cuda), caller_device():
+            results = flatten(run(call, inputs.__getitem__))
+        if call.mutates and call.fn is not WRITE:
+            changed = [inputs[r] for r in self._reads(value)]
+            results = (results + [t for t in changed if t is not None])[: len(call.outs)]
+        self._cache |= dict(zip(call.outs, results, strict=False))

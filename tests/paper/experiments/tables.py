@@ -1,0 +1,76 @@
+"""Settings and small tables of every experiment: measured at the preset `tiny`, or made up in the shape of training."""
+
+import copy
+import re
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from paper import config, data
+from paper.experiments import EXPERIMENTS
+from tests.paper.experiments.trained_tables import CIFAR_NV, autoencoder, cell, cells, mlp, table
+
+ROOT = Path(__file__).parents[3]
+CPU = torch.device("cpu")
+PAPER = ROOT.parent / "shared/paper.tex"
+
+
+def eights(text):
+    """Every eight words in a row, to see whether a text is our own."""
+    words = re.findall("[a-z0-9]+", text.lower())
+    return {tuple(words[i : i + 8]) for i in range(len(words) - 7)}
+
+
+@cache
+def chosen(preset):
+    """The checked configuration of a preset."""
+    return config.read(ROOT, preset)
+
+
+def blocks(preset):
+    """Blocks of a preset by experiment, as its models take them."""
+    return copy.deepcopy(chosen(preset).plain)
+
+
+def settings(name, preset="tiny"):
+    """Validated settings of an experiment."""
+    return chosen(preset).settings[name]
+
+
+TRAINED = {
+    "mlp_depth": cells(map(mlp, (2, 3, 5))),
+    "mlp_depth_lrs": cells(map(mlp, (2, 3)), lrs=(1e-3, 1e-1)),
+    "mlp_depth_gelu": cells(map(mlp, (2, 3))),
+    "cifar_nv": cells([CIFAR_NV]),
+    "cifar_nv_lrs": cells([CIFAR_NV], lrs=(1e-3, 1e-2)),
+    "autoencoder": cells(map(autoencoder, (1, 2))),
+    "autoencoder_lrs": [*cells(map(autoencoder, (1, 2)), lrs=(1e-3, 1e-1)), cell(autoencoder(4), diverged=[0])],
+    "controls": [
+        *cells(map(mlp, (3, 6)), ("baseline", "pathcond", "rows", "columns", "exact", "optimum"), (1e-3, 1e-1)),
+        *cells([autoencoder(4)], ("baseline", "pathcond"), (1e-3, 1e-1)),
+    ],
+}
+
+
+@cache
+def runs(name):
+    """Table and provenance of each part of a measured experiment."""
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        data.prepare("generated", Path(folder) / "generated.pt")
+        for _, part in EXPERIMENTS[name].all_parts(settings(name)):
+            more = {"data": Path(folder) / "generated.pt"} if "dataset" in part else {}
+            found.append((EXPERIMENTS[name].measure({**part, **more}, CPU), {}))
+    return found
+
+
+@cache
+def small(name):
+    """A small table of an experiment, as it is drawn and judged."""
+    if name in TRAINED:
+        smoothing = 0.2 if name.startswith("cifar") else None
+        return table(TRAINED[name], smoothing=smoothing, by_seed=name.startswith("cifar"))
+    every = [run for part in (name, *EXPERIMENTS[name].also) for run in runs(part)]
+    return EXPERIMENTS[name].table(every, {})

@@ -1,0 +1,96 @@
+"""Sweeps: what a row holds, and the numbers of the paper's figure."""
+
+import pytest
+import torch
+
+import pathcond
+from paper import models
+from paper.experiments import bcd
+from tests.reference import dense_problem
+
+CPU = torch.device("cpu")
+TINY = {
+    "network": "cifar_nv",
+    "model": {"kind": "cifar_nv", "width": 0.03125, "image": 8},
+    "poolings": ["plain", "exact"],
+    "sweeps": 6,
+    "seeds": [0, 3],
+}
+
+
+def test_rows():
+    table = bcd.measure(TINY, CPU)
+    assert list(table.columns) == [
+        "network", "pooling", "seed", "sweep", "objective", "normalised", "to_optimum", "update", "max_u",
+        "printed",
+    ]  # fmt: skip
+    assert len(table) == 2 * 2 * 7
+    for _, run in table.groupby(["pooling", "seed"]):
+        assert run["sweep"].tolist() == list(range(7))
+        assert run["objective"].is_monotonic_decreasing
+        assert run["normalised"].iloc[[0, -1]].tolist() == [1.0, 0.0]
+        assert run["to_optimum"].iloc[0] == 1.0
+        assert (run["to_optimum"] >= run["normalised"]).all()
+        assert run["update"].isna().tolist() == [True] + [False] * 6
+        assert run["max_u"].nunique() == run["printed"].nunique() == 1
+        assert run["printed"].iloc[0] > 1.0
+    assert table.equals(bcd.measure(TINY, CPU))
+
+
+def test_a_run_is_the_library_s():
+    table = bcd.measure({**TINY, "seeds": [3], "poolings": ["exact"]}, CPU)
+    model = models.make(TINY["model"], 3, "cifar_nv").double().eval()
+    x = models.example_input(TINY["model"]).double()
+    graph = pathcond.extract_graph(model, x, batchnorm="exclude")
+    solution = pathcond.solve(graph, pathcond.compute_diag_g(model, x), sweeps=6)
+    assert table["objective"].tolist() == pytest.approx(solution.objective, rel=1e-12)
+    assert table["update"].tolist()[1:] == pytest.approx(solution.mean_update, rel=1e-9)
+    assert table["max_u"].iloc[0] == pytest.approx(float(solution.u.abs().max()), rel=1e-9)
+
+
+def test_objective_is_that_of_the_definition():
+    model = models.make(TINY["model"], 0, "cifar_nv").double().eval()
+    x = models.example_input(TINY["model"]).double()
+    graph = pathcond.extract_graph(model, x, batchnorm="exclude")
+    g = pathcond.compute_diag_g(model, x, graph=graph)
+    solution = pathcond.solve(graph, g, sweeps=6)
+    assert bcd.objective(graph, g, solution.u) == pytest.approx(solution.objective[-1], rel=1e-12)
+    assert bcd.objective(graph, g, -2 * solution.u) == pytest.approx(
+        dense_problem(graph, g).objective(-2 * solution.u), rel=1e-12
+    )
+
+
+def test_held_units_keep_their_scale():
+    block = {"kind": "resnet18_c", "width": 0.0625, "image": 8}
+    model, x = models.make(block, 0).double().eval(), models.example_input(block).double()
+    every, held = (models.units(model, x, {**block, "held": flag}) for flag in (False, True))
+    g = pathcond.compute_diag_g(model, x, graph=every)
+    last = every.params[f"{len(model) - 1}.weight"].col.unique()
+    kept = torch.ones(every.units + 1, dtype=torch.bool)
+    kept[last] = kept[0] = False
+    assert (held.units, every.units) == (int(kept.sum()), int(kept.sum()) + 32)
+    solution, u = pathcond.solve(held, g, sweeps=9), torch.zeros(every.units + 1, dtype=torch.float64)
+    u[kept] = solution.u
+    assert bcd.objective(every, g, u[1:]) == pytest.approx(solution.objective[-1], rel=1e-12)
+    assert not held.params[f"{len(model) - 1}.weight"].col.any()
+    by_module, expected = held.by_module(solution.u), every.by_module(u[1:])
+    assert all(torch.equal(by_module[name], expected[name]) for name in expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("network", "left", "update"),
+    [
+        ("mlp", {5: 0.130, 10: 0.052, 20: 0.016, 30: 0.007}, 0.022),
+        ("cifar_nv", {5: 0.542, 10: 0.374, 20: 0.232, 30: 0.161}, 0.076),
+        ("resnet18_c", {5: 0.185, 10: 0.078, 20: 0.020, 30: 0.006}, 0.041),
+        ("resnet18_c_held", {5: 0.408, 10: 0.234, 20: 0.093, 30: 0.043}, 0.081),
+    ],
+)
+def test_the_paper_s_networks(network, left, update):
+    kind = network.removesuffix("_held")
+    model = {"kind": kind, "held": True} if network != kind else {"kind": kind}
+    settings = {"network": network, "model": model, "poolings": ["plain"], "sweeps": 100, "seeds": [0]}
+    table = bcd.measure(settings, CPU).set_index("sweep")
+    assert table.loc[list(left), "normalised"].tolist() == pytest.approx(list(left.values()), abs=0.004)
+    assert table.loc[20, "update"] == pytest.approx(update, abs=0.001)

@@ -1,0 +1,97 @@
+"""Criteria: values against autograd, minimisers against closed forms and against the library."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import pathcond
+from paper.errors import PaperError
+from paper.experiments import criteria
+
+CPU = torch.device("cpu")
+SETTINGS = {"target": 1.0, "lengths": [2, 3, 4], "grid": 41, "log_range": 2.0, "seeds": [0, 1, 2]}
+
+
+@pytest.fixture(scope="module")
+def table():
+    return criteria.measure(SETTINGS, CPU)
+
+
+def test_columns_and_rows(table):
+    assert list(table.columns) == criteria.COLUMNS
+    assert table["example"].unique().tolist() == ["uv", "chain3", "chain4"]
+    assert not table.duplicated(["example", "criterion", "seed", "log_scale"]).any()
+    assert len(table) == 3 * 41 * (9 + 7 + 7)
+    weighted = table[table["criterion"].str.startswith("weighted")]
+    assert set(weighted["example"]) == {"uv"}
+    assert (table.groupby(["example", "seed"])["balanced"].nunique() == 1).all()
+
+
+def test_least_at_balance_but_for_the_weighted_norm(table):
+    orbits = table.drop_duplicates(["example", "criterion", "seed"])
+    assert orbits["balanced"].abs().min() > 1e-3, "balance must not be a point of the grid"
+    off = (orbits["minimiser"] - orbits["balanced"]).to_numpy()
+    shift = {"weighted_theta": -math.log(2.0) / 2.0, "weighted_gradient": math.log(2.0) / 2.0}
+    np.testing.assert_allclose(off, [shift.get(name, 0.0) for name in orbits["criterion"]], atol=1e-6)
+
+
+def test_values_fall_to_the_minimiser_and_rise_after_it(table):
+    for _, orbit in table.groupby(["example", "criterion", "seed"]):
+        slope = np.diff(orbit["value"]) > 0.0
+        after = orbit["log_scale"].to_numpy()[:-1] > orbit["minimiser"].iloc[0]
+        before = orbit["log_scale"].to_numpy()[1:] < orbit["minimiser"].iloc[0]
+        assert slope[after].all()
+        assert not slope[before].any()
+
+
+@pytest.mark.parametrize("length", [2, 3, 5])
+def test_derivatives_are_those_of_autograd(length):
+    theta = torch.randn(length, generator=torch.Generator().manual_seed(length), dtype=torch.float64)
+
+    def loss(point):
+        return (point.prod() - 0.7) ** 2 / 2.0
+
+    gradient = torch.autograd.functional.jacobian(loss, theta)
+    spectrum = torch.linalg.eigvalsh(torch.autograd.functional.hessian(loss, theta))
+    expected = {
+        "theta_norm": theta.norm(), "inverse_norm": (1.0 / theta).norm(), "gradient_norm": gradient.norm(),
+        "hessian_trace": spectrum.sum(), "hessian_norm": spectrum.abs().max(),
+        "condition": spectrum.abs().max() / spectrum.abs().min(),
+    }  # fmt: skip
+    for name, value in expected.items():
+        assert criteria.CRITERIA[name](theta[None], 0.7).item() == pytest.approx(value.item(), rel=1e-9), name
+
+
+def test_weighted_norm_of_u_and_v():
+    v, u = 3.0, 5.0
+    point = torch.tensor([[v, u]], dtype=torch.float64)
+    assert criteria.WEIGHTED["weighted_theta"](point, 1.0).item() == pytest.approx(math.hypot(u, 2.0 * v))
+    residual = u * v - 1.0
+    gradient = math.hypot(v, 2.0 * u) * residual  # the derivative in u is v, and the other way round
+    assert criteria.WEIGHTED["weighted_gradient"](point, 1.0).item() == pytest.approx(gradient)
+
+
+@pytest.mark.parametrize("length", [2, 3, 4])
+def test_pathcond_is_the_objective_of_the_library(length):
+    model = nn.Sequential(*(nn.Linear(1, 1, bias=False, dtype=torch.float64) for _ in range(length)))
+    example = torch.ones(1, 1, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(0)
+    theta = torch.randn(length, generator=generator, dtype=torch.float64)
+    for layer, value in zip(model, theta, strict=True):
+        nn.init.constant_(layer.weight, float(value))
+    graph = pathcond.extract_graph(model, example)
+    g = pathcond.compute_diag_g(model, example, graph=graph)
+    solution = pathcond.solve(graph, g, method="optimum")
+    logs = torch.cat((solution.u, torch.zeros(1))) - torch.cat((torch.zeros(1), solution.u))
+    rescaled = theta * (logs / 2.0).exp()
+    start, end = (criteria.CRITERIA["pathcond"](point[None], 1.0).log().item() for point in (theta, rescaled))
+    assert (end - start) * length == pytest.approx(solution.objective[-1] - solution.objective[0], abs=1e-8)
+    np.testing.assert_allclose(rescaled.abs(), theta.abs().log().mean().exp(), rtol=1e-6)
+
+
+def test_a_minimum_outside_the_range_is_refused():
+    with pytest.raises(PaperError, match="log_range"):
+        criteria.measure(SETTINGS | {"log_range": 0.05}, CPU)

@@ -1,0 +1,89 @@
+"""Toy example: steps against autograd, starts that are the same function, curves measured as curves."""
+
+import numpy as np
+import pytest
+import torch
+
+from paper.experiments import toy
+from paper.seeds import generator
+
+CPU = torch.device("cpu")
+SETTINGS = {
+    "draws": 300, "lr": 0.02, "steps": 45, "every": 10, "seeds": [3, 4],
+    "starts": [[0.2, 2.5, 5.0], [0.3, 5.0, -4.0]], "slower_start": [3.0, 0.1, 0.3],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def table():
+    return toy.measure(SETTINGS, CPU)
+
+
+def _after_one_step(parameters, seed, function):
+    x = torch.randn(SETTINGS["draws"], generator=generator(seed, "input"), dtype=torch.float64)
+    theta = torch.tensor(parameters, dtype=torch.float64, requires_grad=True)
+    loss = ((function(theta, x) - x.relu()) ** 2).mean()
+    (gradient,) = torch.autograd.grad(loss, theta)
+    return loss.item(), (theta - SETTINGS["lr"] * gradient).detach().numpy()
+
+
+def test_columns_and_recorded_steps(table):
+    assert list(table.columns) == toy.COLUMNS
+    assert table["start"].unique().tolist() == ["0.2, 2.5, 5", "0.3, 5, -4", "3, 0.1, 0.3"]
+    assert table.groupby("start", sort=False)["extra"].first().tolist() == [False, False, True]
+    assert not table.duplicated(["start", "run", "seed", "step"]).any()
+    for _, run in table.groupby(["start", "run", "seed"]):
+        assert run["step"].tolist() == [*range(11), 20, 30, 40, 45]
+    assert table.query("run == 'ideal'")[["u", "v", "w"]].isna().all(axis=None)
+    assert table.query("run != 'ideal'").drop(columns=["reached_1e2", "reached_1e4"]).notna().all(axis=None)
+
+
+@pytest.mark.parametrize("run", ["raw", "rescaled", "ideal"])
+def test_steps_are_those_of_autograd(table, run):
+    names = ["phi_1", "phi_2"] if run == "ideal" else ["u", "v", "w"]
+
+    def network(theta, x):
+        return (theta[0] * x + theta[1]).relu() if run == "ideal" else theta[0] * (theta[1] * x + theta[2]).relu()
+
+    for (_, seed), path in table[table["run"] == run].groupby(["start", "seed"]):
+        values = path.set_index("step")
+        for step in range(9):
+            loss, after = _after_one_step(values.loc[step, names].tolist(), seed, network)
+            assert values.loc[step, "loss"] == pytest.approx(loss, rel=1e-12)
+            np.testing.assert_allclose(values.loc[step + 1, names].to_numpy(float), after, rtol=1e-10, atol=1e-13)
+
+
+def test_three_runs_of_a_start_begin_at_one_function(table):
+    first = table.query("step == 0")
+    assert (first.groupby(["start", "seed"])[["loss", "phi_1", "phi_2"]].agg(np.ptp) < 1e-12).all(axis=None)
+    rescaled = first.query("run == 'rescaled'")
+    np.testing.assert_allclose(rescaled["u"], np.hypot(rescaled["v"], rescaled["w"]), rtol=1e-12)
+
+
+def test_paper_numbers():
+    """Iterations and distances of an independent implementation on other draws: equal up to the draws."""
+    starts = {"starts": [[0.2, 2.5, 5.0], [0.3, 5.0, -4.0], [0.3, -1.5, 3.0]]}
+    runs = toy.measure(SETTINGS | starts | {"draws": 2000, "steps": 3000, "every": 100, "seeds": [0]}, CPU)
+    last = runs.drop_duplicates(["start", "run"]).set_index(["run", "start"])
+    assert last.loc["raw", "reached_1e2"].isna().tolist() == [True, True, True, False]
+    np.testing.assert_allclose(last.loc["rescaled", "reached_1e2"], [221, 339, 280, 235], rtol=0.05)
+    np.testing.assert_allclose(last.loc["rescaled", "reached_1e4"], [687, 838, 748, 701], rtol=0.05)
+    np.testing.assert_allclose(last.loc["ideal", "reached_1e4"], [719, 1538, 749, 726], rtol=0.05)
+    np.testing.assert_allclose(last.loc["raw", "distance"], [0.185, 0.157, 0.195, 0.002], rtol=0.2)
+    np.testing.assert_allclose(last.loc["rescaled", "distance"], [0.032, 0.013, 0.047, 0.026], rtol=0.05)
+    assert last.loc["raw", "reached_1e4"].iloc[-1] == pytest.approx(79, rel=0.1)
+
+
+def test_a_curve_is_measured_by_its_length_not_by_its_points():
+    line = np.stack((np.array([0.0, 0.1, 0.11, 1.0]), np.zeros(4)), 1)
+    crowded = np.stack((np.append(np.linspace(0.0, 0.01, 500), 1.0), np.full(501, 0.25)), 1)
+    assert toy.curve_distance(crowded, line) == pytest.approx(0.25, rel=1e-12)
+    slope = np.array([[0.0, 0.0], [1.0, 1.0]])
+    assert toy.curve_distance(slope, line) == pytest.approx(0.5, rel=1e-3)
+    assert toy.curve_distance(line, np.array([[0.0, 0.0], [0.0, 0.0], [1.0, 0.0]])) == pytest.approx(0.0, abs=1e-12)
+
+
+def test_the_same_again_and_no_trace_in_torch(table):
+    state = torch.random.get_rng_state()
+    assert toy.measure(SETTINGS, CPU).equals(table)
+    assert torch.equal(torch.random.get_rng_state(), state)

@@ -1,0 +1,125 @@
+"""Panels of trained networks: what is chosen, what is marked, and that nothing vanishes."""
+
+import numpy as np
+import pytest
+from matplotlib.colors import to_hex
+
+from paper import plotting
+from paper.experiments import EXPERIMENTS
+from paper.methods import METHODS
+from tests.paper.experiments.tables import small
+from tests.paper.experiments.trained_tables import CIFAR_NV, autoencoder, cell, cells, labels, mlp, table
+
+
+@pytest.fixture
+def axes():
+    with plotting.theme(8.0):
+        yield plotting.panels(1, 1, plotting.COLUMN, 2.0)[1][0]
+
+
+def texts(axes):
+    return [text.get_text() for text in axes.texts]
+
+
+def of_marker(axes, marker):
+    return [line for line in axes.lines if line.get_marker() == marker]
+
+
+@pytest.mark.parametrize(("depths", "shown"), [([2, 3, 8], 3), ([1, 2], 2), ([2], 2), ([4, 5, 6], 5)])
+def test_network_shown(depths, shown):
+    one = plotting.shown_network(table(cells(map(mlp, depths), ["baseline"], epochs=2)))
+    assert plotting.network_label(one) == f"{shown} hidden layers"
+
+
+@pytest.mark.parametrize(("lrs", "chosen"), [([1e-4, 1e-3, 1e-1], 1e-3), ([1e-1, 1e-2], 1e-2)])
+def test_learning_rate_shown(lrs, chosen):
+    assert set(plotting.at_paper_lr(table(cells([mlp(2)], ["baseline"], lrs, epochs=2)))["lr"]) == {chosen}
+
+
+def test_epochs_to_target_are_means_at_their_place(axes):
+    found = table(cells([mlp(2), mlp(3)], ["baseline", "pathcond"]))
+    plotting.reach(axes, found, "parameters")
+    means = plotting.panel(found, "cell").query("method == 'baseline'").sort_values("parameters")
+    assert axes.lines[0].get_ydata().tolist() == means["reached_mean"].tolist()
+    assert axes.lines[0].get_xdata().tolist() == means["parameters"].tolist(), "no method is moved aside"
+    assert not plotting.open_runs(found)
+
+
+def test_a_missed_target_is_an_open_marker_above_the_end(axes):
+    found = table([cell(mlp(2), "baseline", speed=0.01), cell(mlp(3), "baseline")])
+    plotting.reach(axes, found, "parameters")
+    (mark,) = [line for line in of_marker(axes, "o") if line.get_markerfacecolor() == "white"]
+    assert mark.get_ydata()[0] == 40
+    assert to_hex(mark.get_color()) == METHODS["baseline"].colour.lower()
+    assert texts(axes) == []
+    plotting.epochs_axis(axes, found)
+    assert axes.get_ylim()[1] > 40 == max(axes.get_yticks())
+
+
+def test_seeds_that_reach_the_target_are_counted_and_shown(axes):
+    found = table([cell(mlp(2), "baseline", speed=0.064)])
+    met = plotting.panel(found, "run")["reached"].dropna().tolist()
+    assert len(met) == 1
+    plotting.reach(axes, found, "parameters")
+    assert texts(axes) == ["1/3"]
+    (seeds,) = [line for line in of_marker(axes, ".") if len(line.get_ydata())]
+    assert [y for y in seeds.get_ydata() if y == y] == met
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_epochs_axis_where_nothing_is_reached(axes, log):
+    plotting.epochs_axis(axes, table([cell(mlp(2), speed=0.0)]), log)
+    assert 0 <= axes.get_ylim()[0] < 40 < axes.get_ylim()[1]
+
+
+@pytest.mark.parametrize(("diverged", "count"), [([1], "1/3"), ([0, 1, 2], "3/3")])
+def test_divergence_is_marked_at_the_top(axes, diverged, count):
+    found = table([cell(autoencoder(2), diverged=diverged), cell(autoencoder(4))])
+    plotting.settled(axes, found, "compression", "final_train_loss")
+    assert len(of_marker(axes, "x")) == 1
+    assert texts(axes) == [count]
+    assert np.isnan(axes.lines[0].get_ydata()[0])
+    (seeds,) = [line for line in of_marker(axes, ".") if len(line.get_ydata())]
+    assert np.isfinite(seeds.get_ydata()).sum() == 3 - len(diverged)
+
+
+@pytest.mark.parametrize(("speed", "scale"), [(0.1, "log"), (0.0001, "linear")])
+def test_scale_of_losses(axes, speed, scale):
+    plotting.over_epochs(axes, table([cell(CIFAR_NV, speed=speed)]), "train_loss")
+    assert axes.get_yscale() == scale
+    low, high = axes.get_ylim()
+    assert low < 2.3 * np.exp(-40 * speed) < 2.3 < high
+
+
+def test_curves_name_the_methods_that_lost_seeds(axes):
+    found = table([cell(CIFAR_NV, "pathcond", diverged=[0, 2]), cell(CIFAR_NV, "baseline")], by_seed=True)
+    plotting.by_seed(axes, found, "train_loss")
+    assert texts(axes) == ["PathCond: 2 of 3 seeds diverged"]
+
+
+def test_a_line_per_seed_and_the_mean_without_the_lost_one(axes):
+    found = table([cell(CIFAR_NV, "pathcond", speed=0.3)], by_seed=True)
+    found["lost"] = found["seed"] == 2
+    plotting.by_seed(axes, found, "train_accuracy")
+    thin, mean = [line for line in axes.lines if line.get_linewidth() < 1], axes.lines[-1]
+    assert [line.get_linestyle() for line in thin] == ["-", "-", ":"]
+    first, second = (np.asarray(line.get_ydata()) for line in thin[:2])
+    np.testing.assert_allclose(mean.get_ydata(), (first + second) / 2)
+    assert first[0] == pytest.approx(10), "in percent"
+
+
+def test_legend_explains_what_is_drawn():
+    for speed, more in ((0.01, [plotting.END, plotting.OPEN]), (0.064, [plotting.END, plotting.OPEN + plotting.SOME])):
+        figure = EXPERIMENTS["mlp_depth"].plot(table([cell(mlp(3), "baseline", speed=speed), cell(mlp(3), "pathcond")]))
+        assert labels(figure.legends[0]) == ["Baseline", "PathCond", *more]
+
+
+def test_references_and_crosses_are_at_their_values():
+    (axes,) = EXPERIMENTS["timing"].plot(small("timing")).axes
+    values = [segment[0][1] for lines in axes.collections for segment in lines.get_segments() if len(segment) == 2]
+    assert {103.0, 22.0} <= {round(value, 6) for value in values}
+    for axes in EXPERIMENTS["theory"].plot(small("theory")).axes:
+        for line in of_marker(axes, "x"):
+            assert all(x == round(x) for x in line.get_xdata()), "on their layer"
+    curves = EXPERIMENTS["criteria"].plot(small("criteria")).axes[0]
+    assert all(np.nanmin(line.get_ydata()) >= 1 for line in curves.lines if len(line.get_xdata()) > 2)

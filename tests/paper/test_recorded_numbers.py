@@ -1,0 +1,43 @@
+"""Every number recorded before results became one file per run is still there, to the last digit."""
+
+import csv
+import hashlib
+from pathlib import Path
+
+from paper import config, results, runs
+from paper.experiments import EXPERIMENTS
+
+ROOT = Path(__file__).parents[2]
+RECORDED = ROOT / "results/paper"
+# tools/migrate_results.py wrote it from the old files: old key, seed or part, sha256 of those lines, new key.
+ROWS = list(csv.DictReader((ROOT / "tests/recorded_numbers.csv").read_text().splitlines()))
+
+
+def test_every_old_number_is_there_or_named_as_recorded_twice():
+    assert len({row["old_key"] for row in ROWS}) == 278
+    changed = []
+    for row in ROWS:
+        kept = not row["new_key"].startswith("not kept, see ")
+        path = RECORDED / f"{row['new_key'].removeprefix('not kept, see ')}.csv"
+        same = hashlib.sha256(path.read_bytes()).hexdigest()[:20] == row["sha256"]
+        if same != kept:
+            changed.append(row)
+    assert changed == []
+
+
+def test_what_was_recorded_twice_is_kept_once():
+    """Seeds 0 to 2 of the MLPs at lr 1e-3: the batch of ten seeds is kept."""
+    twice = [row for row in ROWS if row["new_key"].startswith("not kept")]
+    assert len(twice) == 63
+    for row in twice:
+        assert "/mlp_" in row["old_key"]
+        assert "-lr0.001-" in row["old_key"]
+    kept = {row["old_key"] for row in ROWS if row["new_key"] in {r["new_key"].split()[-1] for r in twice}}
+    assert all(sum(r["old_key"] == key for r in ROWS) == 10 for key in kept)
+
+
+def test_the_paper_preset_asks_for_exactly_the_recorded_runs():
+    plan = runs.plan(config.read(ROOT, "paper"), EXPERIMENTS)
+    assert [key for key, spec in plan.specs.items() if results.problem(RECORDED / f"{key}.csv", spec)] == []
+    recorded = {path.relative_to(RECORDED).with_suffix("").as_posix() for path in RECORDED.glob("*/*/**/*.csv")}
+    assert {key for key in recorded if key.startswith(("train/", "measure/"))} == set(plan.specs)

@@ -1,0 +1,142 @@
+"""Runs: one per seed, named by their settings; which jobs compute them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from paper import config, runs
+from paper.errors import PaperError
+from paper.experiments import EXPERIMENTS
+
+ROOT = Path(__file__).parents[2]
+PLANS = {preset: runs.plan(config.read(ROOT, preset), EXPERIMENTS) for preset in ("paper", "preview", "tiny")}
+# Keys of recorded runs: a change of what enters a digest would orphan them.
+FROZEN = (
+    "measure/bcd/mlp-e97ac5f96237",
+    "measure/regimes/variance0.01-seed3-82b0bfc97272",
+    "measure/toy/all-320b034fe634",
+    "train/classify/cifar_nv/enorm-lr0.01-seed1-2fd88f4e2f08",
+    "train/classify/mlp_3x500/pathcond-lr0.001-seed0-5b16269aa3b8",
+    "train/classify/mlp_8x500_gelu/pathcond-lr0.001-seed2-268ec8999c76",
+    "train/reconstruct/autoencoder_c4/baseline-lr0.1-seed2-5f48ed74b0c9",
+)
+
+
+def spec(preset: str = "tiny", **fields: object) -> runs.Spec:
+    """The first training run with these fields."""
+    found = PLANS[preset].training().values()
+    return next(s for s in found if all(s[name] == value for name, value in fields.items()))
+
+
+def test_a_run_is_one_seed():
+    for plan in PLANS.values():
+        for key, one in plan.specs.items():
+            assert runs.key(one) == key
+            if one["stage"] == "train":
+                assert isinstance(one["seed"], int)
+                assert f"-seed{one['seed']}-" in key
+
+
+def test_experiments_share_runs():
+    plan = PLANS["paper"]
+    shared = set(plan.asked["mlp_depth"]) & set(plan.asked["mlp_depth_lrs"])
+    assert len(shared) == 7 * 3 * 3  # depths, methods, seeds at lr 1e-3
+    assert len(plan.asked["mlp_depth"]) == 210
+
+
+def test_equal_numbers_have_equal_keys_and_other_settings_other_ones():
+    one = spec()
+    assert runs.key({**one, "lr": 1e-3, "preset": "other"}) == runs.key({**one, "lr": 0.001})
+    assert runs.key({**one, "epochs": float(one["epochs"])}) == runs.key(one)
+    for name, value in (("epochs", 99), ("seed", 7), ("version", 2), ("batch", 7), ("dataset", "mnist")):
+        assert runs.digest({**one, name: value}) != runs.digest(one)
+
+
+@pytest.mark.parametrize("preset", PLANS)
+def test_every_run_is_computed_by_one_job(preset: str):
+    plan = PLANS[preset]
+    keys = [key for batch in plan.batches.values() for key in batch.keys]
+    assert sorted(keys) == sorted(plan.specs)
+    for experiment, asked in plan.asked.items():
+        jobs = plan.batches_of(experiment)
+        assert {key for batch in jobs for key in batch.keys} == set(asked), "nothing that it does not ask for"
+
+
+def test_jobs_have_the_size_that_the_configuration_says():
+    plan, sizes = PLANS["paper"], config.read(ROOT, "paper").runs_per_job
+    for (stage, name), batch in plan.batches.items():
+        convolutional = "cifar_nv" in name
+        if stage == "train":
+            assert len(batch.keys) <= (sizes.convolutional if convolutional else sizes.fully_connected)
+    assert len(plan.batches["train", "mlp_depth_gelu-00"].keys) == 63  # one start-up for all of them
+
+
+def test_a_new_run_changes_the_jobs_of_its_experiments_alone():
+    content = config.merged(
+        config.load(ROOT / "config.yaml"), {"experiments": {"mlp_depth_gelu": {"seeds": [0, 1, 2, 3]}}}
+    )
+    plan = runs.plan(config.check(content), EXPERIMENTS)
+    new = set(plan.specs) - set(PLANS["paper"].specs)
+    assert len(new) == 21
+    changed = [name for name, batch in plan.batches.items() if PLANS["paper"].batches.get(name) != batch]
+    assert changed == [("train", "mlp_depth_gelu-00")]
+
+
+def test_missing_runs_are_left_out_and_said():
+    plan = PLANS["paper"]
+    assert plan.missing["cifar_nv_lrs"] == ["enorm at lr 0.0001"]
+    assert not [
+        s for s in plan.training().values() if s["network"] == "cifar_nv" and s["method"] == "enorm" and s["lr"] == 1e-4
+    ]
+    assert all(not missing for name, missing in plan.missing.items() if name != "cifar_nv_lrs")
+
+
+def test_the_slice_of_an_experiment_gives_its_runs():
+    chosen = config.read(ROOT, "paper")
+    for name in EXPERIMENTS:
+        given = json.loads(json.dumps(runs.slice_of(chosen, name, EXPERIMENTS)))
+        assert [runs.key(s) for s in runs.specs_of(given, name, EXPERIMENTS)] == PLANS["paper"].asked[name]
+
+
+def test_packed_specs_come_back(tmp_path: Path):
+    given = [s for s in PLANS["tiny"].specs.values() if s["stage"] == "train"]
+    text = runs.packed(given)
+    assert runs.read_specs([text], "train") == given
+    path = tmp_path / "specs.json"
+    path.write_text(json.dumps(list(PLANS["tiny"].specs.values())))
+    assert runs.read_specs([str(path)], "train") == given
+    assert {s["seed"] for s in runs.read_specs([str(path)], "train", "-seed1-")} == {1}
+    longest = max((b for b in PLANS["paper"].batches.values()), key=lambda b: len(b.keys))
+    assert len(runs.packed([PLANS["paper"].specs[key] for key in longest.keys])) < 100_000  # what a command may hold
+
+
+def test_specs_are_checked():
+    runs.check_specs(PLANS["tiny"].specs.values())
+    with pytest.raises(PaperError, match=r"epochs: expected at least 1, got 0"):
+        runs.check_specs([{**spec(), "epochs": 0}])
+
+
+def test_starts_are_shared_by_methods_and_rescalings_by_learning_rates():
+    folder = Path("results")
+    baseline, pathcond = (spec(network="mlp_2x16", method=name, seed=0) for name in ("baseline", "pathcond"))
+    assert runs.start_path(folder, baseline) == runs.start_path(folder, pathcond)
+    other = spec(network="mlp_2x16", method="pathcond", seed=0, lr=0.1)
+    assert other["lr"] != pathcond["lr"]
+    assert runs.scales_path(folder, other) == runs.scales_path(folder, pathcond)
+    sweeps = {**pathcond, "rescaling": {**pathcond["rescaling"], "sweeps": 3}}
+    assert runs.scales_path(folder, sweeps) != runs.scales_path(folder, pathcond)
+    assert runs.start_path(folder, sweeps) == runs.start_path(folder, pathcond)
+
+
+def test_frozen_keys():
+    assert set(FROZEN) <= set(PLANS["paper"].specs)
+
+
+def test_cost_is_about_right():
+    """Multiplications of one forward pass: those of the weights; a convolution uses each at every place."""
+    assert runs.multiplications({"kind": "mlp", "inputs": 3072, "hidden": [500, 500, 500], "outputs": 10}) == 2_041_000
+    assert runs.multiplications({"kind": "autoencoder", "inputs": 784, "compression": 4}) == 2 * (784 * 196 + 196 * 49)
+    conv = runs.multiplications({"kind": "cifar_nv", "width": 1.0, "image": 32})
+    assert 6e8 < conv < 9e8
+    assert 5e8 < runs.multiplications({"kind": "resnet18_c", "width": 1.0, "image": 32}) < 8e8

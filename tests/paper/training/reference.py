@@ -1,0 +1,188 @@
+"""Training as one would write it, to hold the engine against: modules, autograd, torch.optim, loops over units."""
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from paper.normalise import factors
+from paper.runs import training_specs
+from paper.seeds import generator
+from paper.training.datasets import Split, Splits
+from paper.training.kernels import torch_layers
+
+CPU = torch.device("cpu")
+MLP = {"kind": "mlp", "inputs": 12, "hidden": [6, 5, 4], "outputs": 10, "activation": "relu"}
+BARE = {**MLP, "batchnorm": False}
+WIDE = {**MLP, "inputs": 96, "hidden": [72, 64, 68]}  # enough for kernels of whole layers
+AUTOENCODER = {"kind": "autoencoder", "inputs": 48, "compression": 2, "activation": "relu"}
+CONV = {"kind": "cifar_nv", "width": 0.03125, "image": 8}
+METHODS = ("baseline", "pathcond", "rows", "columns", "exact", "optimum")
+
+
+def make_spec(model, method="baseline", rescaling=None, **changes):
+    """A spec of a small experiment, made as the workflow makes them; `rescaling` changes what its method does."""
+    grid = {
+        "network": model["kind"], "model": model, "methods": [method], "optimiser": {"name": "sgd"}, "batch": 16,
+        "epochs": 3, "dataset": "generated", "images": 55, "validation": 0, "test_images": 21,
+    }  # fmt: skip
+    lr, seed = changes.pop("lr", 0.05), changes.pop("seed", 0)
+    (made,) = training_specs({**grid, **changes, "lrs": [lr], "seeds": [seed]}, "tiny")
+    return {**made, "rescaling": {**made["rescaling"], **(rescaling or {})}}
+
+
+def random_splits(spec, device=CPU):
+    """As many images as a spec asks for: ten random patterns under noise, which can be learnt."""
+    source, flat = generator(7, "input"), spec["model"]["kind"] != "cifar_nv"
+    side = spec["model"].get("image", 8)
+    shape = (spec["model"]["inputs"],) if flat else (3, side, side)
+
+    patterns = torch.randint(0, 256, (10, *shape), generator=source)
+
+    def part(count):
+        labels = torch.randint(0, 10, (count,), generator=source)
+        images = (patterns[labels] + torch.randint(0, 256, (count, *shape), generator=source)) // 2
+        return Split(images.to(torch.uint8).to(device), labels.to(device))
+
+    sizes = {"train": spec["images"], "validation": spec["validation"], "test": spec["test_images"]}
+    scale, shift = factors("generated")
+    if flat:
+        scale, shift = (t.repeat_interleave(shape[0] // 3) for t in (scale, shift))
+    else:
+        scale, shift = (t.view(3, 1, 1) for t in (scale, shift))
+    return Splits({name: part(count) for name, count in sizes.items() if count}, scale.to(device), shift.to(device))
+
+
+def inputs(part, splits, dtype=torch.float32):
+    """Images as a network takes them, from their definition."""
+    mean, deviation = 0.5, 0.25
+    return ((part.images.to(dtype) / 255 - mean) / deviation).to(splits.scale.device)
+
+
+def loss_of(module, x, labels, task):
+    """The loss of a batch."""
+    y = module(x)
+    return functional.cross_entropy(y, labels) if task == "classify" else functional.mse_loss(y, x.flatten(1))
+
+
+def take_step(module, optimisers, x, labels, task):
+    """One step of training."""
+    module.train()
+    for optimiser in optimisers:
+        optimiser.zero_grad()
+    loss_of(module, x, labels, task).backward()
+    for optimiser in optimisers:
+        optimiser.step()
+
+
+def batches(seed, epoch, count, size):
+    """Numbers of the images in the batches of an epoch."""
+    return torch.randperm(count, generator=generator(seed, "order", epoch)).split(size)
+
+
+def train_epoch(module, optimisers, spec, splits, seed, epoch, after=lambda: None, x=None):
+    """One epoch of a module; `after` is called after every step, `x` are the inputs if they are given."""
+    x = inputs(splits.train, splits) if x is None else x
+    for index in batches(seed, epoch, len(splits.train), spec["batch"]):
+        take_step(module, optimisers, x[index], splits.train.labels[index], spec["task"])
+        after()
+
+
+def evaluate(module, splits, task):
+    """Mean loss and accuracy of every part, in eval mode, in one batch and float64."""
+    module = module.double().eval()
+    found = {}
+    with torch.no_grad():
+        for name, part in splits.by_name.items():
+            x = inputs(part, splits, torch.float64)
+            found[f"{name}_loss"] = float(loss_of(module, x, part.labels, task))
+            if task == "classify":
+                found[f"{name}_accuracy"] = float((module(x).argmax(1) == part.labels).double().mean())
+    return found
+
+
+def enorm_by_unit(module):
+    """One cycle of ENorm (p = 2, c = 1), a unit at a time; BatchNorm and units that feed the last layer stay."""
+    linear = [m for m in module if isinstance(m, nn.Linear)]
+    with torch.no_grad():
+        for below, above in zip(linear[:-2], linear[1:-1], strict=True):
+            for unit in range(below.out_features):
+                entering = sum(float(w) ** 2 for w in below.weight[unit])
+                leaving = sum(float(w) ** 2 for w in above.weight[:, unit])
+                if entering == 0 or leaving == 0:
+                    continue
+                scale = (leaving / entering) ** 0.25
+                below.weight[unit] *= scale
+                if below.bias is not None:
+                    below.bias[unit] *= scale
+                above.weight[:, unit] /= scale
+
+
+def values(module):
+    """Parameters and running statistics by name."""
+    return {name: t for name, t in module.state_dict().items() if not name.endswith("num_batches_tracked")}
+
+
+def assert_same(found, expected, rtol=1e-9, atol=1e-9):
+    """Two modules with the same numbers."""
+    for name, tensor in values(expected).items():
+        torch.testing.assert_close(
+            values(found)[name], tensor, rtol=rtol, atol=atol, check_dtype=False, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+def curves(trainer, epochs, first=1):
+    """What a trainer measures at the initialize and after each epoch, by name: (epochs + 1, runs)."""
+    found = [trainer.evaluate()]
+    for epoch in range(first, first + epochs):
+        trainer.epoch(epoch)
+        trainer.teleport(epoch)
+        found.append(trainer.evaluate())
+    return {name: torch.stack([one[name] for one in found]) for name in found[0]}
+
+
+class TorchHopper:
+    """The functions of `kernels.hopper`, in torch."""
+
+    @staticmethod
+    def fits(weight, examples):
+        return min(weight.shape[1:]) >= 64
+
+    @staticmethod
+    def gather(images, index, scale, shift):
+        x = torch_layers.gather(images, index, scale, shift)
+        return x, functional.pad(x.mT, (0, 128 - x.shape[1]))
+
+    @staticmethod
+    def forward_from_partials(partials, norm, bias, kind, row, keep):
+        z = partials.sum(0)
+        if norm:
+            return torch_layers.norm_forward(z, norm, kind, row)
+        a = torch_layers.plain_forward(z, bias, kind, row)
+        return a, z if keep else a
+
+    @staticmethod
+    def forward(x, weight, *how):
+        return TorchHopper.forward_from_partials(torch.bmm(x, weight.mT)[None], *how)
+
+    @staticmethod
+    def mse_gradient(x, weight, bias, target, rate):
+        return torch_layers.mse_gradient(torch.bmm(x, weight.mT), bias, target, rate)
+
+    @staticmethod
+    def backward(grad, weight, a, saved, norm, bias, kind, row):
+        below = torch.bmm(grad, weight)
+        weight.baddbmm_(grad.mT, a, alpha=-1)
+        if norm:
+            return torch_layers.norm_backward(below, saved, norm, kind, row)
+        if kind != "relu":
+            return torch_layers.plain_backward(below, saved, bias, kind, row)
+        below = torch_layers.plain_backward(below, a, None, kind)  # what was saved may be anything
+        if bias is not None:
+            bias.sub_(below.sum(1, keepdim=True))
+        return below if row is None else below / row
+
+    @staticmethod
+    def first_layer_step(grad, transposed, next_x, weight):
+        weight.baddbmm_(grad.mT, transposed[:, :, : grad.shape[1]].mT, alpha=-1)
+        product = None if next_x is None else torch.bmm(next_x, weight.mT) * torch.ones(2, 1, 1, 1) / 2
+        return product, weight.square().sum(2)[None]

@@ -1,0 +1,247 @@
+"""Stacked networks against modules of torch, after every step, in float64."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import pathcond
+from paper import models
+from paper.training.batched_mlps import MIN_HOPPER_RUNS, BatchedMLPs, Shape, _hopper_kernels
+from paper.training.initialization import initialize
+from paper.training.kernels import torch_layers
+from paper.training.modules import convolutions
+from tests.paper.training.reference import (
+    AUTOENCODER,
+    BARE,
+    CPU,
+    METHODS,
+    MLP,
+    assert_same,
+    enorm_by_unit,
+    make_spec,
+    take_step,
+)
+
+RATES = (0.05, 0.3, 1.0)
+SIZES = (16, 16, 7)  # of the batches of an epoch; the last is smaller
+NETWORKS = {"batchnorm": MLP, "bare": BARE, "no bias": {**BARE, "bias": False}, "autoencoder": AUTOENCODER}
+MODELS = {
+    f"{name} {activation}": {**model, "activation": activation}
+    for name, model in NETWORKS.items()
+    for activation in ("relu", "gelu", "silu")
+}
+
+
+class Pair:
+    """A stack, and its runs as modules with an optimiser each."""
+
+    def __init__(self, modules, rates, task):
+        self.modules = [module.double() for module in modules]
+        self.optimisers = [torch.optim.SGD(m.parameters(), lr=lr) for m, lr in zip(self.modules, rates, strict=True)]
+        self.stack = BatchedMLPs(self.modules, CPU, torch.float64)
+        self.rate = torch.tensor(rates, dtype=torch.float64).view(-1, 1, 1)
+        self.task, self.source = task, torch.Generator().manual_seed(5)
+
+    def step(self, size, enorm_runs=None, after=lambda run, module: None):
+        """A step of both on random images, each run its own."""
+        runs, n = len(self.modules), self.stack.shape.widths[0]
+        x = torch.randn(runs, size, n, dtype=torch.float64, generator=self.source)
+        labels = torch.randint(0, 10, (runs, size), generator=self.source)
+        for run, (module, optimiser) in enumerate(zip(self.modules, self.optimisers, strict=True)):
+            take_step(module, [optimiser], x[run], labels[run], self.task)
+            after(run, module)
+        self.stack.step(x, labels if self.task == "classify" else x, self.rate, self.task, enorm_runs)
+
+    def check(self):
+        for run, module in enumerate(self.modules):
+            copied = copy.deepcopy(module)
+            for tensor in copied.state_dict().values():
+                tensor.zero_()
+            self.stack.write_to(run, copied)
+            assert_same(copied, module)
+
+
+def task_of(model):
+    return "reconstruct" if model["kind"] == "autoencoder" else "classify"
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_step_is_that_of_torch(name):
+    model = MODELS[name]
+    pair = Pair([models.make(model, seed) for seed in range(3)], RATES, task_of(model))
+    began = [t.clone() for t in pair.stack.tensors()]
+    for size in SIZES * 2:
+        pair.step(size)
+        pair.check()
+    assert not any(torch.equal(a, b) for a, b in zip(began, pair.stack.tensors(), strict=True))
+
+
+@pytest.mark.parametrize("name", ["batchnorm relu", "batchnorm gelu", "autoencoder relu", "autoencoder silu"])
+def test_methods_side_by_side_step_like_torch(name):
+    model = MODELS[name]
+    starts = [initialize(make_spec(model, method), 3).module for method in METHODS]
+    norms = {tuple(round(p.norm().item(), 2) for p in module.parameters()) for module in starts}
+    assert len(norms) >= 4  # on networks this small, ten sweeps reach the optimum; without BatchNorm, exact is PathCond
+    pair = Pair(starts, [0.05, 0.1, 0.2, 0.3, 0.4, 0.5], task_of(model))
+    for size in SIZES:
+        pair.step(size)
+        pair.check()
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if "no bias" not in name])
+def test_enorm_balances_its_runs_after_every_step(name):
+    model = MODELS[name]
+    pair = Pair([models.make(model, seed) for seed in range(4)], (*RATES, 0.1), task_of(model))
+    twins = copy.deepcopy(pair.modules)
+
+    def balance(run, module):
+        if run not in (1, 2):
+            return
+        twin = twins[run]
+        twin.load_state_dict(module.state_dict())
+        enorm_by_unit(module)
+        x = torch.ones(1, model["inputs"], dtype=torch.float64)
+        graph = pathcond.extract_graph(twin, x, batchnorm="exclude", smooth=True)
+        pathcond.ENorm(twin, x, last_layer=False, graph=graph).step()
+        assert_same(twin, module)
+
+    for size in SIZES:
+        pair.step(size, slice(1, 3), balance)
+        pair.check()
+
+
+def test_enorm_leaves_other_layers_and_other_runs_alone():
+    model = {**MLP, "batchnorm": False}
+    modules = [models.make(model, seed).double() for seed in (0, 0)]
+    stack = BatchedMLPs(modules, CPU, torch.float64)
+    pair = [w[1:2] for w in stack.weights], [None if b is None else b[1:2] for b in stack.biases]
+    torch_layers.enorm_cycle(*pair)
+    untouched, enorm_runs = (copy.deepcopy(modules[0]) for _ in range(2))
+    stack.write_to(0, untouched)
+    stack.write_to(1, enorm_runs)
+    assert_same(untouched, modules[0], 0, 0)
+    assert torch.equal(enorm_runs[-1].weight, modules[0][-1].weight)
+    assert torch.equal(enorm_runs[5].bias, modules[0][5].bias)
+    assert not torch.equal(enorm_runs[5].weight, modules[0][5].weight)
+    x = torch.randn(9, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(enorm_runs(x), modules[0](x), rtol=1e-12, atol=1e-12)
+
+
+def test_enorm_passes_over_units_with_nothing_on_one_side():
+    module = models.make(BARE, 0).double()
+    with torch.no_grad():
+        module[1].weight[0] = 0  # nothing enters
+        module[3].weight[:, 1] = 0  # nothing leaves
+    stack = BatchedMLPs([module], CPU, torch.float64)
+    torch_layers.enorm_cycle(stack.weights, stack.biases)
+    found = copy.deepcopy(module)
+    stack.write_to(0, found)
+    enorm_by_unit(module)
+    assert_same(found, module)
+    assert torch.equal(found[1].bias[:2], module[1].bias[:2])
+
+
+def test_one_hidden_layer_has_nothing_to_balance():
+    module = models.make({**BARE, "hidden": [5]}, 0)
+    stack = BatchedMLPs([module], CPU)
+    torch_layers.enorm_cycle(stack.weights, stack.biases)
+    found = copy.deepcopy(module)
+    stack.write_to(0, found)
+    assert_same(found, module, 0, 0)
+
+
+@pytest.mark.parametrize("norm", ["blocks", "last"])
+def test_convolutions_are_balanced_too(norm):
+    model = {"kind": "cifar_nv", "width": 0.1, "image": 8, "bn": norm}
+    module = models.make(model, 0).double().to(memory_format=torch.channels_last)
+    chain, twin = convolutions(module), copy.deepcopy(module)
+    began = chain[0].weight.clone()
+    weights = [layer.weight.detach().permute(0, 2, 3, 1)[None] for layer in chain]
+    torch_layers.enorm_cycle(weights, [layer.bias.detach()[None, None] for layer in chain])
+    x = models.example_input(model).double()
+    graph = pathcond.extract_graph(twin, x, batchnorm="exclude", smooth=True)
+    pathcond.ENorm(twin, x, last_layer=False, graph=graph).step()
+    assert_same(module, twin)
+    assert not torch.allclose(chain[0].weight, began)
+
+
+def test_only_chains_of_convolutions_are_taken_for_such():
+    conv = nn.Conv2d(4, 4, 1)
+    assert convolutions(nn.Sequential(conv, nn.ReLU())) == [conv]
+    for other in (nn.Linear(4, 4), nn.Conv2d(4, 4, 1, groups=2), nn.PReLU(), models.BlockC(4, 4, 1)):
+        assert convolutions(nn.Sequential(conv, other)) is None
+    assert convolutions(models.BlockC(4, 4, 1)) is None
+
+
+@pytest.mark.parametrize("name", ["batchnorm relu", "bare gelu", "autoencoder silu"])
+def test_factors_kept_apart_change_nothing(name):
+    """On a GPU, ENorm's factors of the first layer's rows stay in `row` between two readings of the weights."""
+    model = MODELS[name]
+    pair = Pair([models.make(model, seed) for seed in range(3)], RATES, task_of(model))
+    pair.stack.row_scale = torch.ones(3, 1, pair.stack.shape.widths[1], dtype=torch.float64)
+    for size in SIZES:
+        pair.step(size, slice(1, 3), lambda run, module: enorm_by_unit(module) if run else None)
+    assert bool((pair.stack.row_scale[0] == 1).all())
+    assert float((pair.stack.row_scale[1:].log()).abs().min()) > 1e-6
+    pair.check()
+    assert bool((pair.stack.row_scale == 1).all())
+    pair.step(9, slice(1, 3), lambda run, module: enorm_by_unit(module) if run else None)
+    x = torch.randn(11, model["inputs"], dtype=torch.float64, generator=pair.source)
+    expected = torch.stack([module.eval()(x) for module in pair.modules])
+    torch.testing.assert_close(pair.stack.outputs(x), expected, rtol=1e-10, atol=1e-10)
+
+
+def test_save_and_load_and_modules_round_trip():
+    modules = [models.make(MLP, seed) for seed in range(3)]
+    stack, other = BatchedMLPs(modules, CPU), BatchedMLPs(list(reversed(modules)), CPU)
+    for run in range(3):
+        other.load(run, stack.save(run))
+        found = models.make(MLP, 9)
+        other.write_to(run, found)
+        assert_same(found, modules[run], 0, 0)
+    fresh = models.make(MLP, 5)
+    stack.read_from(1, fresh)
+    for run, expected in enumerate((modules[0], fresh, modules[2])):
+        found = models.make(MLP, 9)
+        stack.write_to(run, found)
+        assert_same(found, expected, 0, 0)
+    saved = stack.save(0)
+    saved[0].zero_()  # a copy
+    assert stack.weights[0][0].any()
+
+
+def test_the_shape_is_read_off_and_others_are_refused():
+    shape = Shape.of(models.make(MLP, 0))
+    assert shape == Shape((12, 6, 5, 4, 10), True, "relu", False, True)
+    assert Shape.of(models.make(AUTOENCODER, 0)) == Shape((48, 24, 12, 24, 48), False, "relu", True, False)
+    for wrong in (
+        nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 3), nn.GELU(), nn.Linear(3, 1)),
+        nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.ReLU(), nn.Linear(3, 1)),
+        nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)),
+    ):
+        with pytest.raises(TypeError, match="expected Linear layers"):
+            Shape.of(wrong)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_outputs_are_those_in_eval_mode(name):
+    model = MODELS[name]
+    pair = Pair([models.make(model, seed) for seed in range(3)], RATES, task_of(model))
+    pair.step(16)
+    x = torch.randn(11, model["inputs"], dtype=torch.float64, generator=pair.source)
+    found = pair.stack.outputs(x)
+    for run, module in enumerate(pair.modules):
+        torch.testing.assert_close(found[run], module.eval()(x), rtol=1e-10, atol=1e-10)
+
+
+def test_whole_layers_are_for_hopper_gpus_and_enough_runs(monkeypatch):
+    pytest.importorskip("triton.experimental.gluon", reason="the kernels are written in Gluon")
+    cuda = torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    assert _hopper_kernels(cuda, MIN_HOPPER_RUNS).__name__ == "paper.training.kernels.hopper"
+    assert _hopper_kernels(cuda, MIN_HOPPER_RUNS - 1) is None
+    assert _hopper_kernels(CPU, MIN_HOPPER_RUNS) is None
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    assert _hopper_kernels(cuda, MIN_HOPPER_RUNS) is None

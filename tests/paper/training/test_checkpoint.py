@@ -1,0 +1,194 @@
+"""Checkpoints are restored exactly or refused with a reason; locks keep two processes from one run."""
+
+import json
+import os
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from paper.runs import key
+from paper.training.checkpoint import Checkpoint, lock_runs
+from tests.faults.harm import ROOT, leave_half
+from tests.paper.training.reference import MLP, make_spec
+
+STATE = {
+    "epoch": 3,
+    "state": [torch.arange(3.0), torch.ones(2, 2, dtype=torch.float64)],
+    "rows": [{"epoch": 0, "train_loss": float("inf"), "diverged": True}],
+    "seconds": 1.5,
+}
+
+
+def files(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def test_it_comes_back_as_it_was(tmp_path):
+    spec = make_spec(MLP)
+    checkpoint = Checkpoint(tmp_path, spec)
+    assert checkpoint.read() == ({}, None)
+    checkpoint.write({"epoch": 1})
+    checkpoint.write(STATE)
+    found, remark = Checkpoint(tmp_path, spec).read()
+    assert remark is None
+    assert {**found, "state": None} == {**STATE, "state": None}
+    for one, other in zip(found["state"], STATE["state"], strict=True):
+        assert torch.equal(one, other)
+        assert one.dtype == other.dtype
+    assert files(tmp_path) == [f"tiny/{key(spec)}.pt"]
+    checkpoint.remove()
+    assert not list(tmp_path.iterdir())
+    checkpoint.remove()  # nothing there: nothing to do
+
+
+def test_the_state_of_an_optimiser_comes_back(tmp_path):
+    parameter = torch.nn.Parameter(torch.ones(3))
+    optimiser = torch.optim.Adam([parameter], lr=0.1)
+    parameter.sum().backward()
+    optimiser.step()
+    checkpoint = Checkpoint(tmp_path, make_spec(MLP))
+    checkpoint.write({"state": optimiser.state_dict()})
+    held = checkpoint.read()[0]["state"]
+    assert held["param_groups"] == optimiser.state_dict()["param_groups"]
+    assert torch.equal(held["state"][0]["exp_avg"], optimiser.state_dict()["state"][0]["exp_avg"])
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "start", "end", "longer"])
+def test_a_damaged_one_is_refused_and_removed(damage, tmp_path):
+    checkpoint = Checkpoint(tmp_path, make_spec(MLP))
+    checkpoint.write(STATE)
+    raw = bytearray(checkpoint.path.read_bytes())
+    if damage in ("start", "end"):
+        raw[{"start": 0, "middle": len(raw) // 2, "end": -1}[damage]] ^= 1
+    elif damage == "longer":
+        raw += b"\0"
+    else:
+        raw = {"cut": raw[:-100], "empty": b""}[damage]
+    checkpoint.path.write_bytes(raw)
+    state, remark = checkpoint.read()
+    assert state == {}
+    assert remark is not None
+    assert remark.startswith(f"checkpoint {checkpoint.path.name} cannot be used (")
+    assert remark.endswith("); starting anew")
+    assert checkpoint.read() == ({}, None)
+
+
+def test_one_of_other_settings_is_not_used(tmp_path):
+    mine, other = (Checkpoint(tmp_path, make_spec(MLP, lr=lr)) for lr in (0.1, 0.2))
+    other.write(STATE)
+    assert mine.read() == ({}, None)
+    mine.path.write_bytes(other.path.read_bytes())  # not even under the right name
+    state, remark = mine.read()
+    assert state == {}
+    assert remark is not None
+    assert "belongs to other settings" in remark
+    assert other.read()[1] is None
+
+
+def test_what_a_killed_write_left_goes_with_it(tmp_path):
+    mine, other = (Checkpoint(tmp_path, make_spec(MLP, lr=lr)) for lr in (0.1, 0.2))
+    mine.write(STATE)
+    other.write(STATE)
+    leave_half(mine.path)
+    mine.remove()
+    assert files(tmp_path) == [str(other.path.relative_to(tmp_path))]
+    leave_half(other.path)
+    other.remove()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_another_job_removes_in_between_is_made_again(tmp_path, monkeypatch):
+    mine, other = (Checkpoint(tmp_path, make_spec(MLP, lr=lr)) for lr in (0.1, 0.2))
+    other.write(STATE)
+    inner, calls = Path.touch, []
+
+    def late(path, **options):
+        if not calls:
+            other.remove()
+        calls.append(path)
+        inner(path, **options)
+
+    monkeypatch.setattr(Path, "touch", late)
+    mine.write(STATE)
+    assert len(calls) == 2
+    assert files(tmp_path) == [str(mine.path.relative_to(tmp_path))]
+
+
+# ---- locks
+
+ONE, TWO, THREE = (make_spec(MLP, lr=lr) for lr in (0.1, 0.2, 0.3))
+_HOLDER = """
+import json, sys, time
+from pathlib import Path
+from paper.training.checkpoint import lock_runs
+with lock_runs(Path(sys.argv[1]), json.loads(sys.argv[2]), lambda: True) as locked:
+    print(locked, flush=True)
+    time.sleep(600 if locked else 0)
+"""
+
+
+@contextmanager
+def another(folder, *specs, locked=True):
+    """Another process that locks specs until it is killed, or does not wait for them."""
+    words = [sys.executable, "-c", _HOLDER, str(folder), json.dumps(specs)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    with subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == f"{locked}\n"
+        yield process
+        process.kill()
+
+
+def never() -> bool:
+    return False
+
+
+def test_a_killed_process_keeps_no_lock_and_other_runs_are_free(tmp_path, capsys):
+    with another(tmp_path, ONE, THREE), lock_runs(tmp_path, [TWO], never) as locked:
+        assert locked
+    with lock_runs(tmp_path, [ONE, THREE], never) as locked:
+        assert locked
+    assert files(tmp_path) == []
+    assert capsys.readouterr().err == ""
+
+
+def test_a_locked_run_is_waited_for(tmp_path, capsys):
+    asked = []
+    with another(tmp_path, ONE) as holder:
+
+        def stop() -> bool:
+            asked.append(1)
+            if len(asked) == 2:
+                holder.kill()
+            return False
+
+        with lock_runs(tmp_path, [TWO, ONE], stop) as locked:
+            assert locked
+            assert len(asked) >= 2
+            with another(tmp_path, ONE, locked=False):
+                pass
+    assert capsys.readouterr().err == f"{key(ONE)}: another process trains it; waiting for that one to end\n"
+
+
+def test_giving_up_leaves_the_holder_alone(tmp_path):
+    with another(tmp_path, ONE):
+        for _ in range(2):
+            with lock_runs(tmp_path, [ONE], lambda: True) as locked:
+                assert not locked
+
+
+def test_locks_are_removed_after_a_failure_too(tmp_path):
+    with pytest.raises(ZeroDivisionError), lock_runs(tmp_path / "new", [ONE, TWO], never):
+        raise ZeroDivisionError
+    assert not (tmp_path / "new").exists()
+
+
+def test_without_locks_training_goes_on_with_a_warning(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    with lock_runs(tmp_path / "file" / "checkpoints", [ONE], never) as locked:
+        assert locked
+    assert "no locks here" in capsys.readouterr().err

@@ -1,0 +1,264 @@
+"""The command `python -m paper.training`: the same bytes after any interruption, and clear errors."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from paper import cli, data, results
+from paper.runs import index_of, key, result_path
+from paper.training import __main__ as command
+from paper.training.checkpoint import Checkpoint
+from tests.paper.training.reference import CONV, MLP, make_spec
+
+# On one worker: they share what is trained in the background.
+pytestmark = pytest.mark.xdist_group("train command")
+
+ROOT = Path(__file__).parents[3]
+FLAT = {**MLP, "inputs": 192}
+SHORT = [
+    make_spec(FLAT, "pathcond"),
+    make_spec(FLAT, "enorm"),
+    make_spec({"kind": "autoencoder", "inputs": 192, "compression": 4}, "pathcond"),
+    make_spec(CONV, "pathcond", validation=16),
+]
+LONG = make_spec(FLAT, "pathcond", epochs=75, images=256, batch=32)
+STOPPED = "time is up; the same command resumes from the checkpoints\n"
+
+
+class Place:
+    """A folder to train in."""
+
+    def __init__(self, folder, images):
+        self.results, self.checkpoints, self.images = folder / "results", folder / "checkpoints", images
+        self.specs = folder / "specs.json"
+        folder.mkdir(exist_ok=True)
+
+    def words(self, specs, *more):
+        self.specs.write_text(json.dumps(specs))
+        folders = ["--results", self.results, "--data", self.images, "--checkpoints", self.checkpoints]
+        return [*map(str, (self.specs, *folders, "--device", "cpu", *more))]
+
+    def begin(self, specs, *more, threads="1"):
+        """Start the command; it runs on."""
+        environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": threads}
+        words = [sys.executable, "-m", "paper.training", *self.words(specs, *more)]
+        return subprocess.Popen(words, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)  # noqa: S603
+
+    def run(self, specs, *more):
+        """Exit status of the command, and what it said."""
+        job = self.begin(specs, *more)
+        said = job.communicate(timeout=60)[1]
+        return job.returncode, said
+
+    def content(self, spec):
+        return (self.results / "tiny" / f"{key(spec)}.csv").read_bytes()
+
+    def kept(self):
+        return [path for path in self.checkpoints.rglob("*") if path.is_file()]
+
+    def wait_for_news(self, job, before):
+        """Wait until a job has written a checkpoint."""
+        end = time.monotonic() + 60
+        while self.news() == before:
+            assert job.poll() is None, job.communicate()[1]
+            assert time.monotonic() < end
+            time.sleep(0.002)
+
+    def news(self):
+        return sorted((path.name, path.stat().st_ino) for path in self.checkpoints.rglob("*lr*.pt"))
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    data.prepare("generated", folder / "generated.pt")
+    return folder
+
+
+@pytest.fixture
+def place(images, tmp_path):
+    return Place(tmp_path, images)
+
+
+@pytest.fixture
+def call(monkeypatch, capsys):
+    """Call the command's program in this process; gives its exit status and what it said."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as in the other processes
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["paper.training", *map(str, words)])
+        try:
+            cli.run(command.main)
+            status = 0
+        except SystemExit as error:
+            status = error.code
+        out, err = capsys.readouterr()
+        assert out == ""
+        return status, err
+
+    yield run
+    torch.set_num_threads(threads)
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def background(images, tmp_path_factory):
+    """All specs trained undisturbed by one command, while other tests run."""
+    found = Place(tmp_path_factory.mktemp("undisturbed"), images)
+    job = found.begin([*SHORT, LONG], "--save-every", "0")
+    yield found, job
+    job.kill()
+    job.communicate()
+
+
+@pytest.fixture
+def undisturbed(background):
+    """Waits for those specs, and gives the bytes of one."""
+    found, job = background
+
+    def content(spec):
+        said = job.communicate(timeout=60)[1]
+        assert job.returncode == 0, said
+        assert not found.kept()
+        return found.content(spec)
+
+    return content
+
+
+def test_the_same_command_gives_the_same_bytes(images, tmp_path, call, undisturbed):
+    every, one = (Place(tmp_path / name, images) for name in ("every", "one"))
+    assert call(*every.words(SHORT))[0] == 0
+    assert call(*one.words(SHORT[1]))[0] == 0
+    for spec in SHORT:
+        assert every.content(spec) == undisturbed(spec)
+    assert one.content(SHORT[1]) == undisturbed(SHORT[1])
+    assert not every.kept()
+    written = sorted(path.suffix for path in every.results.rglob("*") if path.is_file())
+    assert written == [".csv"] * 4 + [".json"] * 4
+
+
+def test_the_number_of_threads_is_not_the_machines(place, images, tmp_path, call):
+    """As wide as the paper's, where another number of threads rounds differently."""
+    wide = make_spec({**FLAT, "hidden": [500, 500]}, "pathcond", images=256, batch=128, epochs=1)
+    job = place.begin([wide], threads="")  # which torch takes for as many as there are
+    said = job.communicate(timeout=60)[1]
+    assert job.returncode == 0, said
+    other, third = (Place(tmp_path / name, images) for name in ("one", "two"))
+    assert call(*other.words([wide], "--threads", "1"))[0] == 0
+    assert call(*third.words([wide], "--threads", "2"))[0] == 0
+    assert place.content(wide) == other.content(wide)
+    threads = [results.read_provenance(result_path(p.results, wide))["threads"] for p in (place, other, third)]
+    assert threads == [1, 1, 2]
+
+
+@pytest.mark.slow
+def test_it_resumes_after_kills(place, undisturbed):
+    chance, delays = random.SystemRandom(), []
+    for _ in range(2):
+        before = place.news()
+        job = place.begin([LONG], "--save-every", "0")
+        place.wait_for_news(job, before)
+        delays.append(chance.uniform(0.0, 0.4))
+        time.sleep(delays[-1])
+        job.kill()
+        job.communicate()
+        assert job.returncode == -signal.SIGKILL, delays
+    status, said = place.run([LONG], "--save-every", "0")
+    assert status == 0, said
+    assert place.content(LONG) == undisturbed(LONG), delays
+    assert not place.kept(), delays
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_it_resumes_after_a_signal_and_a_time_limit(number, place, undisturbed, call):
+    job = place.begin([LONG], "--save-every", "0")
+    place.wait_for_news(job, [])
+    job.send_signal(number)
+    said = job.communicate(timeout=60)[1]
+    assert job.returncode == 75, said
+    assert said.endswith(STOPPED)
+    assert "Traceback" not in said
+    before = place.news()
+    status, said = call(*place.words([LONG], "--time-limit", "0.2"))
+    assert status == 75
+    assert said.endswith(STOPPED)
+    assert len(before) == 1
+    assert place.news() != before
+    assert not place.results.exists()
+    status, said = call(*place.words([LONG]))
+    assert status == 0
+    assert int(said.split("epoch ")[1].split("/")[0]) > 1
+    assert place.content(LONG) == undisturbed(LONG)
+    assert not place.kept()
+
+
+def test_it_resumes_after_ctrl_c(place, call, monkeypatch, undisturbed):
+    inner, calls = Checkpoint.write, []
+
+    def write(checkpoint, state):
+        inner(checkpoint, state)
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Checkpoint, "write", write)
+        status, said = call(*place.words(SHORT[:1], "--save-every", "0"))
+    assert status == 130
+    assert said.endswith("\nstopped; the same command resumes from the last checkpoints\n")
+    assert len(place.kept()) == 1
+    assert call(*place.words(SHORT[:1]))[0] == 0
+    assert place.content(SHORT[0]) == undisturbed(SHORT[0])
+
+
+def test_no_time_at_all_is_time_up(place, call):
+    assert call(*place.words(SHORT[:1], "--time-limit", "0")) == (75, STOPPED)
+    assert not place.kept()
+
+
+def test_specs_come_as_text_or_files_and_are_picked_by_name(place, call):
+    words = place.words(SHORT[:2], "--match", "enorm")
+    toy = {"stage": "measure", "preset": "tiny", "experiment": "toy", "part": "all", "version": 1, "settings": {}}
+    measure = json.dumps(toy)
+    status, said = call(json.dumps(SHORT[2]), measure, *words)
+    assert status == 0
+    assert [path.name for path in place.results.rglob("*.csv")] == [f"{key(SHORT[1])}.csv".rpartition("/")[2]]
+    assert "reconstruct" not in said
+    status, said = call(json.dumps(SHORT[2]), *place.words(SHORT[:2]))
+    assert status == 0
+    assert "1 of 3 runs exist and are reused\n" in said
+    assert len(list(place.results.rglob("*.csv"))) == 3
+
+
+def test_a_mistake_in_the_shell_has_no_traceback(place):
+    status, said = place.run([{**SHORT[0], "test_images": 9999}])
+    assert status == 2
+    assert said.startswith("error: train/classify/mlp/pathcond-lr0.05-")
+    assert "test_images: expected at most 160 of generated, got 9999. " in said
+    assert said.count("\n") == 1
+
+
+def test_an_index_lists_all_runs_and_needs_no_torch_where_they_exist(place):
+    index = place.results / "index.json"
+    assert place.run(SHORT[:2], "--index", index)[0] == 0
+    assert json.loads(index.read_text()) == index_of(place.results, SHORT[:2])
+    index.unlink()
+    words = place.words(SHORT[:2], "--index", index)
+    code = f"import sys; sys.argv[1:] = {words!r}; from paper.training.__main__ import main; main(); "
+    done = subprocess.run(
+        [sys.executable, "-c", code + "assert 'torch' not in sys.modules"],
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(index.read_text())) == 2

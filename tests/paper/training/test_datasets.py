@@ -1,0 +1,91 @@
+"""The images a run sees: as many as asked for, none of them twice, normalised as the data set says."""
+
+import pytest
+import torch
+
+from paper import data
+from paper.errors import PaperError
+from paper.normalise import MOMENTS
+from paper.training import datasets
+from tests.paper.training.reference import CONV, CPU, MLP, make_spec
+
+FLAT = {**MLP, "inputs": 192}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    found = tmp_path_factory.mktemp("data") / "generated.pt"
+    data.prepare("generated", found)
+    return found
+
+
+def loaded(path, model, **changes):
+    return datasets.load(make_spec(model, **{"images": 100, "validation": 30, "test_images": 20, **changes}), path, CPU)
+
+
+def test_parts_follow_one_another(path):
+    given, found = data.load(path, "generated"), loaded(path, FLAT)
+    assert list(found.by_name) == ["train", "validation", "test"]
+    for name, images, labels in (
+        ("train", given.train_images[:100], given.train_labels[:100]),
+        ("validation", given.train_images[100:130], given.train_labels[100:130]),
+        ("test", given.test_images[:20], given.test_labels[:20]),
+    ):
+        part = found.by_name[name]
+        assert len(part) == len(images)
+        assert torch.equal(part.images, images.flatten(1))
+        assert torch.equal(part.labels, labels.long())
+        assert part.images.dtype == torch.uint8
+    assert list(loaded(path, FLAT, validation=0).by_name) == ["train", "test"]
+    assert loaded(path, CONV).train.images.shape == (100, 3, 8, 8)
+
+
+@pytest.mark.parametrize("model", [FLAT, CONV])
+def test_images_enter_a_network_normalised(path, model):
+    found = loaded(path, model)
+    mean, deviation = (torch.tensor(values).view(3, 1, 1) for values in MOMENTS["generated"])
+    expected = (data.load(path, "generated").train_images[:100] / 255 - mean) / deviation
+    x = found.train.images * found.scale + found.shift
+    torch.testing.assert_close(x, expected.flatten(1) if model is FLAT else expected, rtol=1e-5, atol=1e-5)
+
+
+def test_every_channel_has_its_own_factors():
+    scale, shift = (
+        datasets.per_input(t, 3, FLAT) for t in (torch.tensor([1.0, 2.0, 3.0]), torch.tensor([4.0, 5.0, 6.0]))
+    )
+    image = torch.ones(3, 8, 8)
+    expected = image * torch.tensor([1.0, 2.0, 3.0]).view(3, 1, 1) + torch.tensor([4.0, 5.0, 6.0]).view(3, 1, 1)
+    assert torch.equal(image.flatten() * scale + shift, expected.flatten())
+
+
+def test_smaller_networks_see_the_middle(path):
+    found = loaded(path, {**MLP, "inputs": 12})
+    assert torch.equal(found.train.images, data.load(path, "generated").train_images[:100, :, 3:5, 3:5].flatten(1))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"images": 600, "validation": 41}, "images and validation: expected at most 640 of generated, got 641"),
+        ({"test_images": 161}, "test_images: expected at most 160 of generated, got 161"),
+        ({"images": 33, "batch": 16}, "33 in batches of 16 leave a last batch of one image"),
+        ({"images": 33, "batch": 1}, "33 in batches of 1 leave a last batch of one image"),
+    ],
+)
+def test_what_cannot_be_is_said(path, changes, words):
+    with pytest.raises(PaperError, match=words):
+        loaded(path, FLAT, **changes)
+
+
+def test_one_image_by_itself_is_fine_without_batchnorm(path):
+    for model in ({**FLAT, "batchnorm": False}, CONV, {"kind": "autoencoder", "inputs": 192, "compression": 2}):
+        assert len(loaded(path, model, images=33, batch=16).train) == 33
+
+
+def test_images_too_small_for_the_network_are_refused(path):
+    with pytest.raises(PaperError, match="expected 3072 numbers of each"):
+        loaded(path, {**FLAT, "inputs": 3072})
+
+
+def test_all_images_may_be_asked_for(path):
+    assert len(loaded(path, FLAT, images=600, validation=40, test_images=160).by_name["validation"]) == 40

@@ -1,0 +1,204 @@
+"""Start weights: those of the seed, and what the library makes of them."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import pathcond
+from paper import models, starts
+from paper.errors import PaperError
+from paper.training.initialization import initialize, rescale
+from tests.paper.training.reference import AUTOENCODER, BARE, CONV, METHODS, MLP, assert_same, make_spec, values
+
+GELU = {**MLP, "activation": "gelu"}
+NETWORKS = {"mlp": MLP, "bare": BARE, "gelu": GELU, "autoencoder": AUTOENCODER, "conv": CONV}
+OPTIONS = {
+    "pathcond": {"batchnorm": "exclude"},
+    "exact": {"batchnorm": "affine"},
+    "optimum": {"batchnorm": "exclude", "method": "optimum"},
+    "teleport": {"batchnorm": "affine"},
+}
+
+
+def rescaled(model, seed, **options):
+    """A network that the library rescaled, and its report."""
+    module = models.make(model, seed)
+    paper = {"pooling": "plain", "smooth": True, "check": False, "clamp": None, "statistics": "running"}
+    report = pathcond.rescale_(module, models.example_input(model), **paper | options)
+    return module, report
+
+
+@pytest.mark.parametrize("method", OPTIONS)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_start_is_what_the_library_makes(name, method):
+    began = initialize(make_spec(NETWORKS[name], method), 3)
+    expected, report = rescaled(NETWORKS[name], 3, **OPTIONS[method])
+    assert_same(began.module, expected, 1e-5, 1e-7)
+    assert began.max_log_scale == pytest.approx(float(report.solution.u.abs().max()) / 2, rel=1e-6)
+    assert began.max_log_scale > 0.01
+    with pytest.raises(AssertionError):
+        assert_same(began.module, models.make(NETWORKS[name], 3), 1e-3, 1e-3)
+
+
+def test_sweeps_are_ten():
+    expected, _ = rescaled(CONV, 0, batchnorm="exclude", sweeps=10)
+    fewer, _ = rescaled(CONV, 0, batchnorm="exclude", sweeps=9)
+    found = initialize(make_spec(CONV, "pathcond"), 0).module
+    assert_same(found, expected, 1e-6, 1e-7)
+    with pytest.raises(AssertionError):
+        assert_same(found, fewer, 1e-6, 1e-7)
+    asked = initialize(make_spec(CONV, "pathcond", {"sweeps": 9}), 0).module
+    assert_same(asked, fewer, 1e-6, 1e-7)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_rows_and_columns_are_the_two_sides(name):
+    model = NETWORKS[name]
+    base, both, rows, columns = (
+        initialize(make_spec(model, method), 1) for method in ("baseline", "pathcond", "rows", "columns")
+    )
+    assert both.max_log_scale == rows.max_log_scale == columns.max_log_scale > 0
+    for key, weight in values(base.module).items():
+        sides = values(rows.module)[key].double() * values(columns.module)[key].double()
+        torch.testing.assert_close(sides, values(both.module)[key].double() * weight.double(), rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize("model", [MLP, BARE])
+def test_rows_scale_what_enters_a_unit_and_columns_what_leaves_it(model):
+    base, report = models.make(model, 1), rescaled(model, 1, batchnorm="exclude")[1]
+    scales = [(u / 2).exp().float() for u in report.solution.u.split(model["hidden"])]
+    rows, columns = (initialize(make_spec(model, method), 1).module for method in ("rows", "columns"))
+    for module in (rows, columns):
+        for found, norm in zip(module, base, strict=True):
+            if isinstance(norm, nn.BatchNorm1d):
+                assert_same(found, norm, 0, 0)
+    layers = [[m for m in module if isinstance(m, nn.Linear)] for module in (base, rows, columns)]
+    for k, (plain, row, column) in enumerate(zip(*layers, strict=True)):
+        hidden = k < len(scales)
+        expected = plain.weight * scales[k][:, None] if hidden else plain.weight
+        torch.testing.assert_close(row.weight, expected, rtol=1e-5, atol=1e-8)
+        expected = plain.weight / scales[k - 1] if k else plain.weight
+        torch.testing.assert_close(column.weight, expected, rtol=1e-5, atol=1e-8)
+        if plain.bias is not None:
+            expected = plain.bias * scales[k] if hidden else plain.bias
+            torch.testing.assert_close(row.bias, expected, rtol=1e-5, atol=1e-8)
+            assert torch.equal(column.bias, plain.bias)
+
+
+def outputs(method, model, mode, seed=2):
+    module = initialize(make_spec(model, method), seed).module.double().train(mode == "train")
+    x = torch.randn(64, model["inputs"], dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    return module(x).detach()
+
+
+@pytest.mark.parametrize(
+    ("method", "model", "mode", "kept"),
+    [
+        ("pathcond", BARE, "train", True), ("pathcond", AUTOENCODER, "train", True), ("optimum", BARE, "eval", True),
+        ("rows", BARE, "eval", False), ("columns", BARE, "eval", False),
+        ("exact", MLP, "train", True), ("exact", MLP, "eval", True),
+        ("pathcond", MLP, "eval", True), ("pathcond", MLP, "train", False),
+        ("rows", MLP, "train", True), ("rows", MLP, "eval", False),
+        ("columns", MLP, "train", False), ("optimum", MLP, "train", False),
+    ],
+)  # fmt: skip
+def test_which_starts_keep_the_function(method, model, mode, kept):
+    """With BatchNorm in training mode the paper's way does not, its rows alone do, and so does the exact way."""
+    before, after = (outputs(name, model, mode) for name in ("baseline", method))
+    change = float((after - before).abs().max() / before.abs().max())
+    # BatchNorm's eps does not follow the rows.
+    assert change < (1e-3 if method == "rows" else 1e-5) if kept else change > 0.01
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_methods_share_the_weights_of_a_seed(name):
+    model = NETWORKS[name]
+    for seed in (0, 1):
+        expected = models.make(model, seed)
+        for method in ("baseline", "enorm"):
+            began = initialize(make_spec(model, method), seed)
+            assert_same(began.module, expected, 0, 0)
+            assert began.max_log_scale == 0
+        for method in ("pathcond", "exact", "optimum"):
+            # Rescaling the initialize back gives the seed's weights.
+            found = initialize(make_spec(model, method), seed).module
+            _, report = rescaled(model, seed, **OPTIONS[method])
+            report.undo_(found)
+            assert_same(found, expected, 1e-5, 1e-7)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_seeds_differ_and_come_again(method):
+    first, again, other = (initialize(make_spec(MLP, method), seed).module for seed in (0, 0, 1))
+    assert_same(first, again, 0, 0)
+    for name in ("1.weight", "4.weight", "10.weight"):
+        assert not torch.equal(values(first)[name], values(other)[name])
+
+
+def test_gelu_bounds_the_scales():
+    model = {"kind": "mlp", "inputs": 12, "hidden": [6, 6, 6], "outputs": 10, "activation": "gelu"}
+    base = make_spec(model, clamp=0.05)
+    bounded, free = (make_spec(model, "pathcond", clamp=clamp) for clamp in (0.05, 100.0))
+    assert initialize(base, 0).max_log_scale == 0
+    assert initialize(free, 0).max_log_scale > 0.1
+    assert initialize(bounded, 0).max_log_scale == pytest.approx(0.025, rel=1e-9)
+    expected, _ = rescaled(bounded["model"], 0, batchnorm="exclude", clamp=0.025)
+    assert_same(initialize(bounded, 0).module, expected, 1e-6, 1e-8)
+
+
+def test_the_mode_of_the_network_is_irrelevant_and_kept():
+    how = make_spec(MLP, "pathcond")["rescaling"]
+    training, evaluating = models.make(MLP, 0).train(), models.make(MLP, 0).eval()
+    for module in (training, evaluating):
+        rescale(module, torch.ones(1, 12), how)
+    assert_same(training, evaluating, 0, 0)
+    assert training.training
+    assert not evaluating.training
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+@pytest.mark.parametrize("where", ["1.weight", "2.running_var"])
+def test_a_network_that_diverged_is_left_as_it_is(wrong, where):
+    module = models.make(MLP, 0)
+    module.state_dict()[where].view(-1)[0] = wrong
+    before = copy.deepcopy(module)
+    assert rescale(module, torch.ones(1, 12), make_spec(MLP, "pathcond")["rescaling"]) == 0
+    for name, tensor in values(before).items():
+        assert torch.equal(values(module)[name].nan_to_num(7.0), tensor.nan_to_num(7.0))
+
+
+@pytest.mark.parametrize("method", ["baseline", "pathcond"])
+def test_the_third_start_of_cifar_nv_has_no_output_for_cats(method):
+    """What docs/reproduction.md says of it: the network ends in a ReLU, and one output is zero, here on noise."""
+    images = torch.randn(16, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    spec = make_spec({"kind": "cifar_nv", "width": 1.0, "image": 32}, method)
+    with torch.no_grad():
+        outputs = [initialize(spec, seed).module.train()(images) for seed in (0, 1, 2)]
+    assert [[k for k in range(10) if not out[:, k].any()] for out in outputs] == [[], [], [3]]
+
+
+@pytest.mark.parametrize("method", ["baseline", "pathcond", "rows", "exact", "optimum"])
+@pytest.mark.parametrize("model", [MLP, CONV], ids=["mlp", "conv"])
+def test_saved_start_weights_and_rescalings_give_the_same_network(model, method, tmp_path):
+    spec = make_spec(model, method)
+    assert starts.save_start(spec, tmp_path).exists()
+    if spec["rescaling"].get("rescale"):
+        path = starts.save_scales(spec, tmp_path)
+        row = starts.row(spec, path)
+        assert row["objective_last"] <= row["objective_first"]
+        assert row["result"]
+    computed, read = initialize(spec, 0), initialize(spec, 0, tmp_path)
+    assert computed.max_log_scale == read.max_log_scale
+    assert_same(computed.module, read.module, 0, 0)
+
+
+def test_a_damaged_start_is_refused_and_saved_again(tmp_path):
+    spec = make_spec(MLP, "pathcond")
+    path = starts.save_start(spec, tmp_path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-5] + bytes([whole[-5] ^ 1]) + whole[-4:])
+    with pytest.raises(PaperError, match="checksum in its metadata"):
+        initialize(spec, 0, tmp_path)
+    assert starts.save_start(spec, tmp_path).read_bytes() == whole

@@ -1,0 +1,319 @@
+"""Cells trained to the end: tables, records, going on after a stop, and what is not taken on trust."""
+
+import json
+import math
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from paper import data, models, results
+from paper.errors import PaperError
+from paper.runs import key, result_path
+from paper.training import progress, runner
+from paper.training.checkpoint import Checkpoint
+from paper.training.runner import Options, Progressing, TimeUp, train
+from tests.paper.training.reference import CONV, CPU, MLP, make_spec
+
+FLAT = {**MLP, "inputs": 192}
+AUTO = {"kind": "autoencoder", "inputs": 192, "compression": 4}
+KINDS = {
+    "mlp": make_spec(FLAT, "pathcond", validation=10),
+    "enorm": make_spec(FLAT, "enorm"),
+    "teleport": make_spec(FLAT, "teleport", {"teleport": 1}),
+    "autoencoder": make_spec(AUTO, "pathcond"),
+    "conv": make_spec(CONV, "enorm"),
+    "momentum": make_spec(FLAT, optimiser={"name": "sgd", "momentum": 0.9}),
+    "adam": make_spec(FLAT, optimiser={"name": "adam"}),
+    "muon": make_spec(FLAT, optimiser={"name": "muon"}),
+}
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    data.prepare("generated", folder / "generated.pt")
+    return folder
+
+
+@pytest.fixture
+def options(images, tmp_path):
+    return Options(tmp_path / "results", images, tmp_path / "checkpoints", CPU)
+
+
+def content(options, spec):
+    return result_path(options.results, spec).read_bytes()
+
+
+def left(options):
+    return [path for path in options.checkpoints.rglob("*") if path.is_file()]
+
+
+def stop_after(options, epochs):
+    """Stop once so many epochs are done, counted by how often it is asked: once before the first, then after each."""
+    asked = []
+
+    def stop():
+        asked.append(1)
+        return len(asked) > epochs
+
+    options.stop = stop
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_table_has_every_epoch(kind, options):
+    spec = KINDS[kind]
+    train([spec], options)
+    table, record = results.read_result(result_path(options.results, spec))
+    metrics = [name for name in runner.COLUMNS if kind != "autoencoder" or "accuracy" not in name]
+    assert list(table) == [name for name in metrics if spec["validation"] or "validation" not in name]
+    assert list(zip(table["seed"], table["epoch"], strict=True)) == [(0, e) for e in range(4)]
+    assert not table.isna().any().any()
+    assert (table["max_log_scale"] > 0).all() == bool(spec["rescaling"].get("rescale"))
+    assert not table["diverged"].any()
+    assert record["spec"] == spec
+    assert record["status"] == "done"
+    assert record["precision"] == "float32"
+    assert record["parameters"] == models.parameters(models.build(spec["model"]))
+    assert record["seconds"] > 0
+    assert {"hardware", "threads", "torch", "python", "commit"} <= set(record)
+    assert not left(options)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_stopped_after_every_epoch_it_gives_the_same_bytes(kind, options, tmp_path):
+    spec = KINDS[kind]
+    train([spec], options)
+    whole = content(options, spec)
+    options.results, options.checkpoints = tmp_path / "again", tmp_path / "kept"
+    for _ in range(20):
+        stop_after(options, 1)
+        try:
+            train([spec], options)
+            break
+        except TimeUp:
+            assert len(left(options)) == 1
+            assert not result_path(options.results, spec).exists()
+    assert content(options, spec) == whole
+    assert not left(options)
+
+
+def test_a_cell_by_itself_or_among_others_gives_the_same_bytes(options, tmp_path):
+    specs = list(KINDS.values())[:5]
+    train([*specs, specs[0]], options)
+    for number, spec in enumerate(specs):
+        options_one = Options(tmp_path / f"results{number}", options.data, tmp_path / f"kept{number}", CPU)
+        train([spec], options_one)
+        assert content(options_one, spec) == content(options, spec)
+
+
+def test_a_result_that_is_there_is_taken_and_its_checkpoint_removed(options, capsys):
+    spec = KINDS["mlp"]
+    train([spec], options)
+    capsys.readouterr()
+    before = result_path(options.results, spec).stat()
+    Checkpoint(options.checkpoints, spec).write({"epoch": 1})  # a run that was killed just before it removed it
+    train([spec, spec], options)
+    assert capsys.readouterr().err == f"{key(spec)}: exists, reused\n"
+    after = result_path(options.results, spec).stat()  # the time of its last reading may differ
+    assert (after.st_ino, after.st_mtime_ns, after.st_size) == (before.st_ino, before.st_mtime_ns, before.st_size)
+    assert not left(options)
+
+
+@pytest.mark.parametrize("damage", ["table", "record", "no record", "no table"])
+def test_a_damaged_result_is_made_again(damage, options, capsys):
+    spec = KINDS["mlp"]
+    train([spec], options)
+    path, whole = result_path(options.results, spec), content(options, spec)
+    if damage == "table":
+        path.write_bytes(whole.replace(b"0", b"1", 1))
+    elif damage == "record":
+        path.with_suffix(".json").write_text("{")
+    else:
+        (path.with_suffix(".json") if damage == "no record" else path).unlink()
+    capsys.readouterr()
+    train([spec], options)
+    assert "reused" not in capsys.readouterr().err
+    assert content(options, spec) == whole
+    assert results.is_complete(path)
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "other"])
+def test_a_checkpoint_that_cannot_be_used_is_named_and_training_starts_anew(damage, options, capsys, tmp_path):
+    spec, other = KINDS["mlp"], make_spec(FLAT, "pathcond", validation=10, lr=0.5)
+    train([spec], options)
+    whole = content(options, spec)
+    options.results = tmp_path / "again"
+    for one in (spec, other):
+        stop_after(options, 2)
+        with pytest.raises(TimeUp):
+            train([one], options)
+    options.stop = lambda: False
+    path = Checkpoint(options.checkpoints, spec).path
+    raw = bytearray(path.read_bytes())
+    raw[len(raw) // 2] ^= 8
+    alien = Checkpoint(options.checkpoints, other).path.read_bytes()
+    path.write_bytes({"cut": bytes(raw[: len(raw) // 2]), "flipped": bytes(raw), "other": alien}[damage])
+    capsys.readouterr()
+    train([spec], options)
+    said = capsys.readouterr().err
+    assert f"{key(spec)}: checkpoint {path.name} cannot be used (" in said
+    assert "; starting anew" in said
+    assert content(options, spec) == whole
+    assert left(options) == [Checkpoint(options.checkpoints, other).path]
+
+
+@pytest.mark.parametrize("model", [FLAT, AUTO], ids=["mlp", "autoencoder"])
+@pytest.mark.parametrize("method", ["baseline", "enorm", "teleport"])
+def test_a_run_that_diverges_is_recorded_as_such(model, method, options):
+    spec = make_spec(model, method, {"teleport": 1} if method == "teleport" else {}, lr=1e30, epochs=4)
+    train([spec], options)
+    table, record = results.read_result(result_path(options.results, spec))
+    assert record["status"] == "diverged"
+    assert len(table) == 5
+    ended = table[table["epoch"] == 4]
+    assert ended["diverged"].all()
+    assert not any(math.isfinite(loss) for loss in ended["train_loss"])
+    assert not table.loc[table["epoch"] == 0, "diverged"].any()
+
+
+def test_a_networks_layout_that_the_stack_does_not_know_trains_alone(options):
+    spec = make_spec({**FLAT, "bias": True})
+    assert not runner.can_batch(spec)
+    assert runner.can_batch(make_spec({**FLAT, "batchnorm": False, "bias": True}))
+    assert not runner.can_batch(KINDS["conv"])
+    assert not runner.can_batch(KINDS["momentum"])
+    train([spec], options)
+    assert results.is_complete(result_path(options.results, spec))
+
+
+@pytest.mark.parametrize(("field", "value"), [("epochs", None), ("rescaling", None), ("seed", None)])
+def test_a_spec_that_lacks_something_is_refused_before_anything_runs(field, value, options):
+    spec = {name: entry for name, entry in KINDS["mlp"].items() if name != field}
+    if value is not None:
+        spec[field] = value
+    with pytest.raises(PaperError, match=f"expected {field}, got none"):
+        train([KINDS["enorm"], spec], options)
+    assert not options.results.exists()
+
+
+# ---- batches on a GPU
+
+
+def options_on_gpu(most=96):
+    return Options(Path("r"), Path("d"), Path("c"), torch.device("cuda"), most=most)
+
+
+def test_runs_of_one_architecture_share_a_batch_with_enorm_last():
+    base, enorm, rows = (make_spec(FLAT, method) for method in ("baseline", "enorm", "rows"))
+    rate, deeper = make_spec(FLAT, lr=0.7), make_spec({**FLAT, "hidden": [6, 5, 4, 3]})
+    longer, momentum = make_spec(FLAT, epochs=9), KINDS["momentum"]
+    found = list(runner._batches([enorm, momentum, base, deeper, rate, longer, rows], options_on_gpu()))
+    assert sorted(len(batch) for batch in found) == [1, 1, 1, 4]
+    (largest,) = (batch for batch in found if len(batch) == 4)
+    assert largest[-1] == enorm
+    assert all(spec in largest for spec in (base, rate, rows))
+    assert [len(batch) for batch in runner._batches([enorm, base, rate, rows], options_on_gpu(most=3))] == [3, 1]
+
+
+def test_a_batch_is_divided_among_devices_unless_it_is_small():
+    specs = [make_spec(FLAT, lr=0.1 * k, seed=seed) for k in range(1, 9) for seed in range(3)]
+    assert [len(batch) for batch in runner._batches(specs, options_on_gpu(), 2)] == [12, 12]
+    assert [len(batch) for batch in runner._batches(specs, options_on_gpu(), 8)] == [5, 5, 5, 5, 4]
+    assert [len(batch) for batch in runner._batches(specs[:3], options_on_gpu(), 8)] == [3]
+
+
+def test_runs_at_different_epochs_train_separately():
+    """As after a CPU, which trains one seed after the other, has stopped and a GPU resumes."""
+    specs = [make_spec(FLAT, lr=lr, seed=seed) for lr in (0.1, 0.2) for seed in (0, 1)]
+    members = [
+        Progressing(spec, Checkpoint(Path("c"), spec), {"epoch": 2} if spec["seed"] == 0 else {}) for spec in specs
+    ]
+    parts = runner._by_epoch(members, options_on_gpu())
+    assert [[run.spec for run in part] for part in parts] == [[specs[0], specs[2]], [specs[1], specs[3]]]
+    on_cpu = options_on_gpu()
+    on_cpu.device = CPU
+    assert [len(part) for part in runner._by_epoch(members, on_cpu)] == [1] * 4
+
+
+# ---- several devices
+
+
+def test_visible_devices(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    assert runner.visible_devices(torch.device("cuda")) == [torch.device("cuda", index) for index in range(3)]
+    assert runner.visible_devices(torch.device("cuda:1")) == [torch.device("cuda:1")]
+    assert runner.visible_devices(CPU) == [CPU]
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert runner.visible_devices(torch.device("cuda")) == [torch.device("cuda")]
+
+
+@pytest.fixture
+def two_devices(monkeypatch):
+    """Two processes, here on one CPU."""
+    monkeypatch.setattr(runner, "visible_devices", lambda device: [CPU, CPU])
+
+
+@pytest.mark.usefixtures("two_devices")
+def test_a_process_per_device_gives_the_same_bytes(options, tmp_path, monkeypatch):
+    specs = [KINDS[kind] for kind in ("mlp", "enorm", "autoencoder")]
+    train(specs, options)
+    monkeypatch.setattr(runner, "visible_devices", lambda device: [device])
+    alone = Options(tmp_path / "alone", options.data, tmp_path / "alone_checkpoints", CPU)
+    train(specs, alone)
+    for spec in specs:
+        assert content(options, spec) == content(alone, spec)
+    assert not left(options)
+
+
+@pytest.mark.usefixtures("two_devices")
+def test_processes_of_devices_stop_in_time_and_resume(options, tmp_path):
+    specs = [make_spec(FLAT, lr=lr, epochs=4000) for lr in (0.01, 0.02)]
+    options.stop = lambda: len([path for path in left(options) if path.suffix == ".pt"]) >= 2
+    options.every = 0.0
+    with pytest.raises(TimeUp):
+        train(specs, options)
+    assert len(left(options)) == 2
+    assert not options.results.exists()
+
+
+@pytest.mark.usefixtures("two_devices")
+def test_an_error_of_a_device_reaches_the_caller(options):
+    specs = [KINDS["enorm"], {**KINDS["mlp"], "images": 10_000}]
+    with pytest.raises(PaperError, match="images and validation: expected at most 640"):
+        train(specs, options)
+
+
+# ---- progress and provenance
+
+
+def test_a_log_gets_a_line_now_and_then_and_the_last_epoch(monkeypatch, capsys):
+    now = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    with progress.Progress("net", 100, 40, 1000) as shown:
+        for _ in range(60):
+            now[0] += 1
+            shown.update(1.0)
+    lines = capsys.readouterr().err.splitlines()
+    assert [int(re.search(r"epoch (\d+)/100", line)[1]) for line in lines] == [41, *range(46, 100, 5), 100]
+    assert lines[1] == "net: epoch 46/100  loss 1  1,000 images/s  00:54 left"
+
+
+def test_a_terminal_gets_a_bar(monkeypatch, capsys):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with progress.Progress("net", 2, 0, 1000) as shown:
+        shown.update(2.5)
+        shown.update(1.25)
+    said = capsys.readouterr().err
+    assert "net: 100%" in said
+    assert "loss 1.25" in said
+
+
+def test_the_record_is_json_that_names_no_host(options):
+    spec = KINDS["mlp"]
+    train([spec], options)
+    text = result_path(options.results, spec).with_suffix(".json").read_text()
+    assert str(options.results) not in text
+    assert json.loads(text)["rows"] == 4

@@ -1,0 +1,243 @@
+"""Runs together and alone: the order of the images, what is measured, and curves that do not depend on company."""
+
+import pytest
+import torch
+
+import pathcond
+from paper import models
+from paper.seeds import generator
+from paper.training.batched_mlps import BatchedTrainer, _span
+from paper.training.initialization import initialize
+from paper.training.modules import ModuleTrainer
+from paper.training.trainer import Run
+from tests.paper.training.reference import (
+    AUTOENCODER,
+    BARE,
+    CONV,
+    CPU,
+    METHODS,
+    MLP,
+    assert_same,
+    batches,
+    curves,
+    enorm_by_unit,
+    evaluate,
+    make_spec,
+    random_splits,
+    train_epoch,
+)
+
+GELU = {**MLP, "activation": "gelu"}
+
+
+def together(*runs, splits=None):
+    runs = [Run(*run) for run in runs]
+    return BatchedTrainer(runs, splits or random_splits(runs[0].spec), CPU)
+
+
+def alone(run, splits=None):
+    return ModuleTrainer(Run(*run), splits or random_splits(run[0]), CPU)
+
+
+def watch(trainer, epoch):
+    """Numbers of the images of each step of an epoch, (runs, batch) each."""
+    seen, step = [], trainer._step
+
+    def note(index):
+        seen.append(index.clone())
+        step(index)
+
+    trainer._step = note
+    trainer.epoch(epoch)
+    trainer._step = step
+    return seen
+
+
+# ---- the order of the images
+
+
+@pytest.mark.parametrize("make", [together, lambda *runs: alone(runs[0])], ids=["together", "alone"])
+def test_an_epoch_visits_every_image_once_in_the_order_of_its_seed(make):
+    trainer = make((make_spec(MLP, "pathcond"), 1))
+    for epoch in (1, 2, 7):
+        seen = watch(trainer, epoch)
+        assert [index.shape[1] for index in seen] == [16, 16, 16, 7]
+        visited = torch.cat(seen, 1)[0]
+        assert sorted(visited.tolist()) == list(range(55))
+        assert torch.equal(visited, torch.cat(batches(1, epoch, 55, 16)))
+
+
+def test_methods_share_the_order_of_a_seed_and_seeds_do_not():
+    runs = [(make_spec(MLP, method), seed) for method in METHODS for seed in (0, 4, 1)]
+    trainer = together(*runs)
+    orders = [torch.cat(watch(trainer, epoch), 1) for epoch in (1, 2)]
+    assert not torch.equal(*orders)
+    for order, epoch in zip(orders, (1, 2), strict=True):
+        by_seed = {seed: torch.cat(batches(seed, epoch, 55, 16)) for seed in (0, 4, 1)}
+        assert len({tuple(one.tolist()) for one in by_seed.values()}) == 3
+        for row, (_, seed) in zip(order, runs, strict=True):
+            assert torch.equal(row, by_seed[seed])
+
+
+def test_the_order_does_not_depend_on_company_or_history():
+    late = watch(together((make_spec(MLP), 4)), 5)
+    trainer = together(*((make_spec(MLP), seed) for seed in (9, 4, 0)))
+    for epoch in (1, 2):
+        trainer.epoch(epoch)
+    torch.manual_seed(3)
+    company = watch(trainer, 5)
+    assert torch.equal(torch.cat(late, 1)[0], torch.cat(company, 1)[1])
+    assert torch.equal(torch.cat(late, 1)[0], torch.randperm(55, generator=generator(4, "order", 5)))
+
+
+# ---- what is measured
+
+
+@pytest.mark.parametrize("chunk", [None, 1, 8])
+@pytest.mark.parametrize("validation", [0, 13])
+@pytest.mark.parametrize("model", [MLP, BARE, GELU, AUTOENCODER], ids=["mlp", "bare", "gelu", "autoencoder"])
+def test_metrics_of_runs_together(model, validation, chunk):
+    runs = [
+        (make_spec(model, method, validation=validation, lr=0.3), seed) for method in METHODS[:2] for seed in (0, 1)
+    ]
+    trainer = together(*runs)
+    trainer.eval_batch = chunk or trainer.eval_batch
+    check_metrics(trainer, model, validation)
+
+
+@pytest.mark.parametrize("chunk", [None, 8])
+@pytest.mark.parametrize("model", [MLP, AUTOENCODER, CONV], ids=["mlp", "autoencoder", "conv"])
+def test_metrics_of_a_run_alone(model, chunk):
+    trainer = alone((make_spec(model, "pathcond", validation=13, lr=0.3), 0))
+    trainer.eval_batch = chunk or trainer.eval_batch
+    check_metrics(trainer, model, 13)
+
+
+def module_of(trainer, model, run=0):
+    """A run as a module."""
+    module = models.make(model, 9)
+    if isinstance(trainer, BatchedTrainer):
+        trainer.stack.write_to(run, module)
+    else:
+        module.load_state_dict(trainer.module.state_dict())
+    return module
+
+
+def check_metrics(trainer, model, validation):
+    for epoch in (0, 1):
+        if epoch:
+            trainer.epoch(epoch)
+        found = trainer.evaluate()
+        for run in range(len(trainer.runs)):
+            expected = evaluate(module_of(trainer, model, run), trainer.splits, trainer.task)
+            assert list(found) == list(expected)
+            assert ("validation_loss" in found) == bool(validation)
+            for name, value in expected.items():
+                assert found[name].dtype == torch.float64
+                assert float(found[name][run]) == pytest.approx(value, rel=1e-5, abs=1e-12), (name, run)
+
+
+def test_measuring_changes_nothing():
+    for trainer in (together((make_spec(MLP), 0)), alone((make_spec(CONV), 0))):
+        trainer.epoch(1)
+        before = torch.cat([t.flatten().double() for t in trainer._state_tensors()])
+        first, again = trainer.evaluate(), trainer.evaluate()
+        assert all(torch.equal(first[name], again[name]) for name in first)
+        assert torch.equal(before, torch.cat([t.flatten().double() for t in trainer._state_tensors()]))
+
+
+# ---- the same curves
+
+
+@pytest.mark.parametrize("model", [MLP, GELU, AUTOENCODER], ids=["mlp", "gelu", "autoencoder"])
+def test_company_and_way_do_not_change_a_run(model):
+    specs = [make_spec(model, method, lr=lr) for method, lr in (("baseline", 0.1), ("pathcond", 0.2), ("enorm", 0.3))]
+    runs = [(one, seed) for one in specs for seed in (0, 1)]
+    side_stream = curves(together(*runs), 2)
+    for number, run in enumerate(runs):
+        for way in (together(run), alone(run)):
+            found = curves(way, 2)
+            assert list(found) == list(side_stream)
+            for name in (name for name in found if name.endswith("loss")):
+                torch.testing.assert_close(found[name][:, 0], side_stream[name][:, number], rtol=1e-4, atol=1e-6)
+            assert way.max_log_scale == [initialize(*run).max_log_scale]
+    train = side_stream["train_loss"]
+    assert bool((train[-1] < train[0]).all())
+
+
+@pytest.mark.parametrize(
+    ("model", "way"),
+    [(MLP, together), (AUTOENCODER, together), (MLP, alone), (AUTOENCODER, alone), (CONV, alone)],
+)
+def test_epochs_are_those_of_a_plain_loop(model, way):
+    for method in ("pathcond", "enorm"):
+        run = (make_spec(model, method, lr=0.1), 1)
+        trainer, module = way(run), initialize(*run).module
+        optimiser = torch.optim.SGD(module.parameters(), lr=0.1)
+        after = {"enorm": lambda m=module: enorm_by_unit(m)}.get(method, lambda: None)
+        if model is CONV and method == "enorm":
+            x = models.example_input(model)
+            after = pathcond.ENorm(module, x, optimiser, last_layer=False, batchnorm="exclude").step
+        for epoch in (1, 2):
+            trainer.epoch(epoch)
+            train_epoch(module, [optimiser], run[0], trainer.splits, 1, epoch, after)
+        assert_same(module_of(trainer, model), module, 1e-3, 1e-5)
+
+
+@pytest.mark.parametrize("way", [together, alone])
+@pytest.mark.parametrize("model", [MLP, AUTOENCODER], ids=["mlp", "autoencoder"])
+def test_teleport_rescales_after_every_k_epochs(model, way):
+    run = (make_spec(model, "teleport", {"teleport": 2}, lr=0.2), 1)
+    trainer, x = way(run), models.example_input(model)
+    options = {"batchnorm": "affine", "pooling": "plain", "sweeps": 10, "check": False}
+    module = models.make(model, 1)
+    pathcond.rescale_(module, x, **options)
+    optimiser = torch.optim.SGD(module.parameters(), lr=0.2)
+    moved = []
+    for epoch in range(1, 5):
+        trainer.epoch(epoch)
+        before = trainer.evaluate()
+        trainer.teleport(epoch)
+        after = trainer.evaluate()
+        for name in before:  # the exact way keeps the function
+            torch.testing.assert_close(after[name], before[name], rtol=1e-4, atol=1e-6)
+        train_epoch(module, [optimiser], run[0], trainer.splits, 1, epoch)
+        if epoch % 2 == 0:
+            moved.append(float(pathcond.rescale_(module, x, **options).solution.u.abs().max()))
+        assert_same(module_of(trainer, model), module, 2e-3, 1e-5)
+    assert min(moved) > 1e-3
+
+
+@pytest.mark.parametrize("way", [together, alone])
+def test_teleport_leaves_the_runs_of_other_methods_and_those_that_diverged(way):
+    diverging = (make_spec(AUTOENCODER, "teleport", {"teleport": 1}, lr=1e8), 0)
+    trainer = way(diverging) if way is alone else way(diverging, (make_spec(AUTOENCODER), 0))
+    for epoch in (1, 2, 3):
+        trainer.epoch(epoch)
+    before = [t.clone() for t in trainer._state_tensors()]
+    trainer.teleport(3)
+    assert not trainer.evaluate()["train_loss"][0].isfinite()
+    for now, then in zip(trainer._state_tensors(), before, strict=True):
+        assert torch.equal(now.nan_to_num(7.0), then.nan_to_num(7.0))
+
+
+def test_balanced_runs_stand_side_by_side():
+    assert _span([False, False]) is None
+    assert _span([False, True, True]) == slice(1, 3)
+    assert _span([True]) == slice(0, 1)
+    with pytest.raises(ValueError, match="contiguous"):
+        _span([True, False, True])
+
+
+@pytest.mark.parametrize(
+    ("model", "parameters"),
+    [
+        ({**MLP, "inputs": 3072, "hidden": [500, 500, 500]}, 2_044_010),
+        ({"kind": "autoencoder", "inputs": 784, "compression": 4}, 326_977),
+    ],
+)
+def test_parameters_of_the_papers_networks(model, parameters):
+    one = make_spec(model, images=2, test_images=1)
+    splits = random_splits({**one, "model": {**model, "inputs": 3}})
+    assert BatchedTrainer([Run(one, 0), Run(one, 1)], splits, CPU).parameters == parameters
+    assert ModuleTrainer(Run(one, 0), splits, CPU).parameters == parameters

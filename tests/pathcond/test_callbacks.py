@@ -1,0 +1,157 @@
+"""Callbacks, run by the real packages: same function, carried state, and training that continues."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from pathcond import PathCondError, callbacks
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of the packages
+X = torch.randn(24, 3, generator=torch.Generator().manual_seed(0))
+Y = torch.arange(24) % 2
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Linear(16, 2))
+
+
+class Watch:
+    """Notes outputs, and the size of the momentum in invariant units, around every rescaling of a callback."""
+
+    def __init__(self, callback: Any, model: nn.Module) -> None:
+        self.outputs: list[tuple[Tensor, Tensor]] = []
+        self.invariants: list[tuple[Tensor, Tensor]] = []
+        inner = callback._rescale
+
+        def rescale(of: nn.Module, x: Any, optimizer: Any) -> None:
+            before = model(X).detach(), self._invariant(model, optimizer)
+            inner(of, x, optimizer)
+            after = model(X).detach(), self._invariant(model, optimizer)
+            self.outputs.append((before[0], after[0]))
+            self.invariants.append((before[1], after[1]))
+
+        callback._rescale = rescale
+
+    @staticmethod
+    def _invariant(model: nn.Module, optimizer: Any) -> Tensor:
+        """Weight times its averaged gradient: no rescaling changes it, if the state is carried along."""
+        found = [p.detach() * optimizer.state[p].get("exp_avg", torch.zeros(1)) for p in model.parameters()]
+        return torch.cat([t.reshape(-1) for t in found])
+
+    def check(self, times: int) -> None:
+        assert len(self.outputs) == len(self.invariants) == times
+        for before, after in self.outputs + self.invariants:
+            torch.testing.assert_close(after, before, rtol=1e-5, atol=1e-7)
+
+
+def lightning_fit(tmp_path: Path, every: int | None, epochs: int = 4) -> tuple[Any, Watch, Any, list[float]]:
+    lightning = pytest.importorskip("lightning")
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net, self.losses = network(), list[float]()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.net(x)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            loss = nn.functional.cross_entropy(self(batch[0]), batch[1])
+            self.losses.append(loss.item())
+            return loss
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.AdamW(self.parameters(), lr=0.01, weight_decay=0.0)
+
+    module, callback = Module(), callbacks.LightningRescale(every=every)
+    watch = Watch(callback, module.net)
+    trainer = lightning.Trainer(
+        accelerator="cpu", max_epochs=epochs, callbacks=[callback], logger=False, enable_progress_bar=False,
+        enable_model_summary=False, enable_checkpointing=False, default_root_dir=tmp_path,
+    )  # fmt: skip
+    trainer.fit(module, DataLoader(TensorDataset(X, Y), batch_size=8))
+    return callback, watch, trainer, module.losses
+
+
+@pytest.mark.parametrize(("every", "times"), [(None, 1), (2, 2)])
+def test_lightning(tmp_path: Path, every: int | None, times: int) -> None:
+    callback, watch, trainer, losses = lightning_fit(tmp_path, every)
+    watch.check(times)
+    assert callback.reports[0].moved > 8
+    assert trainer.global_step == 12
+    assert sum(losses[-3:]) < sum(losses[:3])
+
+
+@pytest.mark.parametrize(("every", "times"), [(None, 1), (2, 2)])
+def test_hugging_face_trainer(tmp_path: Path, every: int | None, times: int) -> None:
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = network()
+
+        def forward(self, x: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+            logits = self.net(x)
+            loss = {} if labels is None else {"loss": nn.functional.cross_entropy(logits, labels)}
+            return loss | {"logits": logits}
+
+    def train(callback: Any, folder: Path, epochs: int = 4, resume: bool = False) -> tuple[Model, Any]:
+        model = Model()
+        watches.append(Watch(callback, model.net))
+        arguments = transformers.TrainingArguments(
+            output_dir=str(folder), num_train_epochs=epochs, per_device_train_batch_size=8, learning_rate=0.01, seed=0,
+            weight_decay=0.0, use_cpu=True, report_to=[], save_strategy="epoch", disable_tqdm=True, logging_steps=1,
+            lr_scheduler_type="constant",
+        )  # fmt: skip
+        data = [{"x": x, "labels": y} for x, y in zip(X, Y, strict=True)]
+        trainer = transformers.Trainer(model, arguments, train_dataset=data, callbacks=[callback])
+        trainer.train(resume_from_checkpoint=resume)
+        return model, trainer
+
+    watches: list[Watch] = []
+    callback = callbacks.TrainerRescale(every=every)
+    model, trainer = train(callback, tmp_path / "a")
+    watches[0].check(times)
+    assert callback.reports[0].moved > 8
+    assert trainer.state.global_step == 12
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert sum(losses[-3:]) < sum(losses[:3])
+    # A run in two halves rescales at the same epochs and ends with the same weights.
+    train(callbacks.TrainerRescale(every=every), tmp_path / "b", epochs=2)
+    again = callbacks.TrainerRescale(every=every)
+    halves, _ = train(again, tmp_path / "b", resume=True)
+    assert len(again.reports) == times - 1
+    for p, q in zip(model.parameters(), halves.parameters(), strict=True):
+        torch.testing.assert_close(p, q)
+
+
+def test_the_packages_are_optional() -> None:
+    code = (
+        "import sys; sys.modules.update(lightning=None, transformers=None)\n"
+        "import pathcond, pathcond.callbacks as c\n"
+        "for name in ('LightningRescale', 'TrainerRescale'):\n"
+        "    try: getattr(c, name)\n"
+        "    except pathcond.PathCondError as error: print(error)\n"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "expected the package lightning for LightningRescale" in found.stdout
+    assert "expected the package transformers for TrainerRescale" in found.stdout
+    code = "import pathcond, pathcond.callbacks, sys; print({'lightning', 'transformers'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
+
+
+def test_a_wrong_period_is_refused() -> None:
+    pytest.importorskip("lightning")
+    with pytest.raises(PathCondError, match="every"):
+        callbacks.LightningRescale(every=0)

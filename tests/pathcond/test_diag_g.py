@@ -1,0 +1,452 @@
+"""diag(G): against a plain backward pass through the squared network, and in the places where that would fail."""
+
+import copy
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+import torchvision
+from torch import Tensor, nn
+
+import pathcond
+from paper import models
+from pathcond import diag_g
+from tests.cases import BY_NAME, CASES, Lambda, Net, mlp, random_scales
+
+PLAIN = [
+    "mlp", "mlp_leaky", "mlp_one_unit_layers", "residual_mlp", "residual_self", "declared_out_of_order", "by_hand",
+    "conv_pools", "conv1d", "conv3d", "depthwise", "grouped", "transposed", "concat", "channel_shuffle",
+    "pixel_shuffle", "flatten_permute", "tokens", "module_twice", "tied_autoencoder", "layer_scale", "stage",
+    "residual_conv", "mlp_bn",
+]  # fmt: skip
+
+
+class Squared(torch.overrides.TorchFunctionMode):
+    """Runs a model as the network of path sums: no activations, sums for maxima, squared averages."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func in (F.relu, F.leaky_relu, torch.relu, torch.relu_, torch.clamp, torch.Tensor.clamp):
+            return args[0]
+        if func is F.max_pool1d or func is F.max_pool2d:
+            x, k, *_ = args
+            stride, padding = kwargs.get("stride") or k, kwargs.get("padding", 0)
+            if func is F.max_pool1d:
+                return F.avg_pool1d(x, k, stride, padding) * k
+            return F.avg_pool2d(x, k, stride, padding, divisor_override=1)
+        if func is F.adaptive_max_pool1d:
+            return F.adaptive_avg_pool1d(*args[:2]) * (args[0].shape[-1] // args[1])
+        if func in (F.avg_pool2d, F.avg_pool3d):
+            out = func(*args, **kwargs)
+            return out / (args[0][0, 0].numel() / out[0, 0].numel())
+        if func is F.adaptive_avg_pool2d:
+            return func(*args) / args[0].shape[-1] ** 2
+        if func is torch.Tensor.mean:
+            return func(*args, **kwargs) / args[0].shape[1]
+        if func is F.batch_norm:
+            x, mean, var = args[:3]
+            shape = [1, -1] + [1] * (x.dim() - 2)
+            gain = (kwargs["weight"] / (var + kwargs["eps"])).view(shape)  # the weight is squared already
+            return x * gain + (mean**2).view(shape) * gain + kwargs["bias"].view(shape)
+        return func(*args, **kwargs)
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_against_autograd(name):
+    case = BY_NAME[name]
+    model, x = case.model(), case.input()[:1]
+    squares = {n: (p.detach() ** 2).requires_grad_() for n, p in model.named_parameters()}
+    with Squared():
+        out = torch.func.functional_call(copy.deepcopy(model).eval(), squares, (torch.ones_like(x),))
+    expected = dict(
+        zip(squares, torch.autograd.grad(out.sum(), list(squares.values()), allow_unused=True), strict=True)
+    )
+    g = pathcond.compute_diag_g(model, x)
+    assert set(g) == {n for n, t in expected.items() if t is not None}
+    for key, value in g.items():
+        torch.testing.assert_close(value, expected[key], rtol=1e-11, atol=1e-14)
+    assert all(log == 0.0 for log in g.log_scale.values())
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+def test_it_follows_the_scales(case):
+    """g of the rescaled model is exp(Bu) g: the path-lifting does not change. A batch counts as one example."""
+    model, x = case.model(), case.input()
+    graph = pathcond.extract_graph(model, x)
+    g = pathcond.compute_diag_g(model, x[:1], graph=graph)
+    assert g
+    assert all(bool((t >= 0).all()) for t in g.values())
+    u = random_scales(graph)
+    pathcond.apply_scales_(model, graph, u)
+    after = pathcond.compute_diag_g(model, x)
+    full = torch.cat((torch.zeros(1, dtype=torch.float64), u))
+    for name, t in g.items():
+        scales = graph.params.get(name)
+        factor = (full[scales.col] - full[scales.row]).exp() if scales else torch.ones(())
+        torch.testing.assert_close(after[name], t * factor, rtol=1e-9, atol=1e-12)
+
+
+class Sums(nn.Module):
+    """Sums with factors, on either side, of data and parameters, also cast to the input's dtype."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(3, 4), nn.Linear(3, 4), nn.Linear(4, 2)
+        self.p, self.q = nn.Parameter(torch.randn(4)), nn.Parameter(torch.randn(4))
+
+    def forward(self, x):
+        h = torch.add(self.p.to(x), torch.relu(self.a(x)), alpha=3.0)
+        h = torch.sub(h, self.q.type_as(x).expand_as(h), alpha=0.5) + 2.0 * torch.relu(self.b(x))
+        return self.c(torch.relu(h))
+
+
+def test_sums_with_factors():
+    torch.manual_seed(0)
+    model, x = Sums().double(), torch.ones(1, 3, dtype=torch.float64)
+    g = pathcond.compute_diag_g(model, x)
+    a2, b2, c2 = ({n: p.detach() ** 2 for n, p in m.named_parameters()} for m in (model.a, model.b, model.c))
+    out = c2["weight"].sum(0)
+    total = 9 * (a2["weight"].sum(1) + a2["bias"]) + model.p.detach() ** 2 + 0.25 * model.q.detach() ** 2
+    total = total + 4 * (b2["weight"].sum(1) + b2["bias"])
+    expected = {"p": out, "q": 0.25 * out, "a.bias": 9 * out, "b.bias": 4 * out, "c.weight": total.expand(2, 4)}
+    for name, value in expected.items():
+        torch.testing.assert_close(g[name], value, rtol=1e-12, atol=0)
+
+
+def test_token_inputs():
+    model = nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(6, 2)).double()
+    g = pathcond.compute_diag_g(model, torch.tensor([[2, 5]]))
+    assert g["0.weight"][[2, 5]].amin() > 0
+    assert g["0.weight"][[0, 1, 3, 4, 6]].abs().amax() == 0
+
+
+def test_pools_by_hand():
+    """Each kind of pool against a sum over its positions, padding and ragged windows included."""
+    x = torch.rand(1, 2, 7, 7, dtype=torch.float64)
+    probes = torch.eye(49, dtype=torch.float64).view(49, 1, 7, 7)
+    for pool in (
+        nn.MaxPool2d(3, 2, 1), nn.MaxPool2d(3, 2, ceil_mode=True), nn.MaxPool2d(2, dilation=2), nn.AvgPool2d(3, 2, 1),
+        nn.AvgPool2d(3, 2, 1, count_include_pad=False), nn.AvgPool2d(2, ceil_mode=True),
+        nn.AvgPool2d(3, divisor_override=5),
+        nn.AdaptiveAvgPool2d(3), nn.AdaptiveAvgPool2d((2, None)), nn.AdaptiveMaxPool2d((3, 2)),
+    ):  # fmt: skip
+        coefficients = pool(probes).reshape(49, -1).T  # of each input position in each output position
+        model = Lambda(lambda s, x: s.b(s.pool(s.a(x)).flatten(1)), a=nn.Conv2d(2, 2, 1), pool=pool,
+                       b=nn.Linear(2 * len(coefficients), 1)).double()  # fmt: skip
+        sums = (model.a.weight.detach() ** 2).sum((1, 2, 3)) + model.a.bias.detach() ** 2
+        for pooling, expected in (
+            ("exact", (sums[:, None] * (coefficients**2).sum(1)).reshape(1, -1)),
+            ("plain", pool(sums.view(1, 2, 1, 1).expand(1, 2, 7, 7)).flatten(1)),
+        ):
+            g = pathcond.compute_diag_g(model, x, pooling=pooling)
+            torch.testing.assert_close(g["b.weight"], expected, rtol=1e-12, atol=0)
+
+
+# ---- normalisations with statistics of the example input
+
+NORMS = {
+    "batch": (lambda: nn.BatchNorm2d(4), lambda h: 1 / (h.var((0, 2, 3), correction=0) + 1e-5)),
+    "layer": (lambda: nn.LayerNorm((4, 5, 5)), lambda h: (1 / (h.var((1, 2, 3), correction=0) + 1e-5)).mean()),
+    "last axis": (lambda: nn.LayerNorm(5), lambda h: (1 / (h.var(-1, correction=0) + 1e-5)).mean()),
+    "rms": (lambda: nn.RMSNorm((4, 5, 5), eps=1e-6), lambda h: (1 / (h.square().mean((1, 2, 3)) + 1e-6)).mean()),
+    "group": (lambda: nn.GroupNorm(2, 4), lambda h: (
+        1 / (h.reshape(len(h), 2, -1).var(-1, correction=0) + 1e-5)).mean(0).repeat_interleave(2)),
+    "instance": (
+        lambda: nn.InstanceNorm2d(4, affine=True), lambda h: (1 / (h.var((2, 3), correction=0) + 1e-5)).mean(0)),
+}  # fmt: skip
+
+
+def normed(name: str) -> tuple[Lambda, Tensor]:
+    torch.manual_seed(0)
+    layers = {"a": nn.Conv2d(3, 4, 1), "n": NORMS[name][0](), "b": nn.Linear(100, 2)}
+    model = Lambda(lambda s, x: s.b(F.relu(s.n(s.a(x))).flatten(1)), **layers)
+    nn.init.normal_(model.n.weight)
+    return model.double(), 3 * torch.randn(6, 3, 5, 5).double()
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_measured_slopes(name):
+    """A normalisation is the map with slope gain / std, where the variance is that of the example input."""
+    model, x = normed(name)
+    state = copy.deepcopy(model.state_dict())
+    slope = NORMS[name][1](model.a(x).detach())
+    slope = slope if slope.ndim == 0 else slope[:, None, None]
+    gain = model.n.weight.detach() ** 2
+    gain = gain[:, None, None] if gain.ndim == 1 and len(gain) == 4 else gain
+    entering = ((model.a.weight.detach() ** 2).sum((1, 2, 3)) + model.a.bias.detach() ** 2)[:, None, None].expand(
+        4, 5, 5
+    )
+    bias = 0.0 if getattr(model.n, "bias", None) is None else model.n.bias.detach() ** 2
+    bias = bias[:, None, None] if isinstance(bias, Tensor) and bias.ndim == 1 and len(bias) == 4 else bias
+    leaving = (model.b.weight.detach() ** 2).sum(0).view(4, 5, 5)
+    g = pathcond.compute_diag_g(model, x, statistics="input")
+    found = g["b.weight"][0].view(4, 5, 5)
+    torch.testing.assert_close(found, entering * slope * gain + bias, rtol=1e-5, atol=0)  # measured in float32
+    torch.testing.assert_close(g["a.bias"], (leaving * slope * gain).sum((1, 2)), rtol=1e-5, atol=0)
+    through = (leaving * slope * entering).sum_to_size(gain.shape).reshape(model.n.weight.shape)
+    torch.testing.assert_close(g["n.weight"], through, rtol=1e-5, atol=0)
+    assert all(torch.equal(state[k], v) for k, v in model.state_dict().items())
+
+
+def test_the_size_of_the_input_does_not_matter_behind_a_layer_norm():
+    """10 times the input has 1/100 of the first slope: without biases every path carries it, so the scales stay."""
+    x, scales = torch.randn(16, 6, generator=torch.Generator().manual_seed(0)).double(), []
+    for factor in (1.0, 10.0):
+        torch.manual_seed(1)
+        model = mlp(6, 8, 7, 2, norm=lambda n: nn.LayerNorm(n, eps=1e-12, bias=False)).double()
+        for layer in (model[0], model[3], model[6]):
+            layer.bias = None
+        report = pathcond.rescale_(model, factor * x, clamp=None)
+        assert report.statistics == "input"
+        scales.append(report.solution.u)
+    assert scales[0].abs().amax() > 0.01
+    torch.testing.assert_close(scales[0], scales[1], rtol=0, atol=1e-5)
+
+
+def test_statistics_by_default():
+    """Measured where the example is a batch of different examples; else the running ones, with a note."""
+    torch.manual_seed(0)
+    batch = torch.randn(16, 3).double()
+    model = mlp(3, 8, 2, norm=nn.BatchNorm1d).double()
+    for x, options, expected in (
+        (batch, {}, "input"),
+        (batch, {"statistics": "running"}, "running"),
+        (batch[:1], {}, "running"),
+        (torch.ones(16, 3).double(), {}, "running"),
+    ):
+        report = pathcond.rescale_(copy.deepcopy(model), x, **options)
+        assert report.statistics == expected
+        assert any("not measured" in note for note in report.notes) == (expected == "running" and not options)
+    measured, running = (pathcond.compute_diag_g(model, batch, statistics=s)["0.bias"] for s in ("input", "running"))
+    assert not torch.allclose(measured, running, rtol=0.1)
+    assert not pathcond.rescale_(mlp(3, 8, 2).double(), batch[:1]).notes
+    with pytest.raises(pathcond.PathCondError, match="statistics"):
+        pathcond.rescale_(model, batch, statistics="batch")
+
+
+# ---- barriers
+
+
+def attention(s, x):
+    weights = (s.q(x) @ s.k(x).transpose(-1, -2) / 2).softmax(-1)
+    return s.out(F.relu(s.h(s.o(weights @ s.v(x)))))
+
+
+def test_scales_of_attention_do_not_depend_on_the_number_of_tokens():
+    found = []
+    for tokens in (3, 4, 5):  # at head size 4
+        torch.manual_seed(0)
+        layers = {n: nn.Linear(4, 4) for n in "qkvo"} | {"h": nn.Linear(4, 6), "out": nn.Linear(6, 2)}
+        report = pathcond.rescale_(Lambda(attention, **layers).double(), torch.randn(2, tokens, 4).double(), clamp=None)
+        assert (report.units, report.graph.frozen_units) == (18, 0)
+        found.append(report.solution.u)
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-12)
+    torch.testing.assert_close(found[0], found[2], rtol=0, atol=1e-12)
+
+
+class Captioner(nn.Module):
+    """ResNet-18 features under a Transformer decoder."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(*list(torchvision.models.resnet18().children())[:-2])
+        self.project, self.query = nn.Linear(512, 16), nn.Parameter(torch.randn(3, 16))
+        self.decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(16, 2, 32, batch_first=True), 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.project(self.features(x).flatten(2).transpose(1, 2))
+        return self.decoder(self.query.expand(len(x), -1, -1), tokens)
+
+
+def recurrent() -> nn.Module:
+    return Lambda(lambda s, x: s.o(s.g(F.relu(s.b(F.relu(s.a(x)))).transpose(1, 2))[0]), a=nn.Conv1d(3, 8, 3),
+                  b=nn.Conv1d(8, 6, 3), g=nn.GRU(6, 5, batch_first=True), o=nn.Linear(5, 2))  # fmt: skip
+
+
+def with_loss() -> nn.Module:
+    return Net(lambda s, x, y: F.cross_entropy(s.b(F.relu(s.a(x))), y), a=nn.Linear(3, 8), b=nn.Linear(8, 6))
+
+
+@pytest.mark.parametrize(
+    ("make", "x", "units"),
+    [
+        (Captioner, torch.randn(2, 3, 32, 32), 2912),
+        (recurrent, torch.randn(2, 3, 10), 8),
+        (with_loss, (torch.randn(4, 3), torch.tensor([0, 1, 2, 3])), 8),
+    ],
+    ids=["decoder", "gru", "loss"],
+)
+def test_units_before_an_unknown_operation_have_paths(make, x, units):
+    torch.manual_seed(0)
+    report = pathcond.rescale_(make(), x)
+    assert (report.units, report.no_path) == (units, 0)
+    assert report.moved > 0.9 * units
+
+
+@pytest.mark.parametrize("act", [nn.GELU(), nn.Tanh(), nn.Softmax(-1), Lambda(lambda s, x: torch.fft.fft(x).real)])
+def test_a_barrier_cuts_g_into_blocks(act):
+    """diag(G) of a network cut by a barrier is that of its two parts, entry by entry."""
+    torch.manual_seed(0)
+    first, second = mlp(3, 5, 4).double(), mlp(4, 6, 2).double()
+    x = torch.randn(2, 3).double()
+    g = pathcond.compute_diag_g(nn.Sequential(first, act, second), x)
+    parts = {f"0.{n}": t for n, t in pathcond.compute_diag_g(first, x).items()}
+    parts |= {f"2.{n}": t for n, t in pathcond.compute_diag_g(second, torch.ones(1, 4).double()).items()}
+    assert g.keys() == parts.keys()
+    assert all(torch.equal(g[name], t) for name, t in parts.items())
+
+
+# ---- numbers
+
+
+def test_float32_is_close_and_float64_on_demand():
+    torch.manual_seed(0)
+    model, x = mlp(20, 30, 30, 5), torch.ones(1, 20)
+    exact = pathcond.compute_diag_g(copy.deepcopy(model).double(), x.double())
+    for dtype, rtol in ((None, 1e-5), (torch.float64, 1e-12)):
+        g = pathcond.compute_diag_g(model, x, dtype=dtype)
+        for name, t in exact.items():
+            assert g[name].dtype == torch.float64
+            torch.testing.assert_close(g[name], t, rtol=rtol, atol=0)
+
+
+@pytest.fixture
+def formats(monkeypatch) -> list[torch.dtype]:
+    """Number formats of the passes made."""
+    made: list[torch.dtype] = []
+    forward = diag_g._forward
+    monkeypatch.setattr(diag_g, "_forward", lambda p: (made.append(p.dtype), forward(p))[1])
+    return made
+
+
+def test_exact_zeros_do_not_repeat_the_passes(formats):
+    model = nn.Sequential(nn.Embedding(7, 4), mlp(4, 8, 2))
+    with torch.no_grad():
+        model[1][0].weight[2], model[1][0].bias[2] = 0.0, 0.0
+    g = pathcond.compute_diag_g(model, torch.tensor([[2, 5]]))
+    assert float(g["0.weight"].amin()) == float(g["1.2.weight"].amin()) == 0.0
+    assert formats == [torch.float32]
+
+
+def test_underflow_repeats_them_in_float64(formats):
+    model, x = mlp(3, 4, 4, 2), torch.ones(1, 3)
+    with torch.no_grad():
+        model[0].weight[0] *= 1e-21
+        model[0].bias[0] *= 1e-21
+    g = pathcond.compute_diag_g(model, x)
+    assert formats == [torch.float32, torch.float64]
+    exact = pathcond.compute_diag_g(copy.deepcopy(model).double(), x.double())
+    assert float(exact["2.weight"][0, 0]) > 0
+    for name, t in exact.items():
+        torch.testing.assert_close(g[name], t, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("std", [1e-3, 1.0, 3.0])
+def test_a_thousand_layers(std):
+    """Path norms far outside float64: entries still follow the recursion in logarithms."""
+    torch.manual_seed(0)
+    width, depth = 4, 1000
+    model = nn.Sequential(*[m for _ in range(depth) for m in (nn.Linear(width, width), nn.ReLU())]).double()
+    for p in model.parameters():
+        nn.init.normal_(p, 0, std)
+    g = pathcond.compute_diag_g(model, torch.ones(1, width).double())
+    layers = [m for m in model if isinstance(m, nn.Linear)]
+    forward, log = torch.ones(width, dtype=torch.float64), 0.0
+    inputs = []
+    for layer in layers:
+        inputs.append((forward, log))
+        forward = layer.weight.detach() ** 2 @ forward + layer.bias.detach() ** 2 * math.exp(min(700, -log))
+        top = float(forward.amax())
+        forward, log = forward / top, log + math.log(top)
+    backward, backward_log = torch.ones(width, dtype=torch.float64), 0.0
+    for i in reversed(range(depth)):
+        a, a_log = inputs[i]
+        expected = torch.outer(backward, a).log() + a_log + backward_log
+        found = g[f"{2 * i}.weight"].log() + g.log_scale[f"{2 * i}.weight"]
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-6)
+        backward = layers[i].weight.detach().T ** 2 @ backward
+        top = float(backward.amax())
+        backward, backward_log = backward / top, backward_log + math.log(top)
+
+
+class Masked(nn.Module):
+    """Causal attention with a mask of -inf, and a buffer of an observer that has seen nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(3, 8), nn.Linear(8, 8), nn.Linear(8, 2)
+        self.register_buffer("mask", torch.full((4, 4), -torch.inf).triu(1))
+        self.register_buffer("observed", torch.tensor([math.nan, math.inf]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = (x @ x.transpose(-1, -2) + self.mask).softmax(-1)
+        return self.c(F.relu(self.b(F.relu(self.a(weights @ x)))))
+
+
+def test_only_parameters_and_running_statistics_must_be_finite():
+    x = torch.randn(2, 4, 3)
+    report = pathcond.rescale_(Masked(), x)
+    assert report.moved == 16
+    assert report.output_change < 1e-5
+    for spoil, name in (
+        (lambda m: m[2].weight.data[0].fill_(math.nan), r"8 NaN or infinite entries of 16 in '2\.weight'"),
+        (lambda m: m[1].running_var.data[0].fill_(math.inf), r"1 NaN or infinite entries of 8 in '1\.running_var'"),
+    ):
+        model = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
+        spoil(model)
+        for call in (pathcond.compute_diag_g, pathcond.rescale_):
+            with pytest.raises(pathcond.PathCondError, match=name):
+                call(model, x[0])
+
+
+def test_nothing_is_touched():
+    model = mlp(3, 4, 5, 2, norm=nn.BatchNorm1d)
+    model[2].eval()
+    x = torch.randn(8, 3)
+    model(x).sum().backward()
+    state, rng = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    grads, flags = [p.grad.clone() for p in model.parameters()], [m.training for m in model.modules()]
+    with torch.inference_mode():
+        pathcond.compute_diag_g(model, x, statistics="input")
+    pathcond.count_paths(model, x)
+    assert all(torch.equal(state[k], v) for k, v in model.state_dict().items())
+    assert all(torch.equal(g, p.grad) for g, p in zip(grads, model.parameters(), strict=True))
+    assert [m.training for m in model.modules()] == flags
+    assert torch.equal(rng, torch.get_rng_state())
+
+
+# ---- counting paths
+
+
+def test_path_counts_of_the_paper():
+    model, x = nn.Sequential(nn.Flatten(), mlp(3072, 500, 500, 500, 10)), torch.ones(1, 3, 32, 32)
+    exact = (((3073 * 500 + 1) * 500 + 1) * 500 + 1) * 10
+    assert pathcond.count_paths(model, x) == pytest.approx(exact, rel=1e-12)
+    assert pathcond.count_paths(model, x, log10=True) == pytest.approx(math.log10(exact), rel=1e-12)
+    deep = nn.Sequential(*[nn.Linear(500, 500) for _ in range(200)])
+    assert pathcond.count_paths(deep, torch.ones(1, 500)) == math.inf
+    assert pathcond.count_paths(deep, torch.ones(1, 500), log10=True) == pytest.approx(201 * math.log10(500), abs=1e-2)
+    with pytest.raises(pathcond.PathCondError, match="'paper', 'all'"):
+        pathcond.count_paths(model, x, pooling="exact")
+
+
+@pytest.mark.parametrize(
+    ("build", "parameters", "paper", "every"),
+    [
+        (lambda: models.mlp(batchnorm=False), 2_042_510, "3.84e+12", "3.84e+12"),
+        (lambda: models.cifar_nv(bias=False), 2_616_576, "4.13e+26", "1.78e+30"),
+        (torchvision.models.resnet18, 11_689_512, "2.24e+53", "1.87e+54"),
+        (torchvision.models.resnet34, 21_797_672, "1.19e+100", None),
+        (torchvision.models.resnet50, 25_557_032, "2.64e+136", None),
+        (torchvision.models.vgg16, 138_357_544, "5.89e+54", None),
+    ],
+    ids=["mlp", "cifar_nv", "resnet18", "resnet34", "resnet50", "vgg16"],
+)
+def test_table_of_architectures(build, parameters, paper, every):
+    """The paper's six rows: parameters, and paths to all digits printed."""
+    model, x = build(), torch.ones(1, 3, 32, 32)
+    assert sum(p.numel() for p in model.parameters()) == parameters
+    assert f"{pathcond.count_paths(model, x):.2e}" == paper
+    if every is not None:
+        assert f"{pathcond.count_paths(model, x, pooling='all'):.2e}" == every

@@ -1,0 +1,98 @@
+"""On a GPU: the same numbers as on the CPU, in the kernels and on the host."""
+
+import copy
+import math
+
+import pytest
+import torch
+
+import pathcond
+from paper import models
+from tests.cases import BY_NAME, CASES, mlp
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+def test_cases_agree_with_the_cpu(case):
+    model, x = case.model().eval(), case.input()
+    twin, y = copy.deepcopy(model).cuda(), x.cuda()
+    expected = pathcond.compute_diag_g(model, x)
+    found = pathcond.compute_diag_g(twin, y)
+    for name, t in expected.items():
+        rtol = 1e-6 if case.name == "weight_norm" else 1e-10  # that norm's GPU kernel works in float32
+        torch.testing.assert_close(found[name].cpu(), t, rtol=rtol, atol=1e-13)
+    for method in ("sweeps", "optimum"):
+        reports = [
+            pathcond.rescale_(copy.deepcopy(m), z, method=method, clamp=None) for m, z in ((model, x), (twin, y))
+        ]
+        atol = 1e-5 if case.name == "weight_norm" else 1e-8
+        torch.testing.assert_close(reports[1].solution.u, reports[0].solution.u, rtol=0, atol=atol)
+        assert reports[1].output_change < 1e-9
+
+
+@pytest.mark.parametrize("name", ["mlp", "cifar_nv", "resnet18_c"])
+def test_kernels_take_the_steps_of_the_cpu(name, monkeypatch):
+    torch.manual_seed(0)
+    model, x = models.KINDS[name]().cuda().eval(), torch.ones(1, 3, 32, 32, device="cuda")
+    graph = pathcond.extract_graph(model, x, batchnorm="exclude")
+    g = pathcond.compute_diag_g(model, x, graph=graph, dtype=torch.float64)
+    from pathcond.solvers import gpu  # imports Triton
+
+    used = []
+    inner = gpu.sweep
+    monkeypatch.setattr(gpu, "sweep", lambda *args: used.append(inner(*args)) or used[-1])
+    for factor in (1.0, 3.0, 0.1, 2.0):  # kernel by kernel, captured, replayed; with other numbers each time
+        given = {n: t**factor for n, t in g.items()}
+        there = pathcond.solve(graph, given)
+        assert used[-1] is not None
+        here = pathcond.solve(graph, {n: t.cpu() for n, t in given.items()})
+        torch.testing.assert_close(there.u, here.u, rtol=0, atol=1e-9)
+        torch.testing.assert_close(torch.tensor(there.objective), torch.tensor(here.objective), rtol=1e-12, atol=0)
+        torch.testing.assert_close(
+            torch.tensor(there.mean_update), torch.tensor(here.mean_update), rtol=1e-9, atol=1e-12
+        )
+        assert there.residual == pytest.approx(here.residual, rel=1e-6)
+
+
+def test_a_reused_graph_with_grouped_layers():
+    """The captured solve must not keep numbers of the first one."""
+    case = BY_NAME["grouped"]
+    model, x = case.model().eval(), case.input()[:1]
+    graph = pathcond.extract_graph(model, x)
+    g = pathcond.compute_diag_g(model, x, graph=graph)
+    for power in (1.0, 2.0, 0.5):
+        given = {n: t**power for n, t in g.items()}
+        there = pathcond.solve(graph, {n: t.cuda() for n, t in given.items()})
+        torch.testing.assert_close(there.u, pathcond.solve(graph, given).u, rtol=0, atol=1e-9)
+
+
+def test_small_variance_is_solved_in_logarithms():
+    torch.manual_seed(0)
+    model = mlp(*[8] * 12).double()
+    for p in model.parameters():
+        p.data.normal_(0, 1e-4)
+    x = torch.ones(1, 8).double()
+    graph = pathcond.extract_graph(model, x)
+    g = pathcond.compute_diag_g(model, x)
+    there = pathcond.solve(graph, {n: t.cuda() for n, t in g.items()})
+    torch.testing.assert_close(there.u, pathcond.solve(graph, g).u, rtol=0, atol=1e-8)
+
+
+def test_settings_are_left_as_found():
+    model, x = mlp(3, 8, 2).cuda(), torch.ones(1, 3, device="cuda")
+    torch.backends.cuda.matmul.allow_tf32 = True
+    torch.backends.cudnn.allow_tf32 = True
+    state = torch.cuda.get_rng_state()
+    try:
+        with torch.autocast("cuda", torch.bfloat16):
+            report = pathcond.rescale_(model, x)
+        assert torch.backends.cuda.matmul.allow_tf32
+        assert torch.backends.cudnn.allow_tf32
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = False
+    assert torch.equal(state, torch.cuda.get_rng_state())
+    assert report.units == 8
+    model[0].weight.data[0, 0] = math.nan
+    with pytest.raises(pathcond.PathCondError, match=r"'0\.weight'"):
+        pathcond.rescale_(model, x)

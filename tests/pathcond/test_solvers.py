@@ -1,0 +1,575 @@
+"""The solvers: the literal algorithm's iterates, the optimum, and everything that can go wrong with g."""
+
+import math
+from dataclasses import replace
+from types import MappingProxyType
+
+import pytest
+import torch
+from torch import nn
+
+import pathcond
+from pathcond.apply import Scales, load_scales
+from pathcond.objective import block_layout, build_objective, layout_of
+from pathcond.solvers.coordinate_descent import layer_sums, recurrence, total, uniform_recurrence
+from pathcond.solvers.newton import hessian
+from tests.cases import BY_NAME, CASES, mlp
+from tests.reference import dense_problem, literal_sweeps, positive_root, signed_matrix, signed_sweeps
+
+RESCALED = [c for c in CASES if c.units]
+
+
+def problem_of(name, **options):
+    case = BY_NAME[name]
+    model, x = case.model(), case.input()[:1]
+    graph = pathcond.extract_graph(model, x, **options)
+    return model, x, graph, pathcond.compute_diag_g(model, x, graph=graph)
+
+
+@pytest.mark.parametrize("case", RESCALED, ids=lambda c: c.name)
+def test_iterates_are_the_literal_algorithms(case):
+    _, _, graph, g = problem_of(case.name)
+    problem = dense_problem(graph, g)
+    for sweeps in (1, 2, 10):
+        solution = pathcond.solve(graph, g, sweeps=sweeps)
+        torch.testing.assert_close(solution.u, literal_sweeps(problem, sweeps), rtol=0, atol=1e-9)
+        assert solution.objective[-1] == pytest.approx(problem.objective(solution.u), rel=1e-12)
+        assert solution.steps == sweeps
+    assert solution.size == problem.p
+
+
+@pytest.mark.parametrize("options", [{"batchnorm": "exclude"}, {"shortcuts": "freeze"}])
+@pytest.mark.parametrize("name", ["mlp_bn", "residual_conv", "stage", "depthwise"])
+def test_iterates_with_other_options(name, options):
+    _, _, graph, g = problem_of(name, **options)
+    u = pathcond.solve(graph, g).u
+    torch.testing.assert_close(u, literal_sweeps(dense_problem(graph, g), 10), rtol=0, atol=1e-9)
+
+
+def test_iterates_of_a_wider_net():
+    torch.manual_seed(0)
+    model, x = mlp(40, 60, 50, 60, 10).double(), torch.ones(1, 40).double()
+    graph = pathcond.extract_graph(model, x)
+    g = pathcond.compute_diag_g(model, x)
+    u = literal_sweeps(dense_problem(graph, g), 10)
+    torch.testing.assert_close(pathcond.solve(graph, g).u, u, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("case", RESCALED, ids=lambda c: c.name)
+def test_objective_never_rises_and_updates_are_reported(case):
+    _, _, graph, g = problem_of(case.name)
+    solution = pathcond.solve(graph, g, sweeps=30)
+    values = solution.objective
+    assert len(values) == 31
+    assert all(b <= a + 1e-12 * abs(a) for a, b in zip(values, values[1:], strict=False))
+    first = pathcond.solve(graph, g, sweeps=1)
+    assert first.mean_update[0] == pytest.approx(float(first.u.abs().mean()))
+    assert first.mean_update[0] == solution.mean_update[0]
+
+
+@pytest.mark.parametrize("case", RESCALED, ids=lambda c: c.name)
+def test_optimum_and_solving_again(case):
+    model, x, graph, g = problem_of(case.name)
+    best = pathcond.solve(graph, g, method="optimum")
+    assert best.residual <= 1e-10
+    assert best.result is pathcond.Result.OPTIMUM
+    dense = dense_problem(graph, g)
+    b = dense.matrix()
+    share = (b @ best.u).exp() * dense.g
+    gradient = b.T @ (share / share.sum() - 1 / dense.p)
+    assert float(gradient.abs().amax()) <= 1e-9
+    pathcond.apply_scales_(model, graph, best.u)
+    again = pathcond.compute_diag_g(model, x)
+    for method in ("sweeps", "optimum"):
+        torch.testing.assert_close(
+            pathcond.solve(graph, again, method=method).u, torch.zeros_like(best.u), rtol=0, atol=1e-7
+        )
+
+
+@pytest.mark.parametrize("name", ["mlp", "conv_pools", "stage", "grouped"])
+def test_ten_and_ten_sweeps_are_twenty(name):
+    model, x, graph, g = problem_of(name)
+    first = pathcond.solve(graph, g, sweeps=10).u
+    pathcond.apply_scales_(model, graph, first)
+    second = pathcond.solve(graph, pathcond.compute_diag_g(model, x), sweeps=10).u
+    torch.testing.assert_close(first + second, pathcond.solve(graph, g, sweeps=20).u, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["mlp", "stage", "depthwise"])
+@pytest.mark.parametrize("method", ["sweeps", "optimum"])
+def test_constant_g_and_constant_factors(name, method):
+    _, _, graph, g = problem_of(name)
+    flat = {n: torch.full_like(t, 0.7) for n, t in g.items()}
+    torch.testing.assert_close(
+        pathcond.solve(graph, flat, method=method).u, torch.zeros(graph.units).double(), rtol=0, atol=1e-9
+    )
+    base = pathcond.solve(graph, g, method=method).u
+    for factor in (1e-200, 1e150):
+        scaled = {n: t * factor for n, t in g.items()}
+        torch.testing.assert_close(pathcond.solve(graph, scaled, method=method).u, base, rtol=0, atol=1e-8)
+    shifted = pathcond.DiagG(g, dict.fromkeys(g, 5000.0))
+    torch.testing.assert_close(pathcond.solve(graph, shifted, method=method).u, base, rtol=0, atol=1e-8)
+
+
+def test_tolerance_stops_early():
+    _, _, graph, g = problem_of("mlp")
+    solution = pathcond.solve(graph, g, sweeps=1000, tol=1e-6)
+    assert solution.result is pathcond.Result.TOLERANCE
+    assert solution.steps < 1000
+    assert solution.mean_update[-1] * graph.units < 1e-6 <= solution.mean_update[-2] * graph.units
+
+
+@pytest.mark.parametrize("method", ["sweeps", "optimum"])
+@pytest.mark.parametrize("name", ["mlp", "stage", "residual_conv"])
+def test_clamp_bounds_u_and_is_optimal_within(name, method):
+    _, _, graph, g = problem_of(name)
+    free = pathcond.solve(graph, g, method="optimum").u
+    bound = float(free.abs().amax()) / 4  # on log lambda, which is half of u
+    solution = pathcond.solve(graph, g, method=method, sweeps=2000, clamp=bound)
+    assert float(solution.u.abs().amax()) <= 2 * bound * (1 + 1e-12)
+    assert solution.residual <= 1e-9  # of the gradient, less what presses against the bound
+    assert solution.clamped == int((solution.u.abs() > 2 * bound * (1 - 1e-9)).sum()) > 0
+    assert pathcond.solve(graph, g, method=method, clamp=100.0).clamped == 0
+    dense = dense_problem(graph, g)
+    value = dense.objective(solution.u)
+    for h in range(graph.units):
+        for step in (-1e-3, 1e-3):
+            u = solution.u.clone()
+            u[h] = min(max(float(u[h]) + step, -2 * bound), 2 * bound)
+            assert dense.objective(u) >= value - 1e-9 * abs(value)
+
+
+def test_dead_units_stay_and_are_named():
+    model, x = mlp(3, 4, 5, 2).double(), torch.ones(1, 3).double()
+    with torch.no_grad():
+        model[0].weight[1] = 0
+        model[0].bias[1] = 0  # nothing enters unit 1
+        model[4].weight[:, 2] = 0  # nothing leaves unit 4 + 2
+    graph = pathcond.extract_graph(model, x)
+    g = pathcond.compute_diag_g(model, x)
+    for method in ("sweeps", "optimum"):
+        solution = pathcond.solve(graph, g, method=method)
+        assert solution.dead == (1, 6)
+        assert solution.u[[1, 6]].tolist() == [0.0, 0.0]
+        assert bool(torch.isfinite(solution.u).all())
+    torch.testing.assert_close(
+        pathcond.solve(graph, g).u, literal_sweeps(dense_problem(graph, g), 10), rtol=0, atol=1e-9
+    )
+    assert pathcond.rescale_(model, x).no_path == 2
+
+
+def test_all_dead():
+    model, x = mlp(3, 4, 2).double(), torch.ones(1, 3).double()
+    for p in model.parameters():
+        p.data.zero_()
+    report = pathcond.rescale_(model, x)
+    assert report.solution.dead == (0, 1, 2, 3)
+    assert report.output_change == 0.0
+
+
+@pytest.mark.parametrize("method", ["sweeps", "optimum"])
+def test_consumed_entries_give_the_same_and_are_gone(method):
+    _, _, graph, g = problem_of("mlp")
+    kept = {n: t.clone() for n, t in g.items()}
+    shifted = pathcond.DiagG({n: t.clone() for n, t in g.items()}, dict.fromkeys(g, 3.0))
+    expected = pathcond.solve(graph, g, method=method)
+    assert all(torch.equal(g[n], t) for n, t in kept.items())
+    for given in (dict(g), shifted):
+        torch.testing.assert_close(
+            pathcond.solve(graph, given, method=method, consume=True).u, expected.u, rtol=0, atol=1e-9
+        )
+        assert not given
+    with pytest.raises(pathcond.PathCondError, match="dict"):
+        pathcond.solve(graph, MappingProxyType(g), consume=True)
+
+
+def test_layout_of_a_wide_layer_needs_no_table_of_pairs():
+    """A table of all pairs of rows and columns would have 1e12 elements here."""
+    n = 10**6
+    layout = block_layout((n, n), pathcond.ParamScales(torch.arange(1, n + 1)[:, None], torch.arange(n, 2 * n)[None]))
+    assert layout.unscaled is not None
+    assert [index.tolist() for index in layout.unscaled] == [[n - 1], [0]]
+
+
+@pytest.mark.parametrize("name", ["mlp", "grouped", "channel_shuffle"])
+def test_layer_sums_follow_blocks_that_change_in_place(name):
+    """As the GPU solver changes them, which keeps its memory from one solve to the next."""
+    _, _, graph, g = problem_of(name)
+    layout, cpu = layout_of(graph, tuple(g)), torch.device("cpu")
+    objective, other = (build_objective(layout, {n: t**k for n, t in g.items()}, {}, device=cpu) for k in (1, 2))
+    ours, expected = layer_sums(objective), layer_sums(other)
+    for mine, new in zip(objective.blocks, other.blocks, strict=True):
+        mine.m.copy_(new.m)
+    factors = torch.rand(graph.units + 1, dtype=torch.float64)
+    for layer, new in zip(ours, expected, strict=True):
+        for sums, wanted in ((layer.entering, new.entering), (layer.leaving, new.leaving)):
+            for block_sum in sums:
+                block_sum.reload()
+            assert torch.equal(total(sums, factors, factors), total(wanted, factors, factors))
+
+
+def test_no_units():
+    _, _, graph, g = problem_of("mlp_tanh")
+    for method in ("sweeps", "optimum"):
+        solution = pathcond.solve(graph, g, method=method)
+        assert solution.result is pathcond.Result.NOTHING
+        assert solution.u.shape == (0,)
+
+
+def test_bad_entries_are_named():
+    _, _, graph, g = problem_of("mlp")
+    for value, message in ((math.nan, "nan"), (math.inf, "inf"), (-1.0, "-1.0")):
+        bad = {n: t.clone() for n, t in g.items()}
+        bad["2.weight"][0, 0] = value
+        with pytest.raises(pathcond.SolveError, match=rf"{message}.*'2\.weight'"):
+            pathcond.solve(graph, bad)
+    with pytest.raises(pathcond.PathCondError, match="'other'"):
+        pathcond.solve(graph, {**g, "other": torch.ones(2)})
+    with pytest.raises(pathcond.PathCondError, match=r"expected shape \(4, 3\) for '0\.weight', got \(2,\)"):
+        pathcond.solve(graph, {**g, "0.weight": torch.ones(2)})
+
+
+@pytest.mark.parametrize(
+    "options", [{"method": "newton"}, {"sweeps": -1}, {"sweeps": 2.5}, {"tol": -1.0}, {"tol": math.nan}, {"clamp": 0.0}]
+)
+def test_bad_options(options):
+    _, _, graph, g = problem_of("mlp")
+    with pytest.raises(pathcond.PathCondError, match=next(iter(options))):
+        pathcond.solve(graph, g, **options)
+
+
+def test_recurrence_finds_the_root():
+    """One unit: the change found solves the paper's quadratic, and the form for uniform layers agrees."""
+    for a, p, into, out, rest in ((5.0, 40, 0.2, 0.3, 0.5), (-7.0, 40, 1e-9, 0.6, 0.4), (0.0, 9, 0.5, 0.1, 0.4)):
+        root = positive_root(out * (a + p), a * rest, into * (a - p))
+        (change,), new_sum = recurrence([a], p, [math.log(into)], [math.log(out)], rest, [(-99.0, 99.0)])
+        assert math.exp(change) == pytest.approx(root, rel=1e-12)
+        assert new_sum == pytest.approx(rest + out * root + into / root, rel=1e-12)
+        if a:
+            size = abs(a)
+            (part,), short = uniform_recurrence(size, p, [4 * (p**2 - a**2) * into * out], [0.0], rest)
+            part /= 2 * (p - size)
+            assert (into / part if a > 0 else part / out) == pytest.approx(root, rel=1e-12)
+            assert short == pytest.approx(new_sum, rel=1e-12)
+
+
+@pytest.mark.parametrize("case", RESCALED, ids=lambda c: c.name)
+def test_logarithms_give_the_same(case, monkeypatch):
+    """Plain exponentials and logarithms are two ways to compute the same updates."""
+    _, _, graph, g = problem_of(case.name)
+    plain = pathcond.solve(graph, g)
+    monkeypatch.setattr("pathcond.solvers.coordinate_descent.LOG_RANGE", -1.0)
+    in_logs = pathcond.solve(graph, g)
+    torch.testing.assert_close(plain.u, in_logs.u, rtol=0, atol=1e-11)
+    torch.testing.assert_close(torch.tensor(plain.objective), torch.tensor(in_logs.objective), rtol=1e-12, atol=1e-12)
+
+
+def regime_net(seed: int, variance: float, alpha: float) -> nn.Module:
+    """8 hidden layers, 256 units divided by a Dirichlet draw, one variance for weights and biases."""
+    generator = torch.Generator().manual_seed(seed)
+    parts = torch._sample_dirichlet(torch.full((8,), alpha, dtype=torch.float64), generator)
+    widths = 1 + (parts * 248).floor().long()
+    widths[: 256 - int(widths.sum())] += 1
+    model = mlp(32, *widths.tolist(), 32).double()
+    for p in model.parameters():
+        p.data.normal_(0, math.sqrt(variance), generator=generator)
+    return model
+
+
+@pytest.mark.slow
+def test_optimum_of_a_hundred_regime_nets():
+    x = torch.ones(1, 32).double()
+    count = 0
+    for seed in range(20):
+        graph = None  # the same for all variances: they have one architecture
+        for variance in (1e-6, 1e-4, 1e-3, 1e-1, 10.0):
+            model = regime_net(seed, variance, 10 ** (seed % 4 - 1))
+            graph = graph or pathcond.extract_graph(model, x)
+            solution = pathcond.solve(graph, pathcond.compute_diag_g(model, x, graph=graph), method="optimum")
+            assert solution.residual <= 1e-10, (variance, seed)
+            count += 1
+    assert count == 100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variance", [1e-6, 1e-2, 1.0])
+def test_a_thousand_layers(variance):
+    """Path sums that no float64 holds: sweeps go down, and the optimum is reached."""
+    torch.manual_seed(0)
+    model = mlp(*[4] * 1001).double()
+    for p in model.parameters():
+        p.data.normal_(0, math.sqrt(variance))
+    x = torch.ones(1, 4).double()
+    graph = pathcond.extract_graph(model, x)
+    g = pathcond.compute_diag_g(model, x, graph=graph)
+    solution = pathcond.solve(graph, g, sweeps=3)
+    assert bool(torch.isfinite(solution.u).all())
+    assert all(b <= a + 1e-12 * abs(a) for a, b in zip(solution.objective, solution.objective[1:], strict=False))
+
+
+# ---- negative units: elements that carry the inverse of a unit's scale
+
+
+def signed_graph(groups, params, shapes):
+    return pathcond.ScaleGraph(
+        units=sum(groups),
+        layers={},
+        groups=groups,
+        params=params,
+        shapes=shapes,
+        frozen=(),
+        notes=(),
+        exact=True,
+        approximate=False,
+        options={},
+        frozen_by_module={},
+        trace=None,
+    )
+
+
+def attention_problem(seed, fused=False, size=3, inner=4):
+    """A norm's gain, q, k and v behind it, and an output projection; k's rows are the opposite of q's."""
+    norm, query, value = torch.arange(1, 1 + size + 2 * inner).split([size, inner, inner])
+    zero = torch.zeros(1, 1, dtype=torch.int64)
+    rows = {"q": query, "k": -query, "v": value}
+    if fused:
+        rows = {"qkv": torch.cat((query, -query, value))}
+    params = {"gain": pathcond.ParamScales(norm, zero[0])}
+    shapes = {"gain": (size,), "out": (size, inner)}
+    for name, row in rows.items():
+        params[name] = pathcond.ParamScales(row[:, None], norm[None])
+        params[name + ".bias"] = pathcond.ParamScales(row, zero[0])
+        shapes |= {name: (len(row), size), name + ".bias": (len(row),)}
+    params["out"] = pathcond.ParamScales(zero, value[None])
+    graph = signed_graph((size, inner, inner), params, shapes)
+    return graph, random_g(graph, torch.Generator().manual_seed(seed))
+
+
+def random_g(graph, generator, spread=1.5):
+    return {
+        name: (spread * torch.randn(shape, generator=generator, dtype=torch.float64)).exp()
+        for name, shape in graph.shapes.items()
+    }
+
+
+def random_problem(seed, zeros=0.0):
+    """Parameters with random ends: dense, elementwise and vectors; they couple units, mirrors, and units to both."""
+    generator = torch.Generator().manual_seed(seed)
+    groups = (3, 2, 4)
+    units = sum(groups)
+    params, shapes = {}, {"free": (3, 3)}
+    for index, kind in enumerate(("dense", "dense", "elementwise", "vector", "one column", "consecutive")):
+        row, col = torch.randint(-units, units + 1, (2, 5), generator=generator)
+        if kind == "consecutive":
+            row, col = torch.arange(-units, units + 1), col
+        name, n = f"{index}.{kind}", len(row)
+        col_axis = {"elementwise": col[:, None, None], "one column": col[:1, None, None]}.get(kind, col[None, :, None])
+        if kind == "vector":
+            params[name], shapes[name] = pathcond.ParamScales(row, torch.zeros(1, dtype=torch.int64)), (n,)
+        else:
+            params[name] = pathcond.ParamScales(row[:, None, None], col_axis)
+            shapes[name] = (n, 5, 2)
+    graph = signed_graph(groups, params, shapes)
+    g = random_g(graph, generator)
+    return graph, {name: t * (torch.rand(t.shape, generator=generator) >= zeros) for name, t in g.items()}
+
+
+SIGNED = {
+    "attention": lambda: attention_problem(0),
+    "fused": lambda: attention_problem(1, fused=True),
+    **{f"random {seed}": lambda seed=seed: random_problem(seed) for seed in range(6)},
+    **{f"zeros {seed}": lambda seed=seed: random_problem(seed, 0.7) for seed in range(3)},
+}
+
+
+@pytest.fixture(params=SIGNED)
+def signed(request):
+    return SIGNED[request.param]()
+
+
+def value_of(b, g, u):
+    return float(len(g) * ((b @ u).exp() * g).sum().log() - (b @ u).sum())
+
+
+def test_signed_iterates_are_the_literal_algorithms(signed):
+    graph, g = signed
+    b, flat = signed_matrix(graph, g)
+    for sweeps in (1, 2, 10):
+        solution = pathcond.solve(graph, g, sweeps=sweeps)
+        torch.testing.assert_close(solution.u, signed_sweeps(b, flat, sweeps), rtol=0, atol=1e-9)
+        assert solution.objective[-1] == pytest.approx(value_of(b, flat, solution.u), rel=1e-12)
+    bound = float(solution.u.abs().amax()) / 2
+    clamped = pathcond.solve(graph, g, sweeps=4, clamp=bound / 2)
+    torch.testing.assert_close(clamped.u, signed_sweeps(b, flat, 4, bound), rtol=0, atol=1e-9)
+    assert clamped.clamped == int((clamped.u.abs() > bound * (1 - 1e-12)).sum()) > 0
+
+
+def test_signed_problems_have_all_kinds_of_elements():
+    """Elements between two units of a layer, doubled ones of both signs, and dead units occur in the problems above."""
+    problems = [random_problem(seed) for seed in range(6)]
+    matrices = [signed_matrix(graph, g)[0] for graph, g in problems]
+    assert {-2.0, -1.0, 0.0, 1.0, 2.0} <= set(torch.cat(matrices).reshape(-1).tolist())
+    layers = [layer for graph, g in problems for layer in layout_of(graph, tuple(g)).layers]
+    assert any(layer.entering_twice for layer in layers)
+    assert any(layer.leaving_twice for layer in layers)
+    assert any(layer.hi - layer.lo == 1 for layer in layers)
+    assert all(layer.hi - layer.lo > 1 for layer in layout_of(*attention_layout()).layers)
+
+
+def attention_layout():
+    graph, g = attention_problem(0)
+    return graph, tuple(g)
+
+
+def test_signed_gradient_and_optimum(signed):
+    graph, g = signed
+    b, flat = signed_matrix(graph, g)
+    objective = build_objective(layout_of(graph, tuple(g)), g, {}, device=torch.device("cpu"))
+    u = torch.randn(graph.units, generator=torch.Generator().manual_seed(0), dtype=torch.float64) / 2
+    full = torch.cat((u.new_zeros(1), u))
+    assert objective.value(full) == pytest.approx(value_of(b, flat, u), rel=1e-12)
+    gradient, alive = objective.gradient(full)[1:], ~objective.dead[1:]
+    for h in alive.nonzero()[:, 0].tolist():
+        step = torch.zeros_like(u)
+        step[h] = 1e-5
+        slope = (value_of(b, flat, u + step) - value_of(b, flat, u - step)) / (2e-5 * len(flat))
+        assert float(gradient[h]) == pytest.approx(slope, abs=1e-8)
+    best = pathcond.solve(graph, g, method="optimum")
+    assert best.result is pathcond.Result.OPTIMUM
+    assert best.steps < 20
+    share = (b @ best.u).exp() * flat
+    assert float((b.T @ (share / share.sum() - 1 / len(flat)))[alive].abs().amax()) <= 1e-9
+    assert bool((best.u[~alive] == 0).all())
+    many = pathcond.solve(graph, g, sweeps=5000, tol=1e-13)
+    torch.testing.assert_close(many.u, best.u, rtol=0, atol=1e-6)
+
+
+def test_signed_hessian_is_the_dense_one(signed):
+    graph, g = signed
+    b, flat = signed_matrix(graph, g)
+    objective = build_objective(layout_of(graph, tuple(g)), g, {}, device=torch.device("cpu"))
+    u = torch.randn(graph.units, generator=torch.Generator().manual_seed(1), dtype=torch.float64) / 2
+    share = (b @ u).exp() * flat
+    share = share / share.sum()
+    expected = b.T @ (share[:, None] * b) - torch.outer(b.T @ share, b.T @ share)
+    product, diagonal = hessian(objective, torch.cat((u.new_zeros(1), u)))
+    columns = [product(row) for row in torch.eye(graph.units + 1, dtype=torch.float64)[1:]]
+    torch.testing.assert_close(torch.stack(columns)[:, 1:], expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(diagonal[1:], expected.diagonal(), rtol=0, atol=1e-12)
+
+
+def test_signed_dead_units_stay():
+    for seed in range(4):
+        graph, g = random_problem(seed, 0.8)
+        b, flat = signed_matrix(graph, g)
+        counts = [(b[flat > 0] * sign > 0).sum(0) for sign in (1, -1)]
+        dead = ((counts[0] == 0) | (counts[1] == 0)).nonzero()[:, 0].tolist()
+        for method in ("sweeps", "optimum"):
+            solution = pathcond.solve(graph, g, method=method)
+            assert list(solution.dead) == dead
+            assert solution.u[dead].tolist() == [0.0] * len(dead)
+    graph, g = attention_problem(0)
+    for name in ("k", "k.bias"):
+        g[name][1] = 0  # what leaves unit 3 + 1 is gone
+    assert pathcond.solve(graph, g).dead == (4,)
+
+
+def test_signed_restart_and_solving_again(signed):
+    graph, g = signed
+    b, flat = signed_matrix(graph, g)
+
+    def after(u):
+        parts = ((b @ u).exp() * flat).split([t.numel() for t in g.values()])
+        return {name: part.reshape(t.shape) for (name, t), part in zip(g.items(), parts, strict=True)}
+
+    first = pathcond.solve(graph, g).u
+    second = pathcond.solve(graph, after(first)).u
+    torch.testing.assert_close(first + second, pathcond.solve(graph, g, sweeps=20).u, rtol=0, atol=1e-9)
+    best = pathcond.solve(graph, g, method="optimum", tol=1e-13).u
+    for method in ("sweeps", "optimum"):
+        again = pathcond.solve(graph, after(best), method=method).u
+        torch.testing.assert_close(again, torch.zeros_like(best), rtol=0, atol=1e-8)
+
+
+def test_signed_logarithms_and_magnitudes(signed, monkeypatch):
+    graph, g = signed
+    plain = pathcond.solve(graph, g)
+    shifted = pathcond.DiagG(g, dict.fromkeys(g, 5000.0))
+    torch.testing.assert_close(pathcond.solve(graph, shifted).u, plain.u, rtol=0, atol=1e-9)
+    monkeypatch.setattr("pathcond.solvers.coordinate_descent.LOG_RANGE", -1.0)
+    torch.testing.assert_close(pathcond.solve(graph, g).u, plain.u, rtol=0, atol=1e-11)
+    monkeypatch.setattr("pathcond.solvers.coordinate_descent._CANCELLATION", 1.0)
+    torch.testing.assert_close(pathcond.solve(graph, g).u, plain.u, rtol=0, atol=1e-11)
+
+
+def test_signs_turn_with_the_unit():
+    """Units numbered with the opposite sign throughout have the opposite log-scales."""
+    graph, g = attention_problem(0)
+    turned = signed_graph(
+        graph.groups, {n: pathcond.ParamScales(-s.row, -s.col) for n, s in graph.params.items()}, graph.shapes
+    )
+    torch.testing.assert_close(pathcond.solve(turned, g).u, -pathcond.solve(graph, g).u, rtol=0, atol=1e-12)
+
+
+class Scores(nn.Module):
+    """Attention scores behind a norm's gain."""
+
+    def __init__(self):
+        super().__init__()
+        self.gain = nn.Parameter(torch.rand(3) + 0.5)
+        self.query, self.key = nn.Linear(3, 4), nn.Linear(3, 4)
+
+    def forward(self, x):
+        x = x * self.gain
+        return (self.query(x) @ self.key(x).mT).softmax(-1)
+
+
+def scores_problem():
+    torch.manual_seed(0)
+    model, x = Scores().double(), torch.randn(2, 5, 3).double()
+    norm, query, none = torch.arange(1, 4), torch.arange(4, 8), torch.zeros(1, dtype=torch.int64)
+    params = {
+        "gain": pathcond.ParamScales(norm, none),
+        "query.weight": pathcond.ParamScales(query[:, None], norm[None]),
+        "query.bias": pathcond.ParamScales(query, none),
+        "key.weight": pathcond.ParamScales(-query[:, None], norm[None]),
+        "key.bias": pathcond.ParamScales(-query, none),
+    }
+    graph = signed_graph((3, 4), params, {name: tuple(p.shape) for name, p in model.named_parameters()})
+    return model, x, replace(graph, layers={"query": query, "key": -query})
+
+
+def test_queries_and_keys_end_to_end(tmp_path):
+    """Scales of both signs are found, saved, applied with the optimizer's state, reported by module, and undone."""
+    model, x, graph = scores_problem()
+    g = random_g(graph, torch.Generator().manual_seed(2), 2.0)
+    u = pathcond.solve(graph, g).u
+    assert float(u.abs().amin()) > 1e-3
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9)
+    model(x)[..., 0].sum().backward()
+    optimizer.step()
+    before, start = model(x), {name: p.detach().clone() for name, p in model.named_parameters()}
+    Scales(graph, u).save(tmp_path / "scales.safetensors")
+    pathcond.apply_scales_(model, load_scales(tmp_path / "scales.safetensors"), optimizer=optimizer)
+    torch.testing.assert_close(model(x), before, rtol=1e-12, atol=0)
+    factor = (-u[3:] / 2).exp()[:, None] / (u[:3] / 2).exp()
+    torch.testing.assert_close(model.key.weight.detach(), start["key.weight"] * factor)
+    momentum = optimizer.state[model.key.weight]["momentum_buffer"]
+    torch.testing.assert_close(momentum, model.key.weight.grad / factor)  # the gradient is that of before
+    scales = graph.by_module(u)
+    assert torch.equal(scales["key"], -scales["query"])
+    pathcond.apply_scales_(model, graph, 100.0 * u, force=True)  # through logarithms
+    pathcond.apply_scales_(model, graph, -101.0 * u, force=True)
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(p.detach(), start[name], rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("last_layer", [True, False])
+def test_enorm_leaves_units_of_both_signs(last_layer):
+    model, x, graph = scores_problem()
+    before, start = model(x), {name: p.detach().clone() for name, p in model.named_parameters()}
+    pathcond.ENorm(model, x, graph=graph, last_layer=last_layer).step()
+    torch.testing.assert_close(model(x), before, rtol=1e-12, atol=0)
+    for name in ("query.bias", "key.bias"):
+        assert torch.equal(model.get_parameter(name), start[name])
+    assert torch.equal(model.gain, start["gain"]) == (not last_layer)

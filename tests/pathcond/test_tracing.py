@@ -1,0 +1,234 @@
+"""The tracer: which models, inputs and outputs can be recorded, and what is said of the others."""
+
+import io
+from collections import namedtuple
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import pathcond
+from tests.cases import Net, mlp
+
+X = torch.randn(3, 5, generator=torch.Generator().manual_seed(1))
+
+
+def net(forward, n: int = 5, **more: nn.Module) -> Net:
+    torch.manual_seed(0)
+    return Net(forward, a=nn.Linear(n, 8), b=nn.Linear(8, 2), **more)
+
+
+# ---- what goes in
+
+
+@dataclass
+class Batch:
+    x: Tensor
+
+
+Pair = namedtuple("Pair", ["x", "y"])
+
+
+class Attributes(dict):
+    __getattr__ = dict.__getitem__
+
+
+def test_inputs_in_containers():
+    model = net(lambda s, p: s.b(F.relu(s.a(p.x + p.y))))
+    for given in (Pair(X, X), Attributes(x=X, y=X)):
+        assert pathcond.rescale_(model, (given,)).units == 8
+    model = net(lambda s, xs: {"out": s.b(F.relu(s.a(xs[0]) + s.c(xs[1]))), "n": 3}, c=nn.Linear(2, 8))
+    assert pathcond.extract_graph(model, ((X, X[:, :2]),)).units == 8
+    assert pathcond.extract_graph(nn.Bilinear(5, 5, 2), {"input1": X, "input2": X}).units == 0
+    hidden = pathcond.rescale_(net(lambda s, p: s.b(F.relu(s.a(p.x)))), Batch(X))
+    assert hidden.units == 0
+    assert "shows no tensor" in hidden.notes[-1]
+
+
+INTEGERS = {
+    "uint8": (lambda s, i: i.float() / 255, torch.zeros(3, 5, dtype=torch.uint8)),
+    "bool": (lambda s, i: i.to(torch.float32), torch.zeros(3, 5, dtype=torch.bool)),
+    "one-hot": (lambda s, i: F.one_hot(i, 5).float(), torch.zeros(3, dtype=torch.long)),
+    "cosine": (lambda s, i: torch.cos(i.float()[:, None] * torch.arange(5.0)), torch.arange(3)),
+    "indexed": (lambda s, i: s.table[i], torch.arange(3)),
+    "bag": (lambda s, i: F.embedding_bag(i, s.table), torch.ones(3, 4, dtype=torch.long)),
+    "gain": (lambda s, i: i.float() * s.gain, torch.zeros(3, 5, dtype=torch.int32)),
+}
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+@pytest.mark.parametrize("beside", [False, True])
+def test_integers_read_as_data(name, beside):
+    make, i = INTEGERS[name]
+    model = net(lambda s, i, *x: s.b(F.relu(s.a(make(s, i)) + (s.c(*x) if x else 0))), c=nn.Linear(5, 8))
+    model.table, model.gain = nn.Parameter(torch.randn(10, 5)), nn.Parameter(torch.randn(5))
+    given = (i, X) if beside else i
+    report = pathcond.rescale_(model, given)
+    assert report.units == (13 if name in ("gain", "bag") else 8)
+    assert not report.no_path
+    assert report.objective_after < report.objective_before
+    assert report.output_change < 1e-5
+    assert pathcond.compute_diag_g(model, given)["a.weight"].gt(0).all()
+    assert pathcond.count_paths(model, given) > 0
+
+
+def test_integers_count_as_ones_and_masks_as_they_are():
+    found = pathcond.compute_diag_g(net(lambda s, i: s.b(F.relu(s.a(i.float())))), torch.arange(15).reshape(3, 5))
+    for name, g in pathcond.compute_diag_g(net(lambda s, x: s.b(F.relu(s.a(x)))), X).items():
+        torch.testing.assert_close(found[name], g)
+    model = net(lambda s, x, i: s.b(F.relu(s.a(torch.cat((x, F.one_hot(i, 4).float()), 1)))), 9)
+    assert pathcond.compute_diag_g(model, (X, torch.zeros(3, dtype=torch.long)))["a.weight"].gt(0).all()
+    masked = net(
+        lambda s, ids, m: s.b(F.relu(s.a(s.e(ids))) + (1.0 - m[..., None].float()) * -1e30), e=nn.Embedding(7, 5)
+    )
+    g = pathcond.compute_diag_g(masked, (torch.arange(6).reshape(1, 6), torch.ones(1, 6, dtype=torch.long)))
+    assert max(float(t.max()) for t in g.values()) < 1e6
+
+
+@pytest.mark.parametrize("given", [None, np.ones((3, 5), dtype=np.float32), (3, 5), X[:, :4]])
+def test_inputs_the_model_does_not_take(given):
+    for call in (pathcond.rescale_, pathcond.extract_graph):
+        with pytest.raises(pathcond.RecordError) as caught:
+            call(mlp(5, 8, 2), given)
+        assert ("holds no tensor" in str(caught.value)) == (not isinstance(given, Tensor))
+
+
+# ---- what comes out
+
+
+class Box:
+    """An output with tensors in its attributes, as caches of keys and values are."""
+
+    def __init__(self, first: Tensor, rest: list[Tensor]) -> None:
+        self.first, self.rest, self.itself = first, {"rest": rest}, self
+
+
+def test_outputs_in_attributes_are_outputs():
+    """The units of a are frozen, because they leave the model in an attribute; those of c stay free."""
+    model = net(
+        lambda s, x: Box(s.b(h := F.relu(s.a(x))), [h + 0, s.d(F.relu(s.c(x)))]), c=nn.Linear(5, 4), d=nn.Linear(4, 2)
+    )
+    graph = pathcond.extract_graph(model, X)
+    assert set(graph.layers) == {"c"}
+    assert pathcond.rescale_(model, X).output_change < 1e-5
+    with pytest.raises(pathcond.RecordError, match="at least one tensor"):
+        pathcond.extract_graph(net(lambda s, x: None), X)
+    with pytest.raises(pathcond.RecordError, match="in which tensors could hide"):
+        pathcond.extract_graph(net(lambda s, x: iter([s.a(x)])), X)
+
+
+# ---- calls
+
+
+def _derived(s, x):
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(s.b(F.relu(s.a(x))).sum(), x)[0]
+
+
+REFUSED = {
+    "control flow": (
+        lambda s, x: s.a(x) if x.sum() > 0 else s.a(-x),
+        r"depends on the values.*x\.sum\(\) > 0.*torch.where",
+    ),
+    "vmap": (lambda s, x: s.b(torch.vmap(lambda z: F.relu(s.a(z)))(x)), "torch.vmap is not recorded"),
+    "inference": (torch.inference_mode()(lambda s, x: s.b(F.relu(s.a(x)))), "torch.no_grad instead"),
+    "derivative": (_derived, "takes derivatives"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_forward_passes_that_cannot_be_recorded(name):
+    forward, words = REFUSED[name]
+    with pytest.raises(pathcond.RecordError, match=f"(?s){words}"):
+        pathcond.extract_graph(net(forward), X)
+
+
+MAKERS = {
+    "randn_like": torch.randn_like,
+    "rand_like": torch.rand_like,
+    "ones_like": torch.ones_like,
+    "full_like": lambda h: torch.full_like(h, 2.0),
+    "empty_like": lambda h: torch.empty_like(h).fill_(2.0),
+    "new_empty": lambda h: h.new_empty(h.shape).fill_(2.0),
+    "new_ones": lambda h: h.new_ones(h.shape),
+    "new_full": lambda h: h.new_full(h.shape, 2.0),
+    "drop path": lambda h: h.new_empty(len(h), 1).bernoulli_(0.9).div_(0.9),
+}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_tensors_made_like_a_value_do_not_freeze_it(name):
+    report = pathcond.rescale_(net(lambda s, x: s.b((h := F.relu(s.a(x))) * MAKERS[name](h))), X)
+    assert (report.units, report.graph.frozen_units) == (8, 0)
+    assert report.output_change < 1e-5
+
+
+def test_the_default_device_is_the_callers_in_the_forward_pass_alone():
+    seen = io.StringIO()
+    model = net(lambda s, x: (seen.write(torch.get_default_device().type + " "), s.b(F.relu(s.a(x))))[1])
+    with torch.device("meta"):
+        report = pathcond.rescale_(model, X)
+        assert torch.get_default_device().type == "meta"
+    assert set(seen.getvalue().split()) == {"meta"}
+    assert report.u["a"].device.type == "cpu"
+
+
+def test_a_mode_that_cannot_be_recorded_is_no_promise():
+    model = net(lambda s, x: s.a(x).sin() if s.training and torch.rand(1).item() < 2 else s.b(F.relu(s.a(x)))).eval()
+    graph = pathcond.extract_graph(model, X)
+    assert not graph.exact
+    assert "training mode" in graph.notes[0]
+
+
+# ---- models of other packages
+
+
+def test_drop_path_of_timm_freezes_nothing():
+    timm = pytest.importorskip("timm")
+    graph = pathcond.extract_graph(timm.create_model("resnet18", drop_path_rate=0.1), torch.randn(2, 3, 32, 32))
+    assert (graph.units, graph.frozen_units) == (2880, 0)
+
+
+SMALL = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+TOKENS = {"vocab_size": 20, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+IDS = torch.tensor([[3, 1, 4, 1, 5, 9], [2, 6, 5, 3, 5, 8]])
+TRANSFORMERS = {
+    "GPT2": ("GPT2LMHeadModel", {"n_embd": 8, "n_layer": 2, "n_head": 2, "activation_function": "relu"}),
+    "Llama": ("LlamaForCausalLM", {**SMALL, "num_key_value_heads": 1}),
+    "Bert": ("BertForSequenceClassification", {**SMALL, "hidden_act": "relu"}),
+    "T5": ("T5ForConditionalGeneration", {"d_model": 8, "d_kv": 4, "d_ff": 16, "num_layers": 2, "num_heads": 2}),
+    "Whisper": ("WhisperForConditionalGeneration", {
+        "num_mel_bins": 4, "d_model": 8, "encoder_layers": 1, "decoder_layers": 1,
+        "encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16,
+        "max_source_positions": 8, "max_target_positions": 8, "decoder_start_token_id": 1}),
+    "Mamba": ("MambaForCausalLM", {"hidden_size": 8, "state_size": 4, "num_hidden_layers": 2, "time_step_rank": 2}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TRANSFORMERS)
+@pytest.mark.filterwarnings("ignore")
+def test_transformers(name):
+    """Outputs that hold caches are recorded; the config comes back as it was."""
+    transformers = pytest.importorskip("transformers")
+    kind, options = TRANSFORMERS[name]
+    torch.manual_seed(0)
+    model = getattr(transformers, kind)(getattr(transformers, f"{name}Config")(**options, **TOKENS)).double().eval()
+    given: dict[str, Tensor] = {"input_ids": IDS}
+    if name == "Whisper":
+        given = {"input_features": torch.randn(2, 4, 16).double(), "decoder_input_ids": IDS}
+    elif name == "T5":
+        given["decoder_input_ids"] = IDS
+    caching = getattr(model.config, "use_cache", None)
+    with torch.no_grad():
+        before = model(**given).logits
+        report = pathcond.rescale_(model, given)
+        after = model(**given).logits
+    assert report.moved > 0
+    assert report.output_change < 1e-5  # Mamba computes in float32 within
+    assert float((after - before).abs().amax()) < 1e-5 * float(before.abs().amax())
+    assert getattr(model.config, "use_cache", None) == caching
+    assert before.isfinite().all()

@@ -1,0 +1,77 @@
+"""A new figure is one file and one block; a new method is one entry and its name; a data set has one entry."""
+
+from pathlib import Path
+
+from tests.workflow.tree import Tree
+
+EXPERIMENT = '''
+"""Ours: squares of numbers."""
+
+from paper.experiments.base import Experiment
+from paper.settings import Block, SeedList
+from paper.verdicts import REPRODUCED, Claim, Finding
+
+
+class Settings(Block):
+    seeds: SeedList
+
+
+def measure(settings, device):
+    import pandas as pd
+
+    return pd.DataFrame({"seed": settings["seeds"], "square": [seed**2 for seed in settings["seeds"]]})
+
+
+def plot(table):
+    from matplotlib.figure import Figure
+
+    figure = Figure()
+    figure.subplots().plot(table["seed"], table["square"])
+    return figure
+
+
+def judge(table):
+    return Finding(f"largest {table['square'].max()}", REPRODUCED)
+
+
+EXPERIMENT = Experiment(
+    name="squares", title="Squares", where="ours", caption="Squares of {seeds_count} numbers.", settings=Settings,
+    plot=plot, claims=(Claim("squares", "Squares grow", "grow", "always", judge),), measure=measure,
+)
+'''
+
+
+def test_a_figure_is_one_file_and_one_block(tmp_path: Path):
+    tree = Tree.fresh(tmp_path / "tree", ("toy",))
+    (tree.folder / "src/paper/experiments/squares.py").write_text(EXPERIMENT)
+    tree.set("experiments.squares", {"seeds": [1, 2, 3]}, preset="paper")
+    done = tree.run("squares")
+    assert set(done) == {"measure squares-00", "aggregate squares", "figure squares", "claim squares", "squares"}
+    assert (tree.folder / "figures/tiny/squares.pdf").exists()
+    assert "figures/tiny/squares.pdf" in tree.snakemake("-n", "-F").stdout
+
+
+def test_a_method_is_one_entry_and_its_name(tree: Tree):
+    tree.edit(
+        "src/paper/methods.py",
+        "METHODS: dict[str, Method] = {\n",
+        'METHODS: dict[str, Method] = {\n    "twice": Method("PathCond, 20 sweeps", "#123456", "X", rescale=True, '
+        'batchnorm="affine"),\n',
+    )
+    tree.set("experiments.mlp_depth.methods", ["baseline", "enorm", "pathcond", "twice"])
+    before = set(tree.results())
+    tree.run("mlp_depth")
+    new = set(tree.results()) - before
+    assert new
+    assert all("/twice-" in name for name in new)
+    assert "twice" in (tree.folder / "results/tiny/aggregate/mlp_depth.csv").read_text()
+
+
+def test_any_network_and_optimiser_can_be_trained(tmp_path: Path):
+    """ResNet-18-C with SiLU, trained by Adam, in an experiment of its own."""
+    tree = Tree.fresh(tmp_path / "tree", ("cifar_nv",))
+    tree.set("setups.cifar_nv.model", {"kind": "resnet18_c", "width": 0.0625, "image": 8, "activation": "silu"})
+    tree.set("setups.cifar_nv.optimiser", {"name": "adam"})
+    tree.set("setups.cifar_nv.methods", ["baseline", "pathcond"])
+    tree.run("cifar_nv")
+    assert len(tree.files("results/tiny/train/classify/resnet18_c_silu/*.csv")) == 4

@@ -1,0 +1,186 @@
+"""Snakemake's own options do what its manual says, and looking changes nothing."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.workflow.tree import FEW, ROOT, Tree
+
+
+def content(tree: Tree) -> dict[str, tuple[bytes, int]]:
+    paths = [path for part in ("results", "figures") for path in tree.files(f"{part}/**/*") if path.is_file()]
+    return {str(path): (path.read_bytes(), path.stat().st_mtime_ns) for path in paths}
+
+
+def test_looking_changes_nothing(tree: Tree):
+    """Also where results are damaged: they are repaired by the job that makes them, not while the rules are read."""
+    for path in [*tree.files("results/tiny/train/*/**/*.csv")[:2], *tree.files("results/data/*.pt")]:
+        path.write_bytes(path.read_bytes()[:-3])
+    before = content(tree)
+    for option in ("--list", "--summary", "-n", "--list-changes=params"):
+        done = tree.snakemake(option)
+        assert done.returncode == 0, (option, done.stdout[-3000:])
+    assert content(tree) == before
+
+
+def test_rules_are_clean():
+    rules = sorted(map(str, (ROOT / "workflow/rules").glob("*.smk")))
+    for command in (["snakemake", "--lint"], ["snakefmt", "--check", "Snakefile", *rules]):
+        done = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_list_reads_like_a_table_of_contents(tree: Tree):
+    said = tree.snakemake("--list").stdout
+    lines = dict(line.split(" (", 1) for line in said.splitlines() if " (" in line)
+    stages = ("download", "init", "rescale", "train", "measure", "aggregate", "figure", "claim", "claims", "page")
+    assert {*stages, *FEW} <= set(lines)
+    assert "Figure 1" in lines["toy"]
+
+
+def test_rulegraph_tells_the_story(tmp_path: Path):
+    tree = Tree.fresh(tmp_path / "tree", FEW)
+    said = tree.snakemake("--rulegraph").stdout
+    names = dict(_labels(said))
+    arrows = {(names[a], names[b]) for a, b in _arrows(said)}
+    assert {
+        ("download", "train"), ("init", "rescale"), ("init", "train"), ("rescale", "train"), ("train", "aggregate"),
+        ("measure", "aggregate"), ("aggregate", "figure"), ("aggregate", "claim"), ("claims", "page"),
+    } <= arrows  # fmt: skip
+
+
+def _labels(dot: str) -> list[tuple[str, str]]:
+    lines = [line.strip() for line in dot.splitlines() if "[label" in line]
+    return [(line.split("[")[0].strip(), line.split('"')[1]) for line in lines]
+
+
+def _arrows(dot: str) -> list[tuple[str, str]]:
+    pairs = [line.strip().split(" -> ") for line in dot.splitlines() if " -> " in line]
+    return [(first.strip(), second.split("[")[0].strip(" ;")) for first, second in pairs]
+
+
+def test_forced_training_runs_again(tree: Tree):
+    before = tree.results()
+    due = tree.due("-R", "train")
+    assert [job for job in due if job.startswith("train")]
+    assert {"aggregate mlp_depth", "figure mlp_depth_lrs"} <= set(due)
+    assert not [job for job in due if job.startswith(("measure", "aggregate toy"))]
+    tree.run("-R", "train")
+    now = tree.results()
+    for name, (table, when) in before.items():
+        assert now[name][0] == table
+        assert (now[name][1] > when) == ("/train/" in name), name
+    assert tree.due() == {}
+
+
+def test_an_experiment_is_forced_by_its_name(tree: Tree):
+    due = set(tree.due("-R", "timing"))
+    measured = {job for job in due if job.startswith("measure")}
+    assert measured == {"measure_time timing-00", "measure_time timing-01", "measure_time timing-02"}
+    assert {"aggregate timing", "figure timing"} <= due
+    assert "aggregate toy" not in due
+
+
+def test_everything_is_forced(tree: Tree):
+    due = set(tree.due("-F"))
+    assert {"download generated", "init mlp", "rescale mlp", "measure toy-00", "figure toy", "all"} <= due
+    assert len([job for job in due if job.startswith("train")]) == len(tree.files("results/tiny/train/*.json"))
+
+
+def test_until_and_batch_and_a_file_as_target(tree: Tree):
+    tree.set("experiments.toy.lr", 0.01)
+    assert set(tree.due("--until", "measure")) == {"measure toy-00"}
+    assert set(tree.due("figures/tiny/toy.pdf")) == {"measure toy-00", "aggregate toy", "figure toy"}
+    assert set(tree.due("--batch", "all=1/2")) < set(tree.due())
+    assert "figure toy" in tree.due("-j", "2", "toy")
+
+
+def test_summary_knows_the_runs(tree: Tree):
+    said = tree.snakemake("--summary").stdout
+    assert "results/tiny/train/mlp_depth-00.json" in said
+    assert "figures/tiny/toy.pdf" in said
+
+
+def test_timings_have_the_machine_to_themselves(tree: Tree):
+    for words in ((), ("-j", "2")):
+        done = tree.snakemake("-n", "-R", "timing", *words)
+        blocks = [block for block in done.stdout.split("\nrule ") if block.startswith("measure_time")]
+        assert len(blocks) == 3
+        assert all("threads: 2" in block for block in blocks), blocks[0]
+
+
+def test_snakemake_locks(tree: Tree):
+    tree.set("experiments.toy.steps", 200000)
+    with subprocess.Popen(
+        tree.command("toy"), cwd=tree.folder, env=tree.environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True, start_new_session=True,
+    ) as first:  # fmt: skip
+        assert first.stdout is not None
+        for line in first.stdout:
+            if "rule measure" in line:
+                break
+        second = tree.snakemake("toy")
+        os.killpg(first.pid, signal.SIGKILL)  # its job too
+    assert second.returncode != 0
+    assert "locked" in second.stdout
+
+
+def test_training_without_a_gpu_stops_before_the_first_job(tmp_path: Path):
+    """The message says how many runs, how long, and the ways on."""
+    tree = Tree.fresh(tmp_path / "tree", FEW)
+    for words in ((), ("-n",)):
+        done = tree.snakemake("mlp_depth", *words, preset="paper", device="auto")
+        if words:
+            assert done.returncode == 0, "looking is free"
+            continue
+        assert done.returncode != 0
+        for text in ("210 training runs are missing", "no GPU here", "device=cpu", "preset=preview"):
+            assert text in done.stdout, done.stdout[-3000:]
+        assert "Finished job" not in done.stdout
+    assert not (tree.folder / "results").exists()
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "message"),
+    [
+        ("experiments.toy.lrr", 0.02, "experiments.toy: unknown key 'lrr'; did you mean 'lr'?"),
+        ("device", "gpu", "device: expected one of auto, cpu, cuda, got 'gpu'"),
+        ("setups.mlp_cifar.epochs", 2.5, "epochs: expected an integer, got 2.5"),
+    ],
+)
+def test_bad_configuration_stops_before_the_first_job(tmp_path: Path, where: str, value: object, message: str):
+    tree = Tree.fresh(tmp_path / "tree", FEW)
+    tree.set(where, value)
+    done = tree.snakemake("-n")
+    assert done.returncode != 0
+    assert message in done.stdout
+    assert "Traceback" not in done.stdout
+
+
+def test_a_failed_job_shows_its_log(tree: Tree):
+    tree.edit("src/paper/experiments/toy.py", "\ndef measure(", "\ndef unused(")
+    for path in tree.files("results/tiny/measure/toy/*"):
+        path.unlink()
+    done = tree.snakemake("toy")
+    assert done.returncode != 0
+    assert "measure" in done.stdout
+    assert tree.files("results/tiny/measure/toy/*") == []
+
+
+def test_an_interrupted_batch_keeps_its_finished_runs(tree: Tree):
+    """What a killed job had finished is in the index of the next."""
+    runs = tree.results()
+    index = tree.folder / "results/tiny/train/mlp_depth-00.json"
+    keys = json.loads(index.read_text())
+    index.unlink()
+    gone = [name for name in runs if "/mlp_1x16/" in name][:1]
+    (tree.folder / gone[0]).unlink()
+    tree.run("mlp_depth")
+    assert json.loads(index.read_text()) == keys
+    now = tree.results()
+    assert {name for name in runs if now[name] != runs[name]} == set(gone)

@@ -1,0 +1,26 @@
+rule figure:
+    """A figure of the paper, drawn from its table."""
+    input:
+        table=AGGREGATE,
+        code=lambda wildcards: code("figure", wildcards.experiment),
+    output:
+        pdf=report(
+            FIGURE.replace("{suffix}", "pdf"),
+            category=lambda wildcards: FLOW.category(wildcards.experiment),
+            labels=lambda wildcards: FLOW.labels("figure (PDF)"),
+            caption="../report/figure.rst",
+        ),
+        png=FIGURE.replace("{suffix}", "png"),
+    log:
+        "logs/{preset}/figure/{experiment}.log",
+    localrule: True
+    conda:
+        "../../environment.yml"
+    params:
+        note=lambda wildcards: FLOW.note(wildcards.preset, wildcards.experiment),
+        dpi=lambda wildcards: FLOW.config(wildcards.preset).top.figures.dpi,
+        font_size=lambda wildcards: FLOW.config(wildcards.preset).top.figures.font_size,
+        caption=lambda wildcards: FLOW.caption(wildcards.preset, wildcards.experiment),
+    shell:
+        "python -m paper.experiments figure {wildcards.experiment} {input.table} --output {output.pdf}"
+        " --stamp {params.note:q} --dpi {params.dpi} --font-size {params.font_size} > {log} 2>&1"

@@ -1,0 +1,14 @@
+rule rescale:
+    """Log-scales, objective per sweep, residual and time, one file per network, method and seed."""
+    input:
+        INIT,
+    output:
+        RESCALE,
+    log:
+        "logs/{preset}/rescale/{family}.log",
+    conda:
+        "../../environment.yml"
+    params:
+        specs=lambda wildcards: FLOW.starts(wildcards, rescaled=True),
+    shell:
+        "python -m paper.starts rescale {params.specs:q} --index {output} > {log} 2>&1"
