@@ -287,18 +287,36 @@ def _recorded_sha256(path: Path) -> str | None:
         return None
 
 
-def forced_jobs(dag: Any, jobs: Iterable[Any]) -> set[Any]:
-    """Jobs that are forced, or that follow from a forced one; `dag` is Snakemake's."""
+def forced_jobs(dag: Any, jobs: Iterable[Any], files: Iterable[Any] = ()) -> set[Any]:
+    """Jobs that the command line forces, or that follow from a forced one.
+
+    Snakemake also calls jobs forced whose last run was interrupted. Those keep the results that they finished.
+
+    Args:
+        dag: Snakemake's graph of jobs.
+        jobs: that are about to run.
+        files: that the command line forces.
+    """
     found: dict[Any, bool] = {}
+    asked = {str(file) for file in files}
+
+    def is_asked(job: Any) -> bool:
+        return job.rule in dag.forcerules or not asked.isdisjoint(map(str, job.output))
 
     def is_forced(job: Any) -> bool:
         if job not in found:
-            found[job] = dag.reason(job).forced or any(
+            found[job] = (dag.reason(job).forced and is_asked(job)) or any(
                 is_forced(other) for other in dag.dependencies[job] if dag.needrun(other)
             )
         return found[job]
 
     return {job for job in jobs if is_forced(job)}
+
+
+def forced_files(snakemake: Any) -> set[Any]:
+    """Files that `-R` names, and with `-f` the targets; `snakemake` is Snakemake's workflow."""
+    settings = snakemake.dag_settings
+    return {*settings.forcerun, *(snakemake.dag.targetfiles if settings.forcetargets else ())}
 
 
 def code(stage: str, experiment: str | None = None) -> list[str]:

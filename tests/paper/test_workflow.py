@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import pandas as pd
 import pytest
@@ -103,15 +104,22 @@ def test_damaged_runs_of_the_paper_stop_the_workflow(flow):
     assert paths[3].read_text() == "damaged"
 
 
-def test_forced_jobs_are_those_and_what_follows():
-    first, second, third = (Job(name=name) for name in "abc")
-    forced = {first}
+class Forced(NamedTuple):
+    rule: str
+    output: tuple[str, ...]
+
+
+def test_forced_jobs_are_those_asked_for_and_what_follows():
+    """Not a job that Snakemake forces because its last run was interrupted."""
+    jobs = [Forced(name, (f"{name}.json",)) for name in "abcd"]
     dag = SimpleNamespace(
-        reason=lambda one: SimpleNamespace(forced=one in forced),
-        dependencies={first: {}, second: {first: set()}, third: {}},
+        reason=lambda one: SimpleNamespace(forced=one.rule in "ad"),
+        dependencies={jobs[0]: {}, jobs[1]: {jobs[0]: set()}, jobs[2]: {}, jobs[3]: {}},
         needrun=lambda one: True,
+        forcerules={"a"},
     )
-    assert workflow.forced_jobs(dag, [first, second, third]) == {first, second}
+    assert workflow.forced_jobs(dag, jobs) == set(jobs[:2])
+    assert workflow.forced_jobs(dag, jobs, ["d.json"]) == {*jobs[:2], jobs[3]}
 
 
 def test_a_preset_is_judged_where_its_settings_are_the_papers(flow):

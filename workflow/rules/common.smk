@@ -12,7 +12,14 @@ from snakemake_interface_executor_plugins.settings import DeploymentMethod
 from paper import config as paper_config
 from paper.errors import PaperError
 from paper.experiments import EXPERIMENTS
-from paper.workflow import Workflow, add_sacct, code, forced_jobs, has_gpu
+from paper.workflow import (
+    Workflow,
+    add_sacct,
+    code,
+    forced_files,
+    forced_jobs,
+    has_gpu,
+)
 
 try:
     for path in workflow.overwrite_configfiles or []:
@@ -76,7 +83,7 @@ onstart:
                 add_sacct(Path(workflow.basedir))
             FLOW.with_command_line(workflow).before_jobs(
                 jobs,
-                forced_jobs(workflow.dag, jobs),
+                forced_jobs(workflow.dag, jobs, forced_files(workflow)),
                 can_train=DEVICE != "auto" or bool(GPU) or not local,
                 cores=CORES,
             )
