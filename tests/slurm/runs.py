@@ -88,7 +88,8 @@ class Running:
 def specs(tree: Tree) -> dict[str, Spec]:
     """Every run of a tree's tiny preset, by key."""
     base, overlay = config.load(tree.folder / "config.yaml"), config.load(tree.folder / "config/tiny.yaml")
-    shipped = config.load(Path(__file__).parents[2] / "config.yaml")
+    root = Path(__file__).parents[2]  # with all experiments, as this process has them
+    shipped = config.merged(config.load(root / "config.yaml"), config.load(root / "config/tiny.yaml"))
     content = config.merged(config.merged(shipped, base), {**overlay, "preset": "tiny", "missing": []})
     found, kept = plan(config.check(content), EXPERIMENTS), base["experiments"]
     return {name: found.specs[name] for experiment in kept for name in found.asked[experiment]}
