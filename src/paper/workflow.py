@@ -36,6 +36,7 @@ class Workflow:
     def __init__(self, folder: Path, over: Mapping[str, Any], main: bool = True) -> None:
         self.folder, self.over, self.main = folder, over, main
         self.results = Path("results")
+        self.forced_by_experiment: set[str] = set()  # indices of jobs that `-R EXPERIMENT` forces
         self.outdated: set[str] = set()  # indices whose results were deleted, damaged or replaced
         self.preset = self.config(over.get("preset")).preset
         self.config = cache(self.config)
@@ -207,6 +208,11 @@ class Workflow:
         return any(f"results/{preset}/{stage}/" in name for name in self.forced_names
                    for preset in self.presets for stage in ("init", "rescale", "train", "measure"))  # fmt: skip
 
+    @property
+    def forced_files(self) -> set[str]:
+        """Files, and names of rules, that the command line forces."""
+        return {*self.forced_names, *self.forced_by_experiment}
+
     def _rerun(self, index: str) -> None:
         """Run a job again although its index exists; of its results only the missing ones are computed."""
         if self.dag is not None:
@@ -218,7 +224,9 @@ class Workflow:
         """`-R EXPERIMENT` forces the jobs of that experiment."""
         experiments = batch.name.rpartition("-")[0].split("+")
         if self.dag is not None and not self.forced_names.isdisjoint(experiments):
-            self.dag.forcefiles.add(self.index(preset, stage, batch.name))
+            index = self.index(preset, stage, batch.name)
+            self.dag.forcefiles.add(index)
+            self.forced_by_experiment.add(index)
 
     # Right before the first job
 
@@ -311,12 +319,6 @@ def forced_jobs(dag: Any, jobs: Iterable[Any], files: Iterable[Any] = ()) -> set
         return found[job]
 
     return {job for job in jobs if is_forced(job)}
-
-
-def forced_files(snakemake: Any) -> set[Any]:
-    """Files that `-R` names, and with `-f` the targets; `snakemake` is Snakemake's workflow."""
-    settings = snakemake.dag_settings
-    return {*settings.forcerun, *(snakemake.dag.targetfiles if settings.forcetargets else ())}
 
 
 def code(stage: str, experiment: str | None = None) -> list[str]:

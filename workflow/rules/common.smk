@@ -16,7 +16,6 @@ from paper.workflow import (
     Workflow,
     add_sacct,
     code,
-    forced_files,
     forced_jobs,
     has_gpu,
 )
@@ -83,7 +82,7 @@ onstart:
                 add_sacct(Path(workflow.basedir))
             FLOW.with_command_line(workflow).before_jobs(
                 jobs,
-                forced_jobs(workflow.dag, jobs, forced_files(workflow)),
+                forced_jobs(workflow.dag, jobs, FLOW.forced_files),
                 can_train=DEVICE != "auto" or bool(GPU) or not local,
                 cores=CORES,
             )
