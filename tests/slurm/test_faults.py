@@ -20,8 +20,8 @@ EXPERIMENTS = ("cifar_nv",)
 
 
 def lengthened(tree: Tree) -> dict[str, Spec]:
-    """Change the settings so that two jobs have two runs each that take some seconds; gives the runs by key."""
-    tree.set("setups.cifar_nv.epochs", 60)
+    """Change the settings so that two jobs have two runs each that take half a minute; gives the runs by key."""
+    tree.set("setups.cifar_nv.epochs", 200)
     tree.set("setups.cifar_nv.methods", ["baseline", "pathcond"])
     tree.set("runs_per_job", {"fully_connected": 4, "convolutional": 2})
     tree.edit("workflow/rules/train.smk", "--index", "--save-every 0 --index")
