@@ -72,7 +72,7 @@ test-gpu: env ## run the tests that need a GPU (skipped where there is none)
 test-slurm: export PYTHONPATH := $(CURDIR)/build/slurm
 test-slurm: export OMP_NUM_THREADS := 1
 test-slurm: env ## run the tiny preset, and faults, through a Slurm that is started for it (skipped where there is none)
-	$(PY) -m pytest -m slurm tests/slurm
+	$(PY) -m pytest -m slurm tests/slurm $(SLURM_FLAGS)
 
 test-faults: export OMP_NUM_THREADS := 1
 test-faults: env ## kill Snakemake and jobs, fill disks, damage files: the same command must finish with the same bytes
