@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from paper.docs import FILLED, REPRODUCTION
+from paper.docs import FILLED, WRITTEN
 from paper.experiments import EXPERIMENTS
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-PAGES = [str(page) for page in (REPRODUCTION, *FILLED)]
+PAGES = [str(page) for page in (*WRITTEN, *FILLED)]
 CLAIMS = {claim.id for experiment in EXPERIMENTS.values() for claim in experiment.claims}
 
 

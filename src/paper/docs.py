@@ -1,6 +1,6 @@
 """Fill README.md and docs/ from the tables, claims and figures of the paper's preset: python -m paper.docs.
 
-`docs/reproduction.md` is written from `workflow/templates/reproduction.md.j2`, which holds its prose. In other pages
+`docs/reproduction.md` and `docs/errata.md` are written from their templates in `workflow/templates`. In other pages
 the text between a marker <!-- NAME --> and the next <!-- end --> is written by the macro NAME of `parts.md.j2`.
 With --check nothing is written; exit status 1 if a page or figure is out of date.
 """
@@ -25,7 +25,7 @@ from paper.verdicts import counted, markdown
 
 PRESET = config.PAPER
 TEMPLATES = Path("workflow/templates")
-REPRODUCTION = Path("docs/reproduction.md")
+WRITTEN = (Path("docs/reproduction.md"), Path("docs/errata.md"))  # each from the template of its name
 FILLED = tuple(
     Path(name)
     for name in (
@@ -61,6 +61,10 @@ class Facts:
         """Every claim with its verdict."""
         return results.read_json(self.results / "claims.json")
 
+    def claim(self, id: str) -> dict[str, Any]:
+        """The claim of an id."""
+        return next(claim for claim in self.claims if claim["id"] == id)
+
     def claims_of(self, experiment: str) -> list[dict[str, Any]]:
         """The claims of an experiment."""
         return [claim for claim in self.claims if claim["experiment"] == experiment]
@@ -90,6 +94,12 @@ class Facts:
         rows = [(p["hardware"], p["spec"]["stage"], p["seconds"]) for p in found]
         groups = pd.DataFrame(rows, columns=["hardware", "stage", "seconds"]).groupby(["hardware", "stage"])["seconds"]
         return pd.DataFrame({"runs": groups.size(), "seconds": groups.sum()}).reset_index()
+
+    def gpu_minutes(self, paper: bool) -> float:
+        """Minutes of all runs on GPUs, or of those that the paper's own figures and tables need."""
+        asked = {key for name, keys in self.plan.asked.items() if EXPERIMENTS[name].where != "ours" for key in keys}
+        found = [p for key, p in self.provenance.items() if key in asked or not paper]
+        return sum(p["seconds"] for p in found if not p["hardware"].startswith("CPU")) / 60
 
     def times(self, experiment: str) -> str:
         """Time that an experiment took, in words."""
@@ -173,7 +183,7 @@ def pages(facts: Facts) -> dict[Path, str]:
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
     )  # fmt: skip
     environment.globals["facts"] = facts
-    found = {REPRODUCTION: environment.get_template("reproduction.md.j2").render()}
+    found = {page: environment.get_template(f"{page.name}.j2").render() for page in WRITTEN}
     parts: Any = environment.get_template("parts.md.j2").module
     for page in FILLED:
         found[page] = _filled(page, results.read_bytes(facts.root / page).decode("utf-8"), parts)

@@ -14,11 +14,12 @@ import pandas as pd
 
 from paper import cli, config, results
 from paper.experiments import EXPERIMENTS
-from paper.verdicts import counted
+from paper.verdicts import NO, PARTLY, WORDS, YES, counted
 from paper.workflow import Workflow
 
 TEMPLATES = Path("workflow/templates")
-MARKS = {"reproduced": "reproduced", "partly": "partly", "not reproduced": "not"}  # classes of the style sheet
+CLASSES = {YES: "reproduced", PARTLY: "partly", NO: "not"}  # of the style sheet
+MARKS = {word: CLASSES[answer] for words in WORDS.values() for answer, word in words.items()}
 LONGEST_TABLE = 200  # rows that a page shows; the CSV file has all
 
 

@@ -1,29 +1,148 @@
-"""Claims, what runs find of them, and the verdict; with the statistics that decide it.
+"""Claims, what the runs say of them, and the verdict; with the statistics that decide it.
 
-Ratios of epochs and losses are paired by seed. A seed that does not reach the target within its epochs is censored: it
-counts with the epochs it had, which bounds the ratio from one side. Where that is no bound, the ratio is left open.
+One rule serves every claim about runs. Its statistic is a mean over seeds, of differences or ratios paired by seed
+where methods are compared, with a 95% interval. The claim's levels (:data:`LEVELS`, all of them ours) say which values
+answer yes, and which partly. The whole interval must lie there; if it also holds values of the other answer, the
+verdict is "undecided". A claim about several cases asks each of them (:func:`over_cases`).
+
+A run that misses its target is censored: it counts with the epochs it had, which bounds a ratio from one side. The
+interval of such a ratio is open on the other side. Where bounds point both ways, the ratio itself is open.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import pandas as pd  # else only where a table is judged: the workflow reads the claims each time it starts
 
-REPRODUCED, PARTLY, NOT_REPRODUCED = "reproduced", "partly", "not reproduced"
+
+class Answer(StrEnum):
+    """What the runs say of a claim; :data:`WORDS` has the verdict in words."""
+
+    YES = "yes"
+    PARTLY = "partly"
+    NO = "no"
+    UNDECIDED = "undecided"
+    NOT_COMPARABLE = "not comparable"
+
+
+YES, PARTLY, NO, UNDECIDED, NOT_COMPARABLE = Answer
+PAPER, OURS, ERRATUM = "paper", "ours", "erratum"
+WORDS = {
+    PAPER: {YES: "reproduced", PARTLY: "partly", NO: "not reproduced"},
+    OURS: {YES: "holds", PARTLY: "holds partly", NO: "does not hold"},
+    ERRATUM: {YES: "confirmed", PARTLY: "confirmed partly", NO: "not confirmed"},
+}
 NOT_RUN = "not judged at this preset"
 NOT_YET = "not run yet"
-RANGE = "range"
-COLUMNS = ("claim", "paper", "ours", "interval", "verdict", "experiment")
+COLUMNS = ("claim", "paper", "ours", "estimate", "verdict", "experiment")
 
 LR = 1e-3  # of the paper's main figures
 AT_LEAST, AT_MOST = ">= ", "<= "
-BOUNDS = "a ratio that a missed target leaves as a bound counts as that bound"
-SMALLER = 1.001  # a loss is smaller if it is so by 0.1%
+
+
+# ---- levels
+
+
+@dataclass(frozen=True)
+class Levels:
+    """Which values of a claim's statistic answer yes, and which partly.
+
+    Attributes:
+        yes: smallest and largest value for yes.
+        partly: the same for partly; None if there is nothing between yes and no.
+    """
+
+    yes: tuple[float, float]
+    partly: tuple[float, float] | None = None
+
+    def words(self, kind: str) -> str:
+        """The levels in words, such as "at least 1.35: reproduced; at least 1.1: partly"."""
+        parts = [f"{_range(self.yes)}: {WORDS[kind][YES]}"]
+        if self.partly is not None:
+            parts.append(f"{_range(self.partly)}: {WORDS[kind][PARTLY]}")
+        return "; ".join(parts)
+
+
+def _range(ends: tuple[float, float]) -> str:
+    low, high = ends
+    if math.isinf(high):
+        return f"above {low:g}" if low in (0.0, 1.0) else f"at least {low:g}"
+    if math.isinf(low):
+        return f"below {high:g}" if high in (0.0, 1.0) else f"at most {high:g}"
+    return f"{low:g} to {high:g}"
+
+
+def at_least(yes: float, partly: float | None = None) -> Levels:
+    """Levels without an upper end."""
+    return Levels((yes, math.inf), None if partly is None else (partly, math.inf))
+
+
+def at_most(yes: float, partly: float | None = None) -> Levels:
+    """Levels without a lower end."""
+    return Levels((-math.inf, yes), None if partly is None else (-math.inf, partly))
+
+
+# Every threshold that decides a claim. The paper states none: all of them are ours.
+LEVELS = {
+    # Ratios of epochs or of losses, baseline over PathCond unless the claim says otherwise.
+    "mlp_speedup": at_least(1.35, 1.1),  # the paper's 1.5, less 10%
+    "mlp_speedup_earliest": Levels((1.35, 1.65), (1.1, math.inf)),  # the paper's 1.5, more or less 10%
+    "mlp_deeper": at_least(1.0),
+    "mlp_parameters": at_least(1 / 1.05, 1 / 1.2),
+    "mlp_enorm": at_most(1.05),
+    "mlp_lrs_never_hurts": at_least(0.97),
+    "mlp_lrs_never": at_least(0.97),
+    "mlp_lrs_large": at_most(1.1),
+    "mlp_lrs_tuned": at_least(1.0),
+    "mlp_gelu_speedup": at_least(1.05),
+    "autoencoder_loss": at_least(1.001),
+    "autoencoder_lrs_loss": at_least(1.001),
+    "controls_tuned": at_least(1.35, 1.1),
+    "controls_exact": at_most(1.05),
+    "controls_optimum": Levels((0.95, 1.05)),
+    "controls_autoencoder": at_least(1.05, 1.0),
+    # Differences of accuracy in points, of epochs, of losses.
+    "mlp_strongest_at_3": at_least(0.0),
+    "mlp_generalisation": at_least(-0.5),
+    "cifar_earlier": Levels((10.0, 30.0), (0.0, math.inf)),
+    "cifar_best_test": Levels((-1.5, 1.5)),
+    "cifar_best_test_gain": at_least(1.0),
+    "cifar_generalisation": at_least(-0.5, -1.5),
+    "cifar_enorm": Levels((-0.5, 0.5), (-1.5, 1.5)),
+    "cifar_lrs_small": at_least(0.0),
+    "cifar_lrs_tuned": at_least(0.5),
+    "autoencoder_compression": at_least(0.0),
+    "autoencoder_rescaling": at_least(0.0),
+    "autoencoder_lrs_rescaling": at_least(0.0),
+    # Rank correlations.
+    "mlp_deep_rescaling": at_most(-0.7, 0.0),
+    "mlp_lrs_shrinks": at_most(-0.7, 0.0),
+    "regimes_irregular_widths": at_most(-0.8),
+    # Shares.
+    "controls_rows": at_least(0.8, 0.5),
+    "cifar_lrs_shrinks": at_most(0.05),
+    "regimes_small_variance": at_least(1.0),
+    "timing_one_epoch": at_most(1.1),
+    "timing_linear": at_least(0.9, 0.7),
+    "bcd_mlp_five": Levels((0.85, 0.95), (0.8, 1.0)),
+    "bcd_conv_ten": Levels((0.15, 0.35)),
+    "bcd_conv_ten_remaining": Levels((0.15, 0.35)),
+    "bcd_printed_scale": at_least(1.0),
+    "bcd_conv_needed": Levels((20.0, 35.0)),
+    "bcd_mlp_update": at_most(0.01, 0.03),
+    "bcd_conv_update": Levels((0.03, 0.3)),
+    "bcd_converged_in_ten": at_most(0.1),
+}
+TOLERATED = 0.1  # share of cases that may answer no where a claim says "everywhere": at most so many is partly
+
+
+# ---- claims
 
 
 @dataclass(frozen=True)
@@ -31,18 +150,18 @@ class Finding:
     """What the runs say of a claim.
 
     Attributes:
-        ours: our value in words, as printed.
-        verdict: one of REPRODUCED, PARTLY, NOT_REPRODUCED.
-        value: our value as a number, where it is one.
-        interval: what it lies in.
-        of: what the interval is, if not 95% over seeds of that value: RANGE over cases, or 95% of one of several.
+        ours: in words, as printed.
+        answer: of the runs.
+        estimate: the number that decides, where it is one.
+        unit: what that number is, with its unit.
+        cases: the numbers of several cases, by their name.
     """
 
     ours: str
-    verdict: str
-    value: float | None = None
-    interval: tuple[float, float] | None = None
-    of: str = ""
+    answer: Answer
+    estimate: Estimate | None = None
+    unit: str = ""
+    cases: Mapping[Any, Estimate | None] = field(default_factory=dict)
 
 
 class NotMeasured(Exception):
@@ -51,15 +170,16 @@ class NotMeasured(Exception):
 
 @dataclass(frozen=True)
 class Claim:
-    """A statement of the paper (or ours about it) that runs decide.
+    """A statement that runs decide.
 
     Attributes:
         id: slug, unique.
         text: the claim in our words.
         paper: the paper's value.
-        rule: how the verdict follows from the value, in words.
-        judge: the same in code.
-        ours: whether it is a question of ours, which the paper does not put.
+        rule: the statistic that is judged, in words.
+        judge: from the experiment's table to what it says.
+        kind: PAPER for a claim of the paper, OURS for a hypothesis of ours, ERRATUM for an error in a printed formula.
+        cases: what the claim holds for each of, such as "depth"; empty if it is one statement.
     """
 
     id: str
@@ -67,17 +187,19 @@ class Claim:
     paper: str
     rule: str
     judge: Callable[[pd.DataFrame], Finding]
-    ours: bool = False
+    kind: str = PAPER
+    cases: str = ""
 
     @property
-    def said(self) -> str:
-        """The claim, with a remark if it is ours."""
-        return f"{self.text} (ours)" if self.ours else self.text
-
-    @property
-    def source(self) -> str:
-        """Whose claim it is."""
-        return "ours" if self.ours else "paper"
+    def full_rule(self) -> str:
+        """The statistic, its levels, and how cases are joined."""
+        parts = [self.rule]
+        if self.id in LEVELS:
+            parts.append(LEVELS[self.id].words(self.kind))
+        if self.cases:
+            yes, partly = WORDS[self.kind][YES], WORDS[self.kind][PARTLY]
+            parts.append(f"every {self.cases}: {yes}, some: {partly}")
+        return "; ".join(parts)
 
 
 def judged(
@@ -86,72 +208,170 @@ def judged(
     """A claim with our value, what the table lacks (`without`), and the verdict, if the settings are the paper's."""
     try:
         finding = claim.judge(table)
+        verdict = WORDS[claim.kind].get(finding.answer, finding.answer.value) if is_paper else NOT_RUN
     except NotMeasured as error:
-        finding = Finding(f"not measured ({error})", NOT_RUN)
+        finding, verdict = Finding(f"not measured ({error})", UNDECIDED), NOT_RUN
+    estimate = finding.estimate
     return {
         "id": claim.id,
         "experiment": experiment,
-        "source": claim.source,
-        "claim": claim.said,
+        "kind": claim.kind,
+        "claim": claim.text,
         "paper": claim.paper,
         "ours": f"{without}: {finding.ours}" if without else finding.ours,
-        "value": _finite(finding.value),
-        "interval": None if finding.interval is None else [_finite(end) for end in finding.interval],
-        "interval_of": finding.of,
-        "rule": claim.rule,
-        "verdict": finding.verdict if is_paper else NOT_RUN,
+        "value": None if estimate is None else _finite(estimate.value),
+        "interval": None if estimate is None else [_finite(end) for end in estimate.interval],
+        "estimate": "" if estimate is None else f"{estimate.words} {finding.unit}".rstrip(),
+        "cases": {_name(case): found.words for case, found in finding.cases.items() if found is not None},
+        "rule": claim.full_rule,
+        "verdict": verdict,
         "artifact": artifact,
     }
 
 
+def _name(case: Any) -> str:
+    return f"{case:g}" if isinstance(case, float | int) else str(case)
+
+
 def markdown(claims: Sequence[Mapping[str, Any]], columns: Sequence[str] = COLUMNS) -> str:
     """Claims as a Markdown table."""
-    lines = ["| " + " | ".join(columns) + " |", "| --- " * len(columns) + "|"]
+    heads = {"estimate": "estimate (95% interval)", "paper": "in the paper"}
+    lines = ["| " + " | ".join(heads.get(column, column) for column in columns) + " |", "| --- " * len(columns) + "|"]
     for claim in claims:
-        ends = claim["interval"] or [None]
-        interval = "" if None in ends else f"{claim['interval_of']} {ends[0]:.3g} to {ends[1]:.3g}".lstrip()
-        texts = {**claim, "interval": interval, "experiment": f"`{claim['experiment']}`"}
+        texts = {**claim, "experiment": f"`{claim['experiment']}`"}
         lines.append("| " + " | ".join(texts[column].replace("|", "\\|") for column in columns) + " |")
     return "\n".join(lines) + "\n"
 
 
 def counted(claims: Sequence[Mapping[str, Any]]) -> str:
-    """How many claims have which verdict, the paper's and ours apart."""
+    """How many claims have which verdict: the paper's claims, our hypotheses and errata apart."""
     parts = []
-    for source, name in (("paper", "of the paper"), ("ours", "of ours")):
-        found = [claim["verdict"] for claim in claims if claim["source"] == source]
-        order = (REPRODUCED, PARTLY, NOT_REPRODUCED, NOT_RUN, NOT_YET)
-        counts = ", ".join(f"{found.count(verdict)} {verdict}" for verdict in order if verdict in found)
+    for kind, name in ((PAPER, "Claims of the paper"), (OURS, "hypotheses of ours"), (ERRATUM, "errata")):
+        found = [claim["verdict"] for claim in claims if claim["kind"] == kind]
+        order = (*WORDS[kind].values(), *(answer.value for answer in (UNDECIDED, NOT_COMPARABLE)), NOT_RUN, NOT_YET)
+        counts = ", ".join(f"{verdict} {found.count(verdict)}" for verdict in order if verdict in found)
         if found:
-            parts.append(f"{len(found)} claims {name}: {counts}")
+            parts.append(f"{name} ({len(found)}): {counts}")
     return "; ".join(parts) + "."
 
 
-def of_all(true: Sequence[bool]) -> str:
-    """Reproduced if all are true, partly if some, not if none; NotMeasured if there is nothing to judge by."""
-    if not true:
+# ---- deciding
+
+
+def decide(estimate: Estimate, levels: Levels) -> Answer:
+    """Yes or partly if the whole interval lies there, no if none of it does, else undecided."""
+    low, high = estimate.interval
+    partly = levels.partly or levels.yes
+    if levels.yes[0] <= low and high <= levels.yes[1]:
+        return YES
+    if partly[0] <= low and high <= partly[1]:
+        return PARTLY
+    return NO if high < partly[0] or low > partly[1] else UNDECIDED
+
+
+def over_cases(answers: Iterable[Answer]) -> Answer:
+    """One answer for several cases: yes or undecided if all are, no if some are and none is yes, else partly.
+
+    Raises:
+        NotMeasured: there are none.
+    """
+    found = list(answers)
+    if not found:
         raise NotMeasured("nothing to compare")
-    if all(true):
-        return REPRODUCED
-    return PARTLY if any(true) else NOT_REPRODUCED
+    if len(set(found)) == 1:
+        return found[0]
+    if not {YES, PARTLY} & set(found):
+        return NO
+    return PARTLY
 
 
-def within(value: float, near: tuple[float, float], far: tuple[float, float]) -> str:
-    """Reproduced inside the near bounds, partly inside the far ones, else not."""
-    if near[0] <= value <= near[1]:
-        return REPRODUCED
-    return PARTLY if far[0] <= value <= far[1] else NOT_REPRODUCED
+def never(answers: Iterable[Answer], tolerated: float = 0.0) -> Answer:
+    """One answer for a claim without exceptions: partly if at most a share `tolerated` of the cases answers no.
+
+    Raises:
+        NotMeasured: there are no cases.
+    """
+    found = list(answers)
+    if not found:
+        raise NotMeasured("nothing to compare")
+    exceptions = found.count(NO) / len(found)
+    if exceptions > tolerated:
+        return NO
+    if exceptions:
+        return PARTLY
+    return UNDECIDED if UNDECIDED in found else YES
+
+
+def of_all(true: Iterable[bool]) -> Answer:
+    """For cases that no chance enters: yes if all are true, partly if some, no if none."""
+    return over_cases(YES if case else NO for case in true)
+
+
+# ---- estimates
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over seeds with its 95% interval.
+
+    Attributes:
+        value: the mean; of a bound, the mean of the bounds.
+        low: lower end of the interval; minus infinity where only an upper bound is known.
+        high: upper end.
+        bound: AT_LEAST or AT_MOST where targets were missed, else empty.
+        digits: printed after the point.
+    """
+
+    value: float
+    low: float
+    high: float
+    bound: str = ""
+    digits: int = 2
+
+    @classmethod
+    def of(cls, values: Iterable[float], bound: str = "", digits: int = 2) -> Estimate:
+        """From one value per seed, by Student's t; a bound leaves the interval open on its other side."""
+        from statistics import fmean, stdev
+
+        found = [float(value) for value in values]
+        mean = fmean(found)
+        finite = len(found) > 1 and all(map(math.isfinite, found))
+        low, high = interval(mean, stdev(found) if finite else math.nan, len(found) if finite else 1)
+        if not math.isfinite(mean):
+            low = high = mean  # every seed of one side diverged, and none of the other
+        return cls(mean, -math.inf if bound == AT_MOST else low, math.inf if bound == AT_LEAST else high, bound, digits)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Both ends."""
+        return self.low, self.high
+
+    @property
+    def words(self) -> str:
+        """Value and interval, such as "1.78 [1.74, 1.83]"."""
+        if not (math.isfinite(self.low) and math.isfinite(self.high)):
+            return str(self)
+        return f"{self} [{self.low:.{self.digits}f}, {self.high:.{self.digits}f}]"
+
+    def __str__(self) -> str:
+        return f"{self.bound}{self.value:.{self.digits}f}"
+
+
+Estimates = dict[float, Estimate | None]  # None where a ratio is open
 
 
 def interval(mean: float, deviation: float, count: int) -> tuple[float, float]:
-    """95% interval of a mean over `count` seeds; the mean alone if there is one seed."""
+    """95% interval of a mean over `count` seeds, by Student's t; one seed bounds nothing."""
     if count < 2:
-        return mean, mean
+        return -math.inf, math.inf
     from scipy import stats
 
-    quantile = round(float(stats.t.ppf(0.975, count - 1)), 2)  # two decimals, as in the published intervals
-    half = quantile * deviation / math.sqrt(count)
+    half = float(stats.t.ppf(0.975, count - 1)) * deviation / math.sqrt(count)
     return mean - half, mean + half
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
 
 
 def one(table: pd.DataFrame, **where: Any) -> pd.Series:
@@ -169,33 +389,6 @@ def some(table: pd.DataFrame, **where: Any) -> pd.DataFrame:
         if table.empty:
             raise NotMeasured(f"no rows with {name} {value}")
     return table
-
-
-def _finite(value: float | None) -> float | None:
-    return None if value is None or not math.isfinite(value) else float(value)
-
-
-@dataclass(frozen=True)
-class Ratio:
-    """How many times the epochs (or the loss) of one configuration are those of another; mean over seeds.
-
-    Attributes:
-        value: the mean.
-        bound: AT_LEAST or AT_MOST where targets were missed, else empty.
-        interval: 95% over seeds; None for a bound.
-        digits: printed after the point.
-    """
-
-    value: float
-    bound: str = ""
-    interval: tuple[float, float] | None = None
-    digits: int = 2
-
-    def __str__(self) -> str:
-        return f"{self.bound}{self.value:.{self.digits}f}"
-
-
-Ratios = dict[float, Ratio | None]  # None where a ratio is open
 
 
 def runs(table: pd.DataFrame, kind: str | None = None, **where: object) -> pd.DataFrame:
@@ -228,7 +421,20 @@ def by(rows: pd.DataFrame, column: str) -> Iterator[tuple[float, pd.DataFrame]]:
         yield float(value), rows[rows[column] == value]
 
 
-def epochs_ratio(slow: pd.DataFrame, fast: pd.DataFrame) -> Ratio | None:
+def paired(rows: pd.DataFrame, value: str, first: str, second: str) -> pd.Series:
+    """A value of the first method less that of the second, by seed.
+
+    Raises:
+        NotMeasured: no seed has both.
+    """
+    wide = [of(rows, method).set_index("seed")[value] for method in (first, second)]
+    difference = (wide[0] - wide[1]).dropna()
+    if difference.empty:
+        raise NotMeasured(f"no seed with {value} of {first} and {second}")
+    return difference
+
+
+def epochs_ratio(slow: pd.DataFrame, fast: pd.DataFrame) -> Estimate | None:
     """Epochs to the target of some runs over those of others, paired by seed.
 
     Args:
@@ -238,19 +444,24 @@ def epochs_ratio(slow: pd.DataFrame, fast: pd.DataFrame) -> Ratio | None:
     Returns:
         The ratio; None if there is no pair, if a seed meets the target in neither, or bounds point both ways.
     """
+    found = epochs_ratios_by_seed(slow, fast)
+    return None if found is None else Estimate.of(*found)
+
+
+def epochs_ratios_by_seed(slow: pd.DataFrame, fast: pd.DataFrame) -> tuple[pd.Series, str] | None:
+    """The ratios behind :func:`epochs_ratio` by seed, and whether they are bounds."""
     columns = ["seed", "reached", "epochs"]
-    pairs = slow[columns].merge(fast[columns], on="seed", suffixes=("", "_fast"))
+    pairs = slow[columns].merge(fast[columns], on="seed", suffixes=("", "_fast")).set_index("seed")
     missed, missed_fast = pairs["reached"].isna(), pairs["reached_fast"].isna()
     if pairs.empty or (missed.any() and missed_fast.any()):
         return None
     # The start itself may meet a low target: one epoch then, so that ratios stay finite.
     above = pairs["reached"].fillna(pairs["epochs"]).clip(lower=1.0)
     below = pairs["reached_fast"].fillna(pairs["epochs_fast"]).clip(lower=1.0)
-    bound = AT_LEAST if missed.any() else AT_MOST if missed_fast.any() else ""
-    return _over_seeds(above / below, bound)
+    return above / below, AT_LEAST if missed.any() else AT_MOST if missed_fast.any() else ""
 
 
-def loss_ratio(high: pd.DataFrame, low: pd.DataFrame) -> Ratio | None:
+def loss_ratio(high: pd.DataFrame, low: pd.DataFrame) -> Estimate | None:
     """Final train loss of some runs over that of others, paired by seed; a run that diverged has an infinite one.
 
     Returns:
@@ -259,27 +470,20 @@ def loss_ratio(high: pd.DataFrame, low: pd.DataFrame) -> Ratio | None:
     columns = ["seed", "final_train_loss"]
     pairs = high[columns].merge(low[columns], on="seed", suffixes=("", "_low")).fillna(math.inf)
     values = pairs["final_train_loss"] / pairs["final_train_loss_low"]
-    return None if pairs.empty or values.isna().any() else _over_seeds(values, digits=3)
+    return None if pairs.empty or values.isna().any() else Estimate.of(values, digits=3)
 
 
-def _over_seeds(values: pd.Series, bound: str = "", digits: int = 2) -> Ratio:
-    mean = float(values.mean())
-    if bound or not math.isfinite(mean):
-        return Ratio(mean, bound, None, digits)
-    return Ratio(mean, "", interval(mean, float(values.std()), len(values)), digits)
-
-
-def ratios(rows: pd.DataFrame, column: str, fast: str = "pathcond", slow: str = "baseline") -> Ratios:
+def ratios(rows: pd.DataFrame, column: str, fast: str = "pathcond", slow: str = "baseline") -> Estimates:
     """Ratios of epochs of two methods by the values of a column."""
     return {value: epochs_ratio(of(part, slow), of(part, fast)) for value, part in by(rows, column)}
 
 
-def loss_ratios(rows: pd.DataFrame, column: str, low: str = "pathcond", high: str = "baseline") -> Ratios:
+def loss_ratios(rows: pd.DataFrame, column: str, low: str = "pathcond", high: str = "baseline") -> Estimates:
     """Ratios of final losses of two methods by the values of a column."""
     return {value: loss_ratio(of(part, high), of(part, low)) for value, part in by(rows, column)}
 
 
-def known(found: Ratios, least: int = 1) -> dict[float, Ratio]:
+def known(found: Estimates, least: int = 1) -> dict[float, Estimate]:
     """The ratios that are not open.
 
     Raises:
@@ -291,38 +495,62 @@ def known(found: Ratios, least: int = 1) -> dict[float, Ratio]:
     return kept
 
 
-def listed(found: Ratios, name: str) -> str:
-    """Ratios in words, such as "hidden layers 2: >= 1.54, 3: 1.72, 4: open"."""
-    return f"{name} " + ", ".join(f"{key:g}: {'open' if value is None else value}" for key, value in found.items())
+def listed(found: Mapping[float, Estimate | None], name: str, intervals: bool = False) -> str:
+    """Estimates in words, such as "hidden layers 2: >= 1.54, 3: 1.72, 4: open"."""
+    texts = ("open" if value is None else value.words if intervals else str(value) for value in found.values())
+    return f"{name} " + ", ".join(f"{key:g}: {text}" for key, text in zip(found, texts, strict=True))
 
 
-def span(found: Mapping[float, Ratio]) -> tuple[float, float]:
+def span(found: Mapping[float, Estimate]) -> tuple[float, float]:
     """Smallest and largest value."""
-    values = [ratio.value for ratio in found.values()]
+    values = [estimate.value for estimate in found.values()]
     return min(values), max(values)
 
 
-def rank(values: Mapping[float, float]) -> float:
-    """Rank correlation of values with their keys; NaN if either is constant."""
+def rank(first: Sequence[float], second: Sequence[float]) -> float:
+    """Spearman's rank correlation; NaN if either is constant."""
     from scipy import stats
 
-    if len(set(values.values())) < 2:
+    if len(set(first)) < 2 or len(set(second)) < 2:
         return math.nan
-    return float(stats.spearmanr(list(values), list(values.values())).statistic)
+    return float(stats.spearmanr(first, second).statistic)
 
 
-def growth(values: Mapping[float, float]) -> str:
-    """Reproduced if values grow from each key to the next, partly if the last is above the first, else not.
+def correlation(values: Sequence[float]) -> Estimate:
+    """Mean over seeds of rank correlations, with an interval that ends at -1 and 1."""
+    found = Estimate.of(values)
+    return Estimate(found.value, max(-1.0, found.low), min(1.0, found.high))
+
+
+def rank_estimate(first: Sequence[float], second: Sequence[float]) -> Estimate:
+    """Spearman's rank correlation with a bootstrap interval (percentiles) over the pairs."""
+    import numpy as np
+    from scipy import stats
+
+    value = rank(first, second)
+    if math.isnan(value):
+        raise NotMeasured("constant values have no rank correlation")
+    pairs = np.asarray([first, second], dtype=float)
+    draws = np.random.default_rng(0).integers(0, pairs.shape[1], size=(999, pairs.shape[1]))
+    ranks = stats.rankdata(pairs[:, draws], axis=-1)
+    ranks -= ranks.mean(axis=-1, keepdims=True)
+    scale = np.sqrt((ranks**2).sum(axis=-1).prod(axis=0))
+    found = np.where(scale > 0, (ranks[0] * ranks[1]).sum(axis=-1) / np.where(scale > 0, scale, 1.0), value)
+    low, high = np.quantile(found, [0.025, 0.975])
+    return Estimate(value, min(float(low), value), max(float(high), value))
+
+
+def steps(values: pd.DataFrame) -> list[Estimate]:
+    """How much values grow from each column to the next, by seed (rows).
 
     Raises:
-        NotMeasured: one value shows no trend.
+        NotMeasured: one column shows no trend.
     """
-    ordered = [value for _, value in sorted(values.items())]
-    if len(ordered) < 2:
+    if values.shape[1] < 2:
         raise NotMeasured("one value shows no trend")
-    if all(left < right for left, right in zip(ordered, ordered[1:], strict=False)):
-        return REPRODUCED
-    return PARTLY if ordered[-1] > ordered[0] else NOT_REPRODUCED
+    columns = [values[name] for name in sorted(values)]
+    pairs = zip(columns, columns[1:], strict=False)
+    return [Estimate.of((after - before).dropna(), digits=3) for before, after in pairs]
 
 
 def tuned(rows: pd.DataFrame, value: str) -> tuple[pd.DataFrame, str]:
@@ -341,33 +569,44 @@ def tuned(rows: pd.DataFrame, value: str) -> tuple[pd.DataFrame, str]:
     return rows[rows["lr"] == lr], f"{complete.min():.3g} at lr {lr:g}{end}"
 
 
-def more_accurate(rows: pd.DataFrame, first: str, second: str) -> float:
-    """How much higher the first method's final train accuracy is, mean over seeds."""
-    values = [of(rows, method).set_index("seed")["final_train_accuracy"] for method in (first, second)]
-    return float((values[0] - values[1]).mean())
+def accuracy_gain(rows: pd.DataFrame, first: str, second: str, value: str = "best_test_accuracy") -> Estimate:
+    """Points by which the first method's accuracy is higher, paired by seed."""
+    return Estimate.of(100 * paired(rows, value, first, second))
 
 
-def head_start(table: pd.DataFrame, value: str, level: float | None = None) -> tuple[float, int]:
-    """How many epochs earlier PathCond's mean curve gets to a level.
+def head_starts(table: pd.DataFrame, value: str = "test_accuracy", level: float | None = None) -> pd.DataFrame:
+    """How many epochs earlier each of PathCond's seeds gets to a level of accuracy than the baseline's.
 
     Args:
-        table: of one network and learning rate.
+        table: of one network and learning rate, with the curves of seeds.
         value: metric of the curves.
-        level: of an accuracy; None for where the baseline ends.
+        level: of accuracy; None for where the baseline's curve of that seed ends.
 
     Returns:
-        Epochs between the first times that the baseline and PathCond are there (NaN if one never is), and the epochs
-        of a run.
+        One row a seed: early (epochs between the first times that both are there; NaN if the baseline never is; an
+        upper bound if PathCond never is, as though it were after the last epoch), reached (whether PathCond is there),
+        and epochs of the run.
 
     Raises:
         NotMeasured: a method was left out, or the baseline diverged.
     """
-    curves = {}
-    for method in ("baseline", "pathcond"):
-        rows = some(table, panel="curve", method=method).sort_values("epoch").set_index("epoch")
-        curves[method] = rows[f"{value}_mean"] * (-1 if value.endswith("loss") else 1)
-    level = curves["baseline"].iloc[-1] if level is None else level
-    if math.isnan(level):
-        raise NotMeasured("the baseline diverged")
-    first = {method: curve.index[curve >= level].min() for method, curve in curves.items()}
-    return float(first["baseline"] - first["pathcond"]), int(curves["baseline"].index.max())
+    import pandas as pd
+
+    rows = some(table, panel="seed")
+    curves = {m: some(rows, method=m).pivot(index="epoch", columns="seed", values=value) for m in METHODS}
+    found = []
+    for seed in sorted(set(curves["baseline"]) & set(curves["pathcond"])):
+        base, ours = (curves[method][seed].dropna().sort_index() for method in METHODS)
+        if base.empty or ours.empty:
+            raise NotMeasured("a run diverged")
+        target = base.iloc[-1] if level is None else level
+        last = int(base.index.max())
+        first, own = (curve.index[curve >= target].min() for curve in (base, ours))
+        early = first - (last + 1 if math.isnan(own) else own)
+        found.append({"seed": seed, "early": float(early), "reached": not math.isnan(own), "epochs": last})
+    if not found:
+        raise NotMeasured("no seed of both methods")
+    return pd.DataFrame(found).set_index("seed")
+
+
+METHODS = ("baseline", "pathcond")

@@ -65,8 +65,8 @@ def pages(tmp_path_factory):
             results.write_table(Path(f"results/tiny/aggregate/{name}.csv"), pd.DataFrame({"a": [1 / 3], "b": [NASTY]}))
             for suffix in ("png", "pdf"):
                 results.write_bytes(Path(f"figures/tiny/{name}.{suffix}"), PIXELS)
-            texts = dict.fromkeys(("claim", "paper", "ours", "rule"), NASTY)
-            claims.append({**texts, "experiment": name, "source": "paper", "verdict": "not judged at this preset"})
+            texts = dict.fromkeys(("claim", "paper", "ours", "estimate", "rule"), NASTY)
+            claims.append({**texts, "experiment": name, "kind": "paper", "verdict": "not judged at this preset"})
         results.write_json(Path("results/tiny/claims.json"), claims)
         return {name: Page(text) for name, text in report.pages(flow, "tiny")}
 
@@ -92,7 +92,7 @@ def test_the_page_of_an_experiment_has_all_its_parts(pages, name):
 def test_no_text_breaks_out_of_a_page(pages):
     for page in pages.values():
         assert not {"script", "i"} & set(page.tags)
-    assert [NASTY, NASTY, NASTY, "not judged at this preset", NASTY, "toy"] in pages["claims"].rows
+    assert [NASTY, NASTY, NASTY, NASTY, "not judged at this preset", NASTY, "toy"] in pages["claims"].rows
 
 
 def test_the_configuration_and_the_runtimes(pages):

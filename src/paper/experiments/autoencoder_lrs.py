@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paper.aggregate import trained
-from paper.experiments.autoencoder import scales, smaller
+from paper.experiments.autoencoder import grows, scales, smaller
 from paper.experiments.base import Experiment
 from paper.settings import CompressionGrid, grids
-from paper.verdicts import REPRODUCED, Claim, Finding, by, growth, of_all, runs
+from paper.verdicts import OURS, YES, Claim, Finding, by, over_cases, runs
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,21 +32,21 @@ def plot(table: pd.DataFrame) -> Figure:
 
 
 def _rescaling(table: pd.DataFrame) -> Finding:
-    grows, parts = [], []
+    answers, parts = [], []
     for lr, rows in by(runs(table), "lr"):
-        values = scales(rows)
-        grows.append(growth(values) == REPRODUCED)
-        parts.append(f"{lr:g}: {min(values.values()):.2f} to {max(values.values()):.2f}")
-    return Finding(f"largest |log lambda| at lr {', '.join(parts)}", of_all(grows), sum(grows) / len(grows))
+        values = scales(rows).mean()
+        answers.append(grows(rows))
+        parts.append(f"{lr:g}: {values.min():.2f} to {values.max():.2f}")
+    return Finding(f"largest |log lambda| at lr {', '.join(parts)}", over_cases(answers))
 
 
 def _loss(table: pd.DataFrame) -> Finding:
-    better, parts = [], []
+    answers, parts = [], []
     for lr, rows in by(runs(table), "lr"):
         found, texts = smaller(rows)
-        better += found
-        parts.append(f"lr {lr:g}: {sum(found)} of {len(found)} compressions ({''.join(texts[:1])})")
-    return Finding("; ".join(parts), of_all(better), sum(better) / max(1, len(better)))
+        answers += found
+        parts.append(f"lr {lr:g}: {found.count(YES)} of {len(found)} compressions ({''.join(texts[:1])})")
+    return Finding("; ".join(parts), over_cases(answers))
 
 
 _CLAIMS = (
@@ -54,18 +54,19 @@ _CLAIMS = (
         "autoencoder_lrs_rescaling",
         "At every learning rate the rescaling at the start grows with the compression (the start is the same for all)",
         "at every rate",
-        "largest |log lambda|, mean over seeds, grows with every step of the compression; every rate: reproduced, "
-        "some: partly",
+        "growth of the largest |log lambda| from one compression to the next",
         _rescaling,
+        cases="rate",
     ),
     Claim(
         "autoencoder_lrs_loss",
         "At every learning rate and compression the final train loss is smaller after PathCond",
         "drawn for three rates, stated for one",
-        "final train loss below those of baseline and ENorm by 0.1%, mean over seeds; every rate and compression: "
-        "reproduced, some: partly; a run that diverged has an infinite loss",
+        "ratio of final train losses, baseline over PathCond and ENorm over PathCond; a run that diverged has an "
+        "infinite loss",
         _loss,
-        ours=True,
+        OURS,
+        cases="rate and compression",
     ),
 )
 

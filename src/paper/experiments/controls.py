@@ -9,28 +9,25 @@ from paper.aggregate import trained
 from paper.experiments.base import Experiment
 from paper.settings import Block, CompressionGrid, DepthGrid, grids
 from paper.verdicts import (
-    AT_LEAST,
-    BOUNDS,
+    LEVELS,
     LR,
-    NOT_REPRODUCED,
-    PARTLY,
-    RANGE,
-    REPRODUCED,
+    OURS,
     Claim,
+    Estimate,
     Finding,
     NotMeasured,
-    Ratio,
+    accuracy_gain,
+    at_most,
     by,
+    decide,
     epochs_ratio,
     known,
     listed,
     loss_ratio,
-    more_accurate,
     of,
-    of_all,
+    over_cases,
     ratios,
     runs,
-    span,
     tuned,
 )
 
@@ -85,7 +82,7 @@ def _mlps(table: pd.DataFrame, lr: float | None = None) -> pd.DataFrame:
 
 
 def _tuned(table: pd.DataFrame) -> Finding:
-    found: dict[float, Ratio] = {}
+    found: dict[float, Estimate] = {}
     parts = []
     for depth, rows in by(_mlps(table), "hidden_layers"):
         fixed = ratios(rows[rows["lr"] == LR], "hidden_layers").get(depth)
@@ -94,73 +91,65 @@ def _tuned(table: pd.DataFrame) -> Finding:
         if ratio is not None:
             found[depth] = ratio
         compared = f"baseline {base_text}, PathCond {text}; {fixed or 'open'} at lr {LR:g}"
-        ends = f" ({ratio.interval[0]:.2f} to {ratio.interval[1]:.2f})" if ratio and ratio.interval else ""
-        parts.append(f"{depth:g} hidden layers: {ratio or 'open'}{ends} ({compared})")
+        parts.append(f"{depth:g} hidden layers: {ratio.words if ratio else 'open'} ({compared})")
     if not found:
         raise NotMeasured("no learning rate at which every seed gets there")
-    depth, best = max(found.items(), key=lambda entry: entry[1].value)
-    values = [ratio.value for ratio in found.values()]
-    verdict = REPRODUCED if min(values) >= 1.35 else PARTLY if max(values) >= 1.1 else NOT_REPRODUCED
-    return Finding("; ".join(parts), verdict, best.value, best.interval, f"95% at {depth:g}:")
+    answers = [decide(ratio, LEVELS["controls_tuned"]) for ratio in found.values()]
+    return Finding("; ".join(parts), over_cases(answers), cases=found)
 
 
-def _share(rows: pd.DataFrame, method: str) -> float | None:
-    """Share of the epochs saved by PathCond that a method saves too; None if that is open.
+def _share(rows: pd.DataFrame, method: str) -> Estimate | None:
+    """Share of the epochs saved by PathCond that a method saves too, by seed; None if that is open.
 
     A baseline that misses the target counts with the epochs it had, which can only understate the share.
     """
-    if any(of(rows, name).empty for name in ("baseline", "pathcond", method)):
+    names = ("baseline", "pathcond", method)
+    if any(of(rows, name).empty for name in names) or of(rows, "pathcond")["reached"].isna().any():
         return None
-    if of(rows, "pathcond")["reached"].isna().any():
+    if of(rows, "baseline")["reached"].isna().any() and of(rows, method)["reached"].isna().any():
         return None
-    base, ours, other = (
-        float(of(rows, name)["reached"].fillna(rows["epochs"]).mean()) for name in ("baseline", "pathcond", method)
-    )
-    both = of(rows, "baseline")["reached"].isna().any() and of(rows, method)["reached"].isna().any()
-    return None if both or base <= ours else (base - other) / (base - ours)
+    counted = rows.assign(reached=rows["reached"].fillna(rows["epochs"]))
+    base, ours, other = (of(counted, name).set_index("seed")["reached"] for name in names)
+    shares = ((base - other) / (base - ours)).dropna()
+    return None if shares.empty or (base <= ours).any() else Estimate.of(shares)
 
 
 def _rows(table: pd.DataFrame) -> Finding:
-    shares, parts = [], []
+    found, parts = {}, []
     for depth, rows in by(_mlps(table, LR), "hidden_layers"):
         share, columns = _share(rows, "rows"), _share(rows, "columns")
         if share is not None:
-            shares.append(share)
-            other = "open" if columns is None else f"{100 * columns:.0f}%"
-            parts.append(f"{depth:g} hidden layers: rows {100 * share:.0f}%, columns {other}")
-    if not shares:
+            found[depth] = share
+            parts.append(f"{depth:g} hidden layers: rows {share.words}, columns {columns.words if columns else 'open'}")
+    if not found:
         raise NotMeasured("no gain to split, or targets missed")
-    verdict = REPRODUCED if min(shares) >= 0.8 else PARTLY if min(shares) >= 0.5 else NOT_REPRODUCED
-    return Finding("; ".join(parts), verdict, min(shares), (min(shares), max(shares)), RANGE)
+    answers = [decide(share, LEVELS["controls_rows"]) for share in found.values()]
+    return Finding("; ".join(parts), over_cases(answers), cases=found)
 
 
 def _exact(table: pd.DataFrame) -> Finding:
     rows = _mlps(table, LR)
     found = ratios(rows, "hidden_layers", fast="exact")
-    not_faster = []
+    answers = []
     for depth, part in by(rows, "hidden_layers"):
         ratio = found[depth]
         if of(part, "exact").empty or of(part, "baseline").empty:
             continue
         if ratio is None:
-            not_faster.append(more_accurate(part, "exact", "baseline") <= 0.005)
+            answers.append(decide(accuracy_gain(part, "exact", "baseline", "final_train_accuracy"), at_most(0.5)))
         else:
-            not_faster.append(ratio.value <= 1.05 and ratio.bound != AT_LEAST)
-    values = [ratio.value for ratio in found.values() if ratio is not None]
-    verdict = of_all(not_faster)
-    return Finding(f"baseline over exact: {listed(found, 'hidden layers')}", verdict, max(values) if values else None)
+            answers.append(decide(ratio, LEVELS["controls_exact"]))
+    return Finding(f"baseline over exact: {listed(found, 'hidden layers', intervals=True)}", over_cases(answers))
 
 
 def _optimum(table: pd.DataFrame) -> Finding:
     rows = _mlps(table, LR)
     found = ratios(rows, "hidden_layers", slow="pathcond", fast="optimum")
     values = known(found)
-    verdict = of_all([0.95 <= ratio.value <= 1.05 for ratio in values.values()])
     scales = [_scales(part) for depth, part in by(rows, "hidden_layers") if depth in values]
-    words = (
-        f"ten sweeps over optimum: {listed(found, 'hidden layers')}; largest |log lambda| of both: {', '.join(scales)}"
-    )
-    return Finding(words, verdict, span(values)[1], span(values), RANGE)
+    words = f"ten sweeps over optimum: {listed(found, 'hidden layers', intervals=True)}"
+    words += f"; largest |log lambda| of both: {', '.join(scales)}"
+    return Finding(words, over_cases(decide(ratio, LEVELS["controls_optimum"]) for ratio in values.values()))
 
 
 def _scales(rows: pd.DataFrame) -> str:
@@ -175,10 +164,8 @@ def _autoencoder(table: pd.DataFrame) -> Finding:
     if ratio is None:
         raise NotMeasured("no learning rate without divergence for both")
     before = loss_ratio(of(fixed, "baseline"), of(fixed, "pathcond"))
-    sure = ratio.interval is None or ratio.interval[0] > 1
-    verdict = REPRODUCED if ratio.value >= 1.05 and sure else PARTLY if ratio.value > 1.01 else NOT_REPRODUCED
     words = f"{ratio} (baseline {base_text}, PathCond {text}; {before or 'open'} at lr {LR:g})"
-    return Finding(words, verdict, ratio.value, ratio.interval)
+    return Finding(words, decide(ratio, LEVELS["controls_autoencoder"]), ratio, "ratio of losses", {"ratio": ratio})
 
 
 _CLAIMS = (
@@ -186,47 +173,50 @@ _CLAIMS = (
         "controls_tuned",
         "The gain on MLPs is not a matter of the learning rate: it is there too when each method has its own best one",
         "1.5, at one rate for all",
-        "ratio of epochs, baseline over PathCond, each at the rate where its mean is least and every seed gets there: "
-        "at least 1.35 at every depth: reproduced; at least 1.1 at some: partly",
+        "ratio of epochs, baseline over PathCond, each at the rate where its mean is least and every seed gets there",
         _tuned,
-        ours=True,
+        OURS,
+        cases="depth",
     ),
     Claim(
         "controls_rows",
         "Most of the gain on MLPs at lr 1e-3 is there with the incoming weights alone rescaled, which leaves the "
         "function in train mode as it is and makes the steps larger",
         "not looked at",
-        "share of the epochs saved that rows alone save: at least 80% at every depth: reproduced, 50%: partly; a "
-        "baseline that misses the target counts with the epochs it had",
+        "share of the epochs saved that rows alone save; a baseline that misses the target counts with the epochs it "
+        "had",
         _rows,
-        ours=True,
+        OURS,
+        cases="depth",
     ),
     Claim(
         "controls_exact",
         "The rescaling that keeps the function of BatchNorm networks in train mode too is no faster than the baseline "
         "at lr 1e-3",
         "not looked at",
-        "ratio of epochs, baseline over exact, at most 1.05; every depth: reproduced, some: partly; where both miss "
-        "the target, final train accuracy at most 0.5 points higher",
+        "ratio of epochs, baseline over exact; where both miss the target, final train accuracy at most 0.5 points "
+        "higher",
         _exact,
-        ours=True,
+        OURS,
+        cases="depth",
     ),
     Claim(
         "controls_optimum",
         "Ten sweeps train MLPs as fast as the true optimum at lr 1e-3",
         "not looked at (it calls the objective near-optimal)",
-        f"ratio of epochs, ten sweeps over optimum, 0.95 to 1.05; every depth: reproduced, some: partly; {BOUNDS}",
+        "ratio of epochs, ten sweeps over optimum",
         _optimum,
-        ours=True,
+        OURS,
+        cases="depth",
     ),
     Claim(
         "controls_autoencoder",
         "The autoencoder ends with a smaller train loss also when each method has its own best learning rate",
         "smaller, at one rate for all",
         "ratio of final train losses, baseline over PathCond, each at the rate where its mean is least and no seed "
-        "diverges: at least 1.05 and its interval above 1: reproduced, above 1.01: partly",
+        "diverges",
         _autoencoder,
-        ours=True,
+        OURS,
     ),
 )
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from paper.aggregate import joined, summary
 from paper.experiments.base import Experiment, Runs
 from paper.settings import Activation, Block, Distinct, Initialisation, Positive, PositiveInt, SeedList
-from paper.verdicts import NOT_REPRODUCED, PARTLY, RANGE, REPRODUCED, Claim, Finding, NotMeasured, of_all, some
+from paper.verdicts import NO, OURS, PARTLY, YES, Claim, Finding, NotMeasured, of_all, some
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -196,16 +196,15 @@ def _errors(table: pd.DataFrame, activation: str, initialisation: str = "default
 
 def _exact(table: pd.DataFrame) -> Finding:
     worst = float(some(table, activation="relu")["error_mean"].max(skipna=False))
-    return Finding(f"at most {worst:.1e} of the output", REPRODUCED if worst < EXACT else NOT_REPRODUCED, worst)
+    return Finding(f"at most {worst:.1e} of the output", YES if worst < EXACT else NO)
 
 
 def _training(table: pd.DataFrame) -> Finding:
     rows = some(table, activation="relu", initialisation="default").sort_values("hidden_layers")
     errors = rows["train_error_mean"]
-    ends = float(errors.min()), float(errors.max())
     first, last = rows["hidden_layers"].iloc[[0, -1]]
     text = f"relative change, hidden layers {first}: {errors.iloc[0]:.2g}, {last}: {errors.iloc[-1]:.2g}"
-    return Finding(text, of_all((errors < EXACT).tolist()), ends[1], ends, RANGE)
+    return Finding(text, of_all((errors < EXACT).tolist()))
 
 
 def _falls(table: pd.DataFrame) -> Finding:
@@ -214,7 +213,7 @@ def _falls(table: pd.DataFrame) -> Finding:
     near = [0.2 <= end / printed <= 5.0 for end, printed in zip(ends, (1e-1, 1e-3), strict=True)]
     falling = bool((curve.diff().iloc[1:] < 0).all())
     text = f"{ends[0]:.2g} at {curve.index[0]} to {ends[1]:.2g} at {curve.index[-1]} hidden layers"
-    return Finding(text, of_all([falling, *near]), ends[1], (min(ends), max(ends)), RANGE)
+    return Finding(text, of_all([falling, *near]))
 
 
 def _identity(table: pd.DataFrame) -> Finding:
@@ -226,17 +225,17 @@ def _identity(table: pd.DataFrame) -> Finding:
 def _he(table: pd.DataFrame) -> Finding:
     curve = _errors(table, "gelu", "he")
     text = f"with He initialisation {curve.iloc[0]:.2g} at {curve.index[0]}, {curve.iloc[-1]:.2g} at {curve.index[-1]}"
-    return Finding(f"{text} hidden layers", REPRODUCED if curve.iloc[-1] < curve.iloc[0] else NOT_REPRODUCED)
+    return Finding(f"{text} hidden layers", YES if curve.iloc[-1] < curve.iloc[0] else NO)
 
 
 def _clamp(table: pd.DataFrame) -> Finding:
     rows = some(table, activation="gelu")
     broken = not math.isfinite(rows[["free_u_mean", "kept_u_mean", "kept_error_mean"]].to_numpy(float).sum())
     free, kept = float(rows["free_u_mean"].max()), float(rows["kept_u_mean"].max())
-    verdict = REPRODUCED if broken else PARTLY if max(free, kept) > BOUND else NOT_REPRODUCED
+    answer = YES if broken else PARTLY if max(free, kept) > BOUND else NO
     seen = "NaN" if broken else "no NaN"
     text = f"{seen}; largest |u| without the bound (mean of seeds) {free:.2g}, or {kept:.2g} with GELU kept in diag(G)"
-    return Finding(text, verdict, kept, (min(free, kept), max(free, kept)), RANGE)
+    return Finding(text, answer)
 
 
 _CLAIMS = (
@@ -244,17 +243,17 @@ _CLAIMS = (
         "relu_exact",
         "For ReLU the rescaling keeps the function exactly (in eval mode, at the start)",
         "exact",
-        f"relative change of the output below {EXACT:g} in float64, at every depth and initialisation: reproduced",
+        f"relative change of the output below {EXACT:g} in float64, at every depth and initialisation",
         _exact,
     ),
     Claim(
         "batchnorm_training",
         "Networks with BatchNorm keep their function too, in train mode as well, where gradients are taken",
         "not told apart",
-        f"relative change of the output in train mode, ReLU, default initialisation, below {EXACT:g}; every depth: "
-        "reproduced, some: partly",
+        f"relative change of the output in train mode, ReLU, default initialisation, below {EXACT:g}",
         _training,
-        ours=True,
+        OURS,
+        cases="depth",
     ),
     Claim(
         "gelu_error",
@@ -267,16 +266,17 @@ _CLAIMS = (
         "gelu_error_any_init",
         "GELU's error falls with depth because of the activation",
         "seen at the default initialisation",
-        "it falls with He initialisation too: reproduced",
+        "it falls with He initialisation too",
         _he,
-        ours=True,
+        OURS,
     ),
     Claim(
         "gelu_near_identity",
         "GELU's error is smaller than SiLU's, being nearer to the identity",
         "given as consistent with what is seen",
-        "GELU's error is smaller at the default initialisation; at every depth: reproduced, at some: partly",
+        "GELU's error, mean over seeds, is smaller at the default initialisation",
         _identity,
+        cases="depth",
     ),
     Claim(
         "gelu_clamp",
