@@ -43,6 +43,8 @@ SOME = " (k/n: by k of n seeds)"
 END = "end of training"
 CROSS = "cross: diverged (k/n: k of n seeds)"
 EPOCHS = tuple(float(f"{first}e{power}") for power in range(4) for first in (1, 2, 3, 5, 7))  # ticks
+SEPARATOR = "  ·  "  # of the parts of the line below a figure
+LINE = 22.0  # characters per inch of that line
 LABELS = {"train_loss": "train loss", "train_accuracy": "train accuracy (%)", "test_accuracy": "test accuracy (%)"}
 PALETTE = {name: method.colour for name, method in METHODS.items()}
 
@@ -124,8 +126,14 @@ def note(figure: Figure, text: str) -> None:
 
 
 def stamp(figure: Figure, text: str) -> None:
-    """One grey line under the figure and its note: preset, images, epochs, seeds, hardware."""
-    lines = [line for line in (figure.get_supxlabel(), text) if line]
+    """A grey line (or two) under the figure and its note: preset, images, epochs, seeds, hardware."""
+    parts = [f"{part}{SEPARATOR}" for part in text.split(SEPARATOR)]
+    wrapped = [""]
+    for part in parts:
+        if len(wrapped[-1] + part) > LINE * figure.get_figwidth():
+            wrapped.append("")
+        wrapped[-1] += part
+    lines = [line for line in (figure.get_supxlabel(), *(row.removesuffix(SEPARATOR) for row in wrapped)) if line]
     figure.supxlabel("\n".join(lines), x=0.5, fontsize=mpl.rcParams["font.size"] - 2, color=GREY)
 
 

@@ -12,6 +12,7 @@ import os
 import shutil
 from collections.abc import Iterable, Mapping
 from functools import cache, cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -344,23 +345,26 @@ _CODE = {
 def note(preset: str, settings: Mapping[str, Any], without: str = "") -> str:
     """The line printed below a figure: its preset, how much of everything, and what is missing."""
     blocks = [value for value in settings.values() if isinstance(value, Mapping) and "epochs" in value] or [settings]
-    parts = [f"preset: {preset}"]
+    parts = [[f"preset: {preset}"]]
     for block in blocks:
         longer = "".join(f" ({one['epochs']:,} at lr {one['lr']:g})" for one in block.get("longer", ()))
         prefix = f"{block['model']['kind']}: " if len(blocks) > 1 else ""
+        found = []
         for name, text in (
             ("images", "images"), ("epochs", f"epochs{longer}"), ("batches", "batches timed"), ("draws", "draws"),
             ("samples", "inputs"), ("repeats", "repeats"),
         ):  # fmt: skip
             if name in block:
-                parts.append(f"{prefix}{block[name]:,} {text}")
+                found.append(f"{prefix}{block[name]:,} {text}")
                 prefix = ""
         if "target" in block and "epochs" in block:
-            parts.append(f"target {100 * block['target']:g}% train accuracy")
+            found.append(f"target {100 * block['target']:g}% train accuracy")
         if "seeds" in block:
             count = len(block["seeds"])
-            parts.append(f"{count} seed{'s' * (count > 1)}")
-    return "  ·  ".join([*parts, *([without] if without else [])])
+            found.append(f"{count} seed{'s' * (count > 1)}")
+        if found not in parts:  # blocks that differ in rates or depths alone
+            parts.append(found)
+    return "  ·  ".join([*chain.from_iterable(parts), *([without] if without else [])])
 
 
 def refusal(specs: list[Spec], cores: int) -> str:

@@ -10,6 +10,7 @@ import pandas as pd
 
 from paper.experiments.architectures import TABLE_1
 from paper.verdicts import NO, NOT_COMPARABLE, PARTLY, UNDECIDED, YES
+from tests.paper.experiments.tuned_cases import TUNED
 
 NEVER = math.nan
 
@@ -738,4 +739,5 @@ CASES |= {
         (NO, tuned_coder({"baseline": {1e-3: 2.0, 1e-1: 0.99}, "pathcond": {1e-3: 1.5, 1e-2: 1.0}})),
         (UNDECIDED, tuned_coder({"baseline": {1e-1: [0.9, 1.3]}, "pathcond": {1e-2: 1.0}})),
     ],
+    **TUNED,
 }  # fmt: skip

@@ -51,12 +51,15 @@ TRAINED = {
         *cells(map(mlp, (3, 6)), ("baseline", "pathcond", "rows", "columns", "exact", "optimum"), (1e-3, 1e-1)),
         *cells([autoencoder(4)], ("baseline", "pathcond"), (1e-3, 1e-1)),
     ],
+    "tuned": cells([*map(mlp, (2, 3)), *map(autoencoder, (1, 4)), CIFAR_NV], lrs=(1e-3, 1e-2, 1e-1)),
 }
 
 
 @cache
 def runs(name):
-    """Table and provenance of each part of a measured experiment."""
+    """Table and provenance of each part of a measured experiment, or of each made-up run of a trained one."""
+    if name in TRAINED:
+        return TRAINED[name]
     found = []
     with tempfile.TemporaryDirectory() as folder:
         data.prepare("generated", Path(folder) / "generated.pt")
@@ -73,4 +76,4 @@ def small(name):
         smoothing = 0.2 if name.startswith("cifar") else None
         return table(TRAINED[name], smoothing=smoothing, by_seed=name.startswith("cifar"))
     every = [run for part in (name, *EXPERIMENTS[name].also) for run in runs(part)]
-    return EXPERIMENTS[name].table(every, {})
+    return EXPERIMENTS[name].table(every, blocks("tiny")[name])

@@ -9,10 +9,11 @@ import torch
 from torch import nn
 
 import pathcond
-from paper import models
+from paper import models, plotting
 from paper.experiments import conditioning
 from paper.methods import describe
 from tests.paper.experiments.tables import CPU, runs
+from tests.paper.experiments.tuned_cases import paths, predicted
 
 SMALL = {"kind": "mlp", "inputs": 3, "hidden": [4, 2], "outputs": 2, "batchnorm": False}
 
@@ -118,6 +119,19 @@ def test_the_states_are_those_of_training():
     assert facts["max_log_scale"] == pytest.approx(max(float(u.abs().max()) for u in report.u.values()) / 2, rel=1e-5)
 
 
+def test_figure_names_every_network_and_marks_bounds():
+    table = predicted("fall", [1, 2, 3, 5, 4, 6, 7]).assign(bound=lambda rows: rows["hidden_layers"] == 2)
+    table["max_log_scale"] = table["hidden_layers"]
+    with plotting.theme(8.0):
+        figure = conditioning.plot(pd.concat([table, paths(2.0, 0.5)], ignore_index=True))
+    for axes in figure.axes[2:]:
+        names = [text.get_text() for text in axes.texts]
+        assert names[:7] == ["2", "3", "4", "5", "6", "7", "8"]
+        faces = [line.get_markerfacecolor() for line in axes.lines if len(line.get_xdata())]
+        assert [face == "white" for face in faces] == [True] + [False] * 6
+    assert figure.axes[2].texts[-1].get_text().startswith("rank correlation 0.96 (")
+
+
 def curve(epochs, accuracies=None, losses=None):
     rows = pd.DataFrame({"seed": 0, "epoch": range(epochs + 1), "train_loss": losses or [1.0] * (epochs + 1)})
     return rows if accuracies is None else rows.assign(train_accuracy=accuracies)
@@ -136,6 +150,6 @@ def curve(epochs, accuracies=None, losses=None):
 )
 def test_speedups(slow, fast, expected):
     trained = [(rows, {"spec": {"network": "n", "method": m}}) for m, rows in (("baseline", slow), ("pathcond", fast))]
-    measured = pd.DataFrame({"network": ["n"], "seed": [0], "kernel": ["ntk"]})
+    measured = pd.DataFrame({"network": ["n"], "seed": [0], "hidden_layers": [2], "compression": [None]})
     found = conditioning.table([(measured, {}), *trained], {"mlp": {"target": 0.9}}).iloc[0]
     assert (found["speedup"], found["bound"]) == (pytest.approx(expected[0], nan_ok=True), expected[1])

@@ -31,8 +31,8 @@ def run(program, folder=ROOT / "src"):
 def test_the_paper_s_order():
     names = list(EXPERIMENTS)
     assert names[:6] == ["toy", "mlp_depth", "cifar_nv", "regimes", "autoencoder", "timing"]
-    assert names[-1] == "controls"
-    assert len(names) == 17
+    assert names[-3:] == ["conditioning", "controls", "tuned"]
+    assert len(names) == 19
 
 
 def test_importing_experiments_is_light():
@@ -145,6 +145,11 @@ def test_grids_name_their_networks_and_carry_the_protocol(name):
         "autoencoder": [f"autoencoder_c{factor}" for factor in (1, 2, 4, 7)],
         "autoencoder_lrs": [f"autoencoder_c{factor}" for factor in (1, 2, 4, 7)],
         "controls": ["mlp_3x500", "mlp_6x500", "autoencoder_c4"],
+        "tuned": [
+            *(f"mlp_{depth}x500" for depth in (*range(2, 9), 3, 6)),
+            *(f"autoencoder_c{factor}" for factor in (1, 2, 4, 7, 4)),
+            "cifar_nv",
+        ],
     }
     assert names == expected.get(name, ["cifar_nv"])
     protocol = {"methods", "lrs", "seeds", "optimiser", "dataset", "images", "validation", "test_images", "batch"}

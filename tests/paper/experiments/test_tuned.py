@@ -1,0 +1,103 @@
+"""Tuned learning rates: which runs count, the best rate, the range of good rates, gains of pairs; the denser grid."""
+
+import math
+
+import pytest
+import yaml
+
+from paper import config, runs
+from paper.experiments import EXPERIMENTS, tuned
+from paper.experiments.tuned import ACCURACY, EPOCHS, LOSS
+from tests.paper.experiments.tables import ROOT
+from tests.paper.experiments.trained_tables import cell, mlp
+from tests.paper.experiments.tuned_cases import NEVER, rates
+
+TARGET = {"mlp": {"target": 0.95}}
+
+
+def test_longest_runs_and_complete_rates_count():
+    given = [
+        cell(mlp(2), "baseline", 1e-3, epochs=20),
+        cell(mlp(2), "baseline", 1e-3, epochs=40),  # the same run, longer
+        cell(mlp(2), "baseline", 1e-2),
+        cell(mlp(2), "baseline", 3e-2, seeds=(0, 1)),  # a seed lacks
+        cell(mlp(2), "pathcond", 1e-2),
+        cell(mlp(2), "enorm", 1e-3),  # not tried at the highest rate
+        cell(mlp(3), "enorm", 1e-3, seeds=(0,)),  # another network has seeds of its own
+    ]
+    table = tuned.table(given, TARGET)
+    found = table.groupby(["network", "method", "lr"])["epochs"].agg(["max", "size"]).to_dict("index")
+    assert found == {
+        ("mlp_2x8", "baseline", 1e-3): {"max": 40, "size": 3},
+        ("mlp_2x8", "baseline", 1e-2): {"max": 40, "size": 3},
+        ("mlp_2x8", "pathcond", 1e-2): {"max": 40, "size": 3},
+        ("mlp_3x8", "enorm", 1e-3): {"max": 40, "size": 1},
+    }
+    assert not table.duplicated(["network", "method", "lr", "seed"]).any()
+
+
+def runs_of(by_rate, column="reached"):
+    return rates({3: {"pathcond": by_rate}}, column)
+
+
+@pytest.mark.parametrize(
+    ("by_rate", "lr", "low", "high", "at_end"),
+    [
+        ({1e-3: 50, 1e-2: 30, 1e-1: 40}, 1e-2, 1e-2, 1e-2, False),
+        ({1e-3: 37.4, 1e-2: 30, 1e-1: 37.6}, 1e-2, 1e-3, 1e-2, False),
+        ({1e-3: 30, 1e-2: 31, 1e-1: 90, 1.0: 31}, 1e-3, 1e-3, 1e-2, True),  # a gap ends the range
+        ({1e-3: 40, 1e-2: [20, NEVER], 1e-1: 90}, 1e-3, 1e-3, 1e-3, True),  # every seed must get there
+        ({1e-3: [30, 34], 1e-2: [34, 28]}, 1e-2, 1e-3, 1e-2, True),  # by the mean
+    ],
+)
+def test_best_rate_and_range(by_rate, lr, low, high, at_end):
+    found = tuned.best(runs_of(by_rate), EPOCHS)
+    assert (found.lr, found.low, found.high, found.at_end) == (lr, low, high, at_end)
+
+
+def test_best_rate_of_other_criteria():
+    found = tuned.best(runs_of({1e-3: 0.5, 1e-2: 0.58, 1e-1: 0.571}, "best_test_accuracy"), ACCURACY)
+    assert (found.lr, found.low, found.high) == (1e-2, 1e-2, 1e-1)
+    found = tuned.best(runs_of({0.1: 1.24, 1.0: 1.0, 10.0: [0.1, math.inf]}, "final_train_loss"), LOSS)
+    assert (found.lr, found.low, found.high) == (1.0, 0.1, 1.0)
+    assert tuned.best(runs_of({1e-3: NEVER}), EPOCHS) is None
+
+
+def test_gain_is_paired_and_takes_rates_of_both():
+    rows = rates({3: {"baseline": {1e-2: [40, 60], 1e-1: [10, 10]}, "pathcond": {1e-2: [20, 40], 1e-3: [1, 1]}}})
+    assert tuned.gain(rows, EPOCHS) == pytest.approx((1.75, 1.75 - 12.71 * 0.25, 1.75 + 12.71 * 0.25))
+    rows = rates({3: {"baseline": {1e-2: [0.5, 0.6]}, "pathcond": {1e-2: [0.51, 0.63]}}}, "best_test_accuracy")
+    assert tuned.gain(rows, ACCURACY)[0] == pytest.approx(2.0)
+    assert tuned.gain(rates({3: {"baseline": {1e-2: 9}, "pathcond": {1e-3: 9}}}), EPOCHS) is None
+
+
+def test_widths_are_paired_by_seed():
+    rows = rates({3: {"baseline": {1e-3: [30, 60], 1e-1: [30, 30]}, "pathcond": {1e-3: [30, 30], 1e-1: [30, 30]}}})
+    assert tuned.widths(rows, EPOCHS).tolist() == pytest.approx([0.0, 2.0])
+    assert tuned.widths(rows[rows["method"] == "baseline"], EPOCHS) is None
+
+
+def test_only_recorded_runs_of_other_experiments():
+    """The table reads what other experiments train, so that it costs nothing."""
+    for preset in ("paper", "preview", "tiny"):
+        others = ("mlp_depth_lrs", "controls", "autoencoder_lrs", "cifar_nv_lrs")
+        plan = runs.plan(config.read(ROOT, preset), EXPERIMENTS)
+        known = {key for other in others for key in plan.asked[other]}
+        assert plan.asked["tuned"]
+        assert set(plan.asked["tuned"]) <= known
+
+
+def test_denser_grid_is_an_edit_of_the_configuration():
+    """The commented blocks of config.yaml, as they read without the comment signs."""
+    text = (ROOT / "config.yaml").read_text()
+    first = text.index("    # mlp_dense:")
+    lines = text[first : text.index("\n    autoencoder:", first)].splitlines()
+    added = "\n".join(line.replace("    # ", "    ", 1) for line in lines)
+    blocks = yaml.safe_load("tuned:\n" + added)["tuned"]
+    found = config.read(ROOT, "paper", {"experiments": {"tuned": blocks}})
+    grids = {(g["network"], g["epochs"]): g for g in tuned.all_grids(found.settings["tuned"]) if len(g["lrs"]) == 11}
+    assert list(grids) == [("mlp_3x500", 100), ("mlp_5x500", 100), ("mlp_8x500", 100), ("mlp_2x500", 200)]
+    count = sum(len(g["lrs"]) * len(g["seeds"]) * len(g["methods"]) for g in grids.values())
+    assert f"{count:,} runs" in text
+    for grid in grids.values():
+        assert set(found.settings["tuned"].mlp.lrs) <= set(grid["lrs"]), "else its rates would lack seeds"
