@@ -126,7 +126,11 @@ TUNED: dict[str, list[tuple[str, pd.DataFrame]]] = {
         (NO, kernels({2: [0.9, 0.91], 3: [1.1, 1.2, 0.9]}, "ntk_batch")),
     ],
     "conditioning_predicts": ranks("fall"),
-    "conditioning_step": ranks("growth"),
+    "conditioning_step": [
+        (YES, kernels({2: [1.5, 1.5], 3: [1.0, 1.0]}, "ntk_batch", growth=[1.51, 1.01])),
+        (PARTLY, kernels({2: [1.5, 1.5], 3: [1.0, 1.0]}, "ntk_batch", growth=[1.51, 0.99])),
+        (NO, kernels({2: [1.5, 1.5], 3: [1.0, 2.0]}, growth=[1.49, 2.0])),
+    ],
     "conditioning_scales": ranks("scales"),
     "tuned_epochs": [
         (YES, depths([1.2, 1.21], [1.05, 1.051])),
