@@ -107,6 +107,14 @@ LEVELS = {
     "controls_exact": at_most(1.05),
     "controls_optimum": Levels((0.95, 1.05)),
     "controls_autoencoder": at_least(1.05, 1.0),
+    "tuned_epochs": at_least(1.0),
+    "tuned_enorm": at_least(1.0),
+    "tuned_autoencoders": at_least(1.0),
+    # Ratios of condition numbers, before over after.
+    "conditioning_path": at_least(1.0),
+    "conditioning_ntk": at_least(1.0),
+    "conditioning_ntk_batch": at_least(1.0),
+    "conditioning_step": at_least(1.0),
     # Differences of accuracy in points, of epochs, of losses.
     "mlp_strongest_at_3": at_least(0.0),
     "mlp_generalisation": at_least(-0.5),
@@ -117,6 +125,8 @@ LEVELS = {
     "cifar_enorm": Levels((-0.5, 0.5), (-1.5, 1.5)),
     "cifar_lrs_small": at_least(0.0),
     "cifar_lrs_tuned": at_least(0.5),
+    "tuned_accuracy": at_least(-0.5),
+    "tuned_range": at_least(0.1),  # decades of learning rates
     "autoencoder_compression": at_least(0.0),
     "autoencoder_rescaling": at_least(0.0),
     "autoencoder_lrs_rescaling": at_least(0.0),
@@ -124,6 +134,8 @@ LEVELS = {
     "mlp_deep_rescaling": at_most(-0.7, 0.0),
     "mlp_lrs_shrinks": at_most(-0.7, 0.0),
     "regimes_irregular_widths": at_most(-0.8),
+    "conditioning_predicts": at_least(0.7, 0.0),
+    "conditioning_scales": at_least(0.7, 0.0),
     # Shares.
     "controls_rows": at_least(0.8, 0.5),
     "cifar_lrs_shrinks": at_most(0.05),

@@ -27,7 +27,18 @@ from paper.settings import (
     networks,
     plain,
 )
-from paper.verdicts import NOT_REPRODUCED, PARTLY, RANGE, REPRODUCED, Claim, Finding, NotMeasured, interval, of_all
+from paper.verdicts import (
+    LEVELS,
+    OURS,
+    Claim,
+    Estimate,
+    Finding,
+    NotMeasured,
+    decide,
+    over_cases,
+    rank,
+    rank_estimate,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -368,11 +379,10 @@ def _logs(rows: pd.DataFrame, quantity: str) -> pd.Series:
     return np.log(rows[f"{quantity}_before"] / rows[f"{quantity}_after"])
 
 
-def _factor(logs: pd.Series) -> tuple[float, float, float]:
-    """Geometric mean and the ends of its 95% interval, from paired logarithms."""
-    mean = float(logs.mean())
-    ends = interval(mean, float(logs.std()), len(logs))
-    return math.exp(mean), math.exp(ends[0]), math.exp(ends[1])
+def _factor(logs: pd.Series) -> Estimate:
+    """Geometric mean with its 95% interval, from logarithms paired by seed."""
+    found = Estimate.of(logs)
+    return Estimate(math.exp(found.value), math.exp(found.low), math.exp(found.high))
 
 
 def _points(table: pd.DataFrame) -> pd.DataFrame:
@@ -397,32 +407,18 @@ def _points(table: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(found)
 
 
-def _rank(x: Any, y: Any) -> float:
-    """Rank correlation; NaN where a side is constant."""
-    from scipy import stats
-
-    return math.nan if min(len(set(x)), len(set(y))) < 2 else float(stats.spearmanr(x, y).statistic)
-
-
-def _correlation(points: pd.DataFrame, value: str) -> tuple[float, float, float]:
-    """Rank correlation with the speed-up where that is no bound, and the 95% interval of a bootstrap over networks.
+def _correlation(points: pd.DataFrame, value: str) -> Estimate:
+    """Rank correlation with the speed-up where that is no bound, with a bootstrap interval over networks.
 
     Raises:
         NotMeasured: fewer than three networks, or a side is constant.
     """
-    import numpy as np
-
-    known = points[~points["bound"]]
-    x, y = known[value].to_numpy(), known["speedup"].to_numpy()
-    rho = _rank(x, y)
-    if len(known) < LEAST or math.isnan(rho):
-        raise NotMeasured(f"{len(known)} networks with a speed-up, {LEAST} that differ needed for a rank correlation")
-    draws = np.random.default_rng(0).integers(len(x), size=(RESAMPLES, len(x)))
-    low, high = np.nanquantile([_rank(x[draw], y[draw]) for draw in draws], [0.025, 0.975])
-    return rho, float(low), float(high)
+    found = points[~points["bound"]]
+    if len(found) < LEAST:
+        raise NotMeasured(f"{len(found)} networks with a speed-up, {LEAST} needed for a rank correlation")
+    return rank_estimate(found[value].tolist(), found["speedup"].tolist())
 
 
-RESAMPLES = 1000
 LEAST = 3  # networks of a rank correlation
 
 
@@ -484,8 +480,10 @@ def _draw_falls(axes: Axes, rows: pd.DataFrame) -> None:
         found = {name: _factor(_logs(one, "condition")) for name, one in _by_network(part)}
         at = [names.index(name) + offset for name in found]
         colour, marker, label = looks[str(kernel)]
-        middle = [value for value, _, _ in found.values()]
-        bars = [[value - low for value, low, _ in found.values()], [high - value for value, _, high in found.values()]]
+        middle = [one.value for one in found.values()]
+        ends = [one.interval if math.isfinite(one.high) else (one.value, one.value) for one in found.values()]
+        bars = [[one.value - low for one, (low, _) in zip(found.values(), ends, strict=True)],
+                [high - one.value for one, (_, high) in zip(found.values(), ends, strict=True)]]  # fmt: skip
         axes.errorbar(at, middle, yerr=bars, linestyle="", color=colour, marker=marker, label=label)
     axes.axhline(1.0, color=plotting.GREY, linewidth=0.8, linestyle="--", zorder=1)
     axes.set(yscale="log", ylabel="condition number, before / after", xlabel="MLP: hidden layers; c: compression")
@@ -503,7 +501,7 @@ def _draw_speedups(axes: Axes, table: pd.DataFrame, value: str) -> None:
 
     try:
         points = _points(table)
-        rho, low, high = _correlation(points, value)
+        found = _correlation(points, value)
     except NotMeasured as error:
         axes.text(
             0.5, 0.5, str(error), ha="center", va="center", transform=axes.transAxes, fontsize="x-small", wrap=True
@@ -517,17 +515,11 @@ def _draw_speedups(axes: Axes, table: pd.DataFrame, value: str) -> None:
             name = row["name"].replace("MLP ", "").replace("c = ", "c")
             axes.annotate(name, (row[value], row["speedup"]), (3, 3), textcoords="offset points", fontsize="x-small")
         axes.plot([], [], color=colour, marker=marker, linestyle="", label="MLP" if is_mlp else "autoencoder")
-    text = f"rank correlation {rho:.2f} ({low:.2f} to {high:.2f})"
-    axes.set_title(text, loc="right", fontsize="x-small", color=plotting.GREY)
+    axes.set_title(f"rank correlation {found.words}", loc="right", fontsize="x-small", color=plotting.GREY)
     axes.legend(loc="best", handletextpad=0.2)
 
 
 # Claims
-
-
-def _decided(low: float, high: float, threshold: float) -> str:
-    """Whether an interval lies above a threshold; partly where it contains it, so that both answers are open."""
-    return REPRODUCED if low > threshold else NOT_REPRODUCED if high <= threshold else PARTLY
 
 
 def _path(table: pd.DataFrame) -> Finding:
@@ -535,117 +527,101 @@ def _path(table: pd.DataFrame) -> Finding:
     if rows.empty:
         raise NotMeasured("no small network")
     logs = _logs(rows, "condition")
-    value, low, high = _factor(logs)
-    fell = int((logs > 0).sum())
-    ends = math.exp(logs.min()), math.exp(logs.max())
-    text = (
-        f"{value:.2f} times smaller (geometric mean; {ends[0]:.2f} to {ends[1]:.1f}); it falls in {fell} of {len(rows)}"
-    )
-    verdict = _decided(low, high, 1.0)
-    if verdict == REPRODUCED and fell < MOST * len(rows):
-        verdict = PARTLY
-    return Finding(f"{text} networks", verdict, value, (low, high))
+    found, ends = _factor(logs), (math.exp(logs.min()), math.exp(logs.max()))
+    text = f"it falls in {(logs > 0).sum()} of {len(rows)} networks; {ends[0]:.2f} to {ends[1]:.1f} times smaller"
+    return Finding(text, decide(found, LEVELS["conditioning_path"]), found, "times smaller, geometric mean")
 
 
-MOST = 0.9  # of the small networks
-
-
-def _ntk(table: pd.DataFrame, kernel: str) -> Finding:
+def _ntk(table: pd.DataFrame, kernel: str, claim: str) -> Finding:
     rows = table[table["kernel"] == kernel]
     if rows.empty:
         raise NotMeasured(f"no kernel {kernel}")
     found = {name: _factor(_logs(part, "condition")) for name, part in _by_network(rows)}
-    low = {name: _factor(_logs(part, "low"))[0] for name, part in _by_network(rows)}
-    parts = [f"{name}: {value:.2f} ({first:.2f} to {last:.2f})" for name, (value, first, last) in found.items()]
-    quantiles = f"largest over 10% quantile {min(low.values()):.2f} to {max(low.values()):.2f}"
-    values = [value for value, _, _ in found.values()]
-    verdict = of_all([first > 1 for _, first, _ in found.values()])
-    return Finding(f"{', '.join(parts)}; {quantiles}", verdict, min(values), (min(values), max(values)), RANGE)
+    low = [_factor(_logs(part, "low")).value for _, part in _by_network(rows)]
+    text = f"{_listed(found)}; largest eigenvalue over the 10% quantile {min(low):.2f} to {max(low):.2f} times smaller"
+    return Finding(text, over_cases(decide(one, LEVELS[claim]) for one in found.values()), cases=found)
+
+
+def _listed(found: Mapping[str, Estimate]) -> str:
+    return ", ".join(f"{name}: {one.words}" for name, one in found.items())
 
 
 def _step(table: pd.DataFrame) -> Finding:
-    rows = _trained_kernel(table)
-    found, grown = {}, {}
-    for name, part in _by_network(rows):
-        grown[name] = _factor(-_logs(part, "mean"))[0]
-        found[name] = _factor(-_logs(part, "mean") - _logs(part, "condition"))
-    if not found:
+    parts = list(_by_network(_trained_kernel(table)))
+    if not parts:
         raise NotMeasured("no NTK")
-    text = ", ".join(f"{name}: {grown[name]:.3g}" for name in found)
-    values = [value for value, _, _ in found.values()]
-    verdict = of_all([low > 1 for _, low, _ in found.values()])
-    return Finding(
-        f"mean eigenvalue after over before: {text}", verdict, min(values), (min(values), max(values)), RANGE
-    )
+    grown = {name: _factor(-_logs(part, "mean")) for name, part in parts}
+    found = {name: _factor(-_logs(part, "mean") - _logs(part, "condition")) for name, part in parts}
+    answers = [decide(one, LEVELS["conditioning_step"]) for one in found.values()]
+    return Finding(f"mean eigenvalue after over before: {_listed(grown)}", over_cases(answers), cases=found)
 
 
-def _predicts(table: pd.DataFrame, value: str) -> Finding:
+def _predicts(table: pd.DataFrame, value: str, claim: str) -> Finding:
     points = _points(table)
-    rho, low, high = _correlation(points, value)
-    kinds = []
+    found = _correlation(points, value)
     points = points[~points["bound"]]
+    kinds = []
     for is_mlp, part in points.groupby("is_mlp", sort=False):
         if len(part) >= LEAST:
-            kinds.append(f"{'MLPs' if is_mlp else 'autoencoders'} {_rank(part[value], part['speedup']):.2f}")
-    text = f"rank correlation {rho:.2f} over {len(points)} networks ({', '.join(kinds)})"
-    return Finding(text, _decided(low, high, 0.0), rho, (low, high), "95%, bootstrap over networks:")
+            alone = rank(part[value].tolist(), part["speedup"].tolist())
+            kinds.append(f"{'MLPs' if is_mlp else 'autoencoders'} alone {alone:.2f}")
+    text = f"over {len(points)} networks; {', '.join(kinds)}" if kinds else f"over {len(points)} networks"
+    return Finding(text, decide(found, LEVELS[claim]), found, "rank correlation")
 
 
-_ALL = "interval above 1 on every network: reproduced; on some: partly"
-_RANK = (
-    "95% interval of a bootstrap over networks above 0: reproduced; contains 0: partly; not above 0: not; networks "
-    "whose speed-up is a bound are left out"
-)
+_BOOTSTRAP = "with a bootstrap interval over networks; networks whose speed-up is a bound are left out"
 _CLAIMS = (
     Claim(
         "conditioning_path",
         "PathCond lowers the condition number of the path kernel's non-zero spectrum on small networks",
         "motivates the method; not measured",
-        f"geometric mean of before over after: 95% interval over networks above 1, and it falls in {MOST:.0%} of them: "
-        "reproduced; above 1, or contains 1: partly",
+        "condition number before over after, geometric mean over networks and its interval",
         _path,
-        ours=True,
+        OURS,
     ),
     Claim(
         "conditioning_ntk",
         "PathCond lowers the condition number of the NTK at the start, in eval mode",
         "not looked at",
-        f"before over after, paired by seed: 95% {_ALL}",
-        lambda table: _ntk(table, NTK),
-        ours=True,
+        "condition number before over after, geometric mean over seeds",
+        lambda table: _ntk(table, NTK, "conditioning_ntk"),
+        OURS,
+        cases="network",
     ),
     Claim(
         "conditioning_ntk_batch",
         "PathCond lowers the condition number of the NTK at the start in train mode, where BatchNorm takes part",
         "not looked at",
-        f"before over after on one batch, paired by seed: 95% {_ALL}",
-        lambda table: _ntk(table, BATCH),
-        ours=True,
+        "condition number before over after on one batch, geometric mean over seeds",
+        lambda table: _ntk(table, BATCH, "conditioning_ntk_batch"),
+        OURS,
+        cases="network",
     ),
     Claim(
         "conditioning_predicts",
         "The more the NTK's condition number falls, the larger the speed-up",
         "not looked at",
-        f"rank correlation of the fall, in the mode of training, with the speed-up: {_RANK}",
-        lambda table: _predicts(table, "fall"),
-        ours=True,
+        f"rank correlation of the fall, in the mode of training, with the speed-up in epochs, {_BOOTSTRAP}",
+        lambda table: _predicts(table, "fall", "conditioning_predicts"),
+        OURS,
     ),
     Claim(
         "conditioning_step",
         "At the start of training PathCond makes the NTK larger, as larger steps would, rather than better conditioned",
         "not looked at",
-        "growth of the mean eigenvalue over the fall of the condition number, in the mode of training, paired by seed: "
-        f"95% {_ALL}",
+        "growth of the mean eigenvalue over the fall of the condition number, in the mode of training, geometric mean "
+        "over seeds",
         _step,
-        ours=True,
+        OURS,
+        cases="network",
     ),
     Claim(
         "conditioning_scales",
-        "The larger PathCond's scales, the larger the speed-up",
+        "The larger PathCond's scales, as where widths vary, the larger the speed-up",
         "larger where widths vary",
-        f"rank correlation of the largest |log lambda| with the speed-up: {_RANK}",
-        lambda table: _predicts(table, "max_log_scale"),
-        ours=True,
+        f"rank correlation of the largest |log lambda| with the speed-up in epochs, {_BOOTSTRAP}",
+        lambda table: _predicts(table, "max_log_scale", "conditioning_scales"),
+        OURS,
     ),
 )
 

@@ -17,20 +17,7 @@ from paper.aggregate import trained
 from paper.experiments.base import Experiment, Runs
 from paper.experiments.cifar_nv import CurveGrid
 from paper.settings import Block, CompressionGrid, DepthGrid, grids
-from paper.verdicts import (
-    NOT_REPRODUCED,
-    PARTLY,
-    RANGE,
-    REPRODUCED,
-    Claim,
-    Finding,
-    NotMeasured,
-    by,
-    interval,
-    of,
-    of_all,
-    runs,
-)
+from paper.verdicts import LEVELS, OURS, Claim, Estimate, Finding, NotMeasured, by, decide, of, over_cases, runs
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -42,7 +29,6 @@ COLUMNS = (
     "panel", "network", "hidden_layers", "compression", "parameters", "method", "lr", "epochs", "seed", "diverged",
     "reached", "best_test_accuracy", "final_train_loss", "max_log_scale",
 )  # fmt: skip
-MARGIN = 0.5  # points of test accuracy: what is lower by less is not lower
 
 
 class Settings(Block):
@@ -167,13 +153,12 @@ def pair(rows: pd.DataFrame, criterion: Criterion, method: str, other: str) -> t
 
 def gain(
     rows: pd.DataFrame, criterion: Criterion, method: str = "pathcond", other: str = "baseline"
-) -> tuple[float, float, float] | None:
-    """The gain of a method over another in one network, each at its own best rate: mean, and 95% over seeds."""
+) -> Estimate | None:
+    """The gain of a method over another in one network, each at its own best rate, paired by seed."""
     found = pair(rows, criterion, method, other)
     if found is None:
         return None
-    values = criterion.gain(found[0].values, found[1].values)
-    return (float(values.mean()), *interval(float(values.mean()), float(values.std()), len(values)))
+    return Estimate.of(criterion.gain(found[0].values, found[1].values), digits=3 if criterion is LOSS else 2)
 
 
 def widths(rows: pd.DataFrame, criterion: Criterion) -> pd.Series | None:
@@ -244,7 +229,7 @@ def _at_best(axes: Axes, rows: pd.DataFrame, x: str, criterion: Criterion, offse
         found = {value: best(of(part, name), criterion) for value, part in by(rows, x)}
         kept = {value: one for value, one in found.items() if one is not None}
         means = [sign * float(one.values.mean()) for one in kept.values()]
-        halves = [_half(one.values) for one in kept.values()]
+        halves = [_half(Estimate.of(one.values)) for one in kept.values()]
         at = [value + offset * (number - 1) for value in kept]
         look: dict[str, Any] = {"color": method.colour, "linestyle": method.dash, "linewidth": 0.8}
         axes.errorbar(at, means, yerr=halves, **look)
@@ -253,9 +238,9 @@ def _at_best(axes: Axes, rows: pd.DataFrame, x: str, criterion: Criterion, offse
             axes.plot(place, mean, color=method.colour, marker=method.marker, markerfacecolor=face, linestyle="")
 
 
-def _half(values: pd.Series) -> float:
-    low, high = interval(0.0, float(values.std()), len(values))
-    return (high - low) / 2
+def _half(values: Estimate) -> float:
+    """Half the width of an interval; none is drawn of one seed."""
+    return values.high - values.value if math.isfinite(values.high) else 0.0
 
 
 def _good_rates(axes: Axes, rows: pd.DataFrame) -> None:
@@ -286,8 +271,8 @@ def _loss_gains(axes: Axes, rows: pd.DataFrame) -> None:
                 at_end = any(chosen.at_end for chosen in pair(part, LOSS, name, "baseline") or ())
                 face = "white" if at_end else method.colour
                 look: dict[str, Any] = {"color": method.colour, "marker": method.marker, "markerfacecolor": face}
-                axes.errorbar([value], [one[0]], yerr=[[one[0] - one[1]], [one[2] - one[0]]], linestyle="", **look)
-        middle = [math.nan if one is None else one[0] for one, _ in found.values()]
+                axes.errorbar([value], [one.value], yerr=[_half(one)], linestyle="", **look)
+        middle = [math.nan if one is None else one.value for one, _ in found.values()]
         axes.plot(list(found), middle, color=method.colour, linestyle=method.dash, linewidth=0.8)
     axes.axhline(1.0, color=plotting.GREY, linewidth=0.6, linestyle="--", zorder=1)
     factors = sorted(set(rows["compression"]))
@@ -314,129 +299,79 @@ def _by_rate(axes: Axes, rows: pd.DataFrame) -> None:
 # Claims
 
 
-def _gains(rows: pd.DataFrame, x: str, criterion: Criterion, other: str) -> dict[float, tuple[float, float, float]]:
-    found = {value: gain(part, criterion, other=other) for value, part in by(rows, x)}
-    kept = {value: one for value, one in found.items() if one is not None}
-    if not kept:
-        raise NotMeasured(f"no network with a best learning rate of PathCond and {other}")
-    return kept
-
-
-def _listed(rows: pd.DataFrame, x: str, criterion: Criterion, other: str, digits: int) -> str:
-    """Gains in words, each with its interval and the two best rates."""
+def _over(table: pd.DataFrame, x: str, criterion: Criterion, other: str, claim: str) -> Finding:
+    """PathCond's gains over another method by depth or compression, with the best rates of both in words."""
+    found: dict[float, Estimate] = {}
     parts = []
-    for value, (mean, low, high) in _gains(rows, x, criterion, other).items():
-        rates = pair(rows[rows[x] == value], criterion, other, "pathcond") or ()
-        told = " and ".join(f"{one.lr:g}{'*' if one.at_end else ''}" for one in rates)
-        parts.append(f"{value:g}: {mean:.{digits}f} ({low:.{digits}f} to {high:.{digits}f}; lr {told})")
-    return ", ".join(parts) + "; * at an end of the rates tried" * any("*" in part for part in parts)
+    for value, rows in by(runs(table, x), x):
+        one, rates = gain(rows, criterion, other=other), pair(rows, criterion, other, "pathcond")
+        if one is not None and rates is not None:
+            found[value] = one
+            told = " and ".join(f"{best.lr:g}{'*' * best.at_end}" for best in rates)
+            parts.append(f"{value:g}: {one.words} (lr {told})")
+    if not found:
+        raise NotMeasured(f"no network with a best learning rate of PathCond and {other}")
+    name = x.replace("_", " ")
+    text = f"{name} " + ", ".join(parts) + "; * at an end of the rates tried" * any("*" in part for part in parts)
+    return Finding(text, over_cases(decide(one, LEVELS[claim]) for one in found.values()), cases=found)
 
 
-def _above(rows: pd.DataFrame, x: str, criterion: Criterion, other: str, least: float, digits: int = 2) -> Finding:
-    """Whether the interval of the gain lies above a threshold on every network."""
-    found = _gains(rows, x, criterion, other)
-    means = [mean for mean, _, _ in found.values()]
-    verdict = of_all([low > least for _, low, _ in found.values()])
-    name = x.replace("_", " ").removesuffix("s")
-    text = f"by {name}s {_listed(rows, x, criterion, other, digits)}"
-    return Finding(text, verdict, min(means), (min(means), max(means)), RANGE)
-
-
-def _epochs(table: pd.DataFrame, other: str) -> Finding:
-    return _above(runs(table, "hidden_layers"), "hidden_layers", EPOCHS, other, 1.0)
-
-
-def _accuracy(table: pd.DataFrame) -> Finding:
-    return _above(runs(table, "hidden_layers"), "hidden_layers", ACCURACY, "baseline", -MARGIN)
-
-
-def _autoencoders(table: pd.DataFrame) -> Finding:
-    return _above(runs(table, "compression"), "compression", LOSS, "baseline", 1.0, 3)
-
-
-def _convolutional(table: pd.DataFrame) -> Finding:
-    rows = runs(table, network="cifar_nv")
-    found = gain(rows, ACCURACY)
-    if found is None:
-        raise NotMeasured("no best learning rate of PathCond and the baseline")
-    mean, low, high = found
-    told = [
-        f"{-one.values.mean():.1f}% at lr {one.lr:g}{', the end of those tried' * one.at_end}"
-        for one in pair(rows, ACCURACY, "baseline", "pathcond") or ()
-    ]
-    verdict = REPRODUCED if low > 0 else NOT_REPRODUCED if high <= 0 else PARTLY
-    return Finding(f"{mean:+.1f} points: baseline {told[0]}, PathCond {told[1]}", verdict, mean, (low, high))
-
-
-def _range(table: pd.DataFrame, criterion: Criterion) -> Finding:
-    found = {depth: widths(part, criterion) for depth, part in by(runs(table, "hidden_layers"), "hidden_layers")}
+def _range(table: pd.DataFrame) -> Finding:
+    found = {depth: widths(part, EPOCHS) for depth, part in by(runs(table, "hidden_layers"), "hidden_layers")}
     means = {depth: float(values.mean()) for depth, values in found.items() if values is not None}
     if len(means) < 2:
         raise NotMeasured("one network has no spread over networks")
-    import pandas as pd
-
-    every = pd.Series(means)
-    low, high = interval(float(every.mean()), float(every.std()), len(every))
-    verdict = REPRODUCED if low > 0 else NOT_REPRODUCED if high <= 0 else PARTLY
-    text = f"{every.mean():+.2f} decades (by hidden layers " + ", ".join(f"{d:g}: {v:+.2f}" for d, v in means.items())
-    return Finding(f"{text})", verdict, float(every.mean()), (low, high))
+    estimate = Estimate.of(means.values())
+    text = "decades more with PathCond, hidden layers " + ", ".join(f"{d:g}: {v:+.2f}" for d, v in means.items())
+    return Finding(text, decide(estimate, LEVELS["tuned_range"]), estimate, "decades, mean over depths")
 
 
-_EACH = "95% interval above {least} on every network: reproduced, on some: partly"
-_OVER = "95% interval over networks above 0: reproduced; contains 0: partly; else not"
+_LEAST = "each at the rate of its least mean where every seed has a value, of the rates that both have"
 _CLAIMS = (
     Claim(
         "tuned_epochs",
         "With each method at its own best learning rate, MLPs need fewer epochs with PathCond than without",
         "not looked at: one rate for all",
-        "ratio of epochs to the target, baseline over PathCond, paired by seed, each at the rate of its least mean "
-        f"where every seed gets there: {_EACH.format(least=1)}",
-        lambda table: _epochs(table, "baseline"),
-        ours=True,
+        f"ratio of epochs to the target, baseline over PathCond, {_LEAST}",
+        lambda table: _over(table, "hidden_layers", EPOCHS, "baseline", "tuned_epochs"),
+        OURS,
+        cases="depth",
     ),
     Claim(
         "tuned_enorm",
         "With each method at its own best learning rate, MLPs need fewer epochs with PathCond than with ENorm",
         "not looked at: one rate for all",
-        f"ratio of epochs, ENorm over PathCond, as above: {_EACH.format(least=1)}",
-        lambda table: _epochs(table, "enorm"),
-        ours=True,
+        f"ratio of epochs to the target, ENorm over PathCond, {_LEAST}",
+        lambda table: _over(table, "hidden_layers", EPOCHS, "enorm", "tuned_enorm"),
+        OURS,
+        cases="depth",
     ),
     Claim(
         "tuned_accuracy",
         "With each method at its own best learning rate, the best test accuracy of MLPs is not lower with PathCond",
         "generalisation is not compromised",
-        "best test accuracy, PathCond less baseline, paired by seed, each at the rate of its highest mean: "
-        f"{_EACH.format(least=f'-{MARGIN:g} points')}",
-        _accuracy,
-        ours=True,
+        "best test accuracy, PathCond less baseline, in points, each at the rate of its highest mean",
+        lambda table: _over(table, "hidden_layers", ACCURACY, "baseline", "tuned_accuracy"),
+        OURS,
+        cases="depth",
     ),
     Claim(
         "tuned_range",
         "MLPs train fast over a wider range of learning rates with PathCond",
         "not looked at",
         f"decades of rates around the best that need at most {EPOCHS.factor:g} times its epochs, PathCond less "
-        f"baseline, paired by seed: {_OVER}",
-        lambda table: _range(table, EPOCHS),
-        ours=True,
+        "baseline, paired by seed; mean over depths",
+        _range,
+        OURS,
     ),
     Claim(
         "tuned_autoencoders",
         "With each method at its own best learning rate, autoencoders end with a smaller train loss with PathCond",
         "smaller, at one rate for all",
-        "ratio of final train losses, baseline over PathCond, paired by seed, each at the rate of its least mean where "
-        f"no seed diverges: {_EACH.format(least=1)}",
-        _autoencoders,
-        ours=True,
-    ),
-    Claim(
-        "tuned_cifar_nv",
-        "With each method at its own best learning rate, CIFAR-NV has a higher test accuracy with PathCond",
-        "higher, at one rate for all",
-        "best test accuracy, PathCond less baseline, paired by seed, each at the rate of its highest mean: 95% "
-        "interval above 0: reproduced; contains 0: partly; else not",
-        _convolutional,
-        ours=True,
+        f"ratio of final train losses, baseline over PathCond, {_LEAST}",
+        lambda table: _over(table, "compression", LOSS, "baseline", "tuned_autoencoders"),
+        OURS,
+        cases="compression",
     ),
 )
 

@@ -130,7 +130,7 @@ def test_figure_names_every_network_and_marks_bounds():
         faces = [line.get_markerfacecolor() for line in axes.lines if len(line.get_xdata())]
         assert [face == "white" for face in faces] == [True] + [False] * 6
     # The first network's speed-up is a bound: it is drawn, not counted.
-    assert figure.axes[2].get_title(loc="right").startswith("rank correlation 0.94 (")
+    assert figure.axes[2].get_title(loc="right").startswith("rank correlation 0.94 [")
 
 
 def curve(epochs, accuracies=None, losses=None):

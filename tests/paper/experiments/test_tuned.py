@@ -65,9 +65,10 @@ def test_best_rate_of_other_criteria():
 
 def test_gain_is_paired_and_takes_rates_of_both():
     rows = rates({3: {"baseline": {1e-2: [40, 60], 1e-1: [10, 10]}, "pathcond": {1e-2: [20, 40], 1e-3: [1, 1]}}})
-    assert tuned.gain(rows, EPOCHS) == pytest.approx((1.75, 1.75 - 12.71 * 0.25, 1.75 + 12.71 * 0.25))
+    found = tuned.gain(rows, EPOCHS)
+    assert (found.value, found.low, found.high) == pytest.approx((1.75, 1.75 - 3.177, 1.75 + 3.177), abs=1e-3)
     rows = rates({3: {"baseline": {1e-2: [0.5, 0.6]}, "pathcond": {1e-2: [0.51, 0.63]}}}, "best_test_accuracy")
-    assert tuned.gain(rows, ACCURACY)[0] == pytest.approx(2.0)
+    assert tuned.gain(rows, ACCURACY).value == pytest.approx(2.0)
     assert tuned.gain(rates({3: {"baseline": {1e-2: 9}, "pathcond": {1e-3: 9}}}), EPOCHS) is None
 
 
