@@ -20,15 +20,12 @@ from paper.verdicts import (
     at_most,
     by,
     decide,
-    epochs_ratio,
     known,
     listed,
-    loss_ratio,
     of,
     over_cases,
     ratios,
     runs,
-    tuned,
 )
 
 if TYPE_CHECKING:
@@ -79,23 +76,6 @@ def _mlps(table: pd.DataFrame, lr: float | None = None) -> pd.DataFrame:
     if rows.empty:
         raise NotMeasured(f"no MLP at lr {lr:g}")
     return rows
-
-
-def _tuned(table: pd.DataFrame) -> Finding:
-    found: dict[float, Estimate] = {}
-    parts = []
-    for depth, rows in by(_mlps(table), "hidden_layers"):
-        fixed = ratios(rows[rows["lr"] == LR], "hidden_layers").get(depth)
-        (base, base_text), (ours, text) = (tuned(of(rows, name), "reached") for name in ("baseline", "pathcond"))
-        ratio = epochs_ratio(base, ours)
-        if ratio is not None:
-            found[depth] = ratio
-        compared = f"baseline {base_text}, PathCond {text}; {fixed or 'open'} at lr {LR:g}"
-        parts.append(f"{depth:g} hidden layers: {ratio.words if ratio else 'open'} ({compared})")
-    if not found:
-        raise NotMeasured("no learning rate at which every seed gets there")
-    answers = [decide(ratio, LEVELS["controls_tuned"]) for ratio in found.values()]
-    return Finding("; ".join(parts), over_cases(answers), cases=found)
 
 
 def _share(rows: pd.DataFrame, method: str) -> Estimate | None:
@@ -157,27 +137,7 @@ def _scales(rows: pd.DataFrame) -> str:
     return " and ".join(f"{of(rows, name)['max_log_scale'].mean():.1f}" for name in ("pathcond", "optimum"))
 
 
-def _autoencoder(table: pd.DataFrame) -> Finding:
-    rows = runs(table, "compression")
-    (base, base_text), (ours, text) = (tuned(of(rows, name), "final_train_loss") for name in ("baseline", "pathcond"))
-    ratio, fixed = loss_ratio(base, ours), rows[rows["lr"] == LR]
-    if ratio is None:
-        raise NotMeasured("no learning rate without divergence for both")
-    before = loss_ratio(of(fixed, "baseline"), of(fixed, "pathcond"))
-    words = f"{ratio} (baseline {base_text}, PathCond {text}; {before or 'open'} at lr {LR:g})"
-    return Finding(words, decide(ratio, LEVELS["controls_autoencoder"]), ratio, "ratio of losses", {"ratio": ratio})
-
-
 _CLAIMS = (
-    Claim(
-        "controls_tuned",
-        "The gain on MLPs is not a matter of the learning rate: it is there too when each method has its own best one",
-        "1.5, at one rate for all",
-        "ratio of epochs, baseline over PathCond, each at the rate where its mean is least and every seed gets there",
-        _tuned,
-        OURS,
-        cases="depth",
-    ),
     Claim(
         "controls_rows",
         "Most of the gain on MLPs at lr 1e-3 is there with the incoming weights alone rescaled, which leaves the "
@@ -208,15 +168,6 @@ _CLAIMS = (
         _optimum,
         OURS,
         cases="depth",
-    ),
-    Claim(
-        "controls_autoencoder",
-        "The autoencoder ends with a smaller train loss also when each method has its own best learning rate",
-        "smaller, at one rate for all",
-        "ratio of final train losses, baseline over PathCond, each at the rate where its mean is least and no seed "
-        "diverges",
-        _autoencoder,
-        OURS,
     ),
 )
 

@@ -14,14 +14,12 @@ from paper.verdicts import (
     AT_MOST,
     LEVELS,
     NO,
-    OURS,
     TOLERATED,
     UNDECIDED,
     YES,
     Answer,
     Claim,
     Estimate,
-    Estimates,
     Finding,
     NotMeasured,
     accuracy_gain,
@@ -40,7 +38,6 @@ from paper.verdicts import (
     ratios,
     runs,
     span,
-    tuned,
 )
 
 if TYPE_CHECKING:
@@ -169,14 +166,6 @@ def _large(table: pd.DataFrame) -> Finding:
     return Finding(text, over_cases(answers))
 
 
-def _tuned(table: pd.DataFrame) -> Finding:
-    found: Estimates = {}
-    for depth, rows in by(runs(table), "hidden_layers"):
-        found[depth] = epochs_ratio(*(tuned(of(rows, name), "reached")[0] for name in ("baseline", "pathcond")))
-    answers = [decide(ratio, LEVELS["mlp_lrs_tuned"]) for ratio in known(found).values()]
-    return Finding(listed(found, "hidden layers", intervals=True), over_cases(answers), cases=found)
-
-
 _CLAIMS = (
     Claim(
         "mlp_lrs_shrinks",
@@ -208,15 +197,6 @@ _CLAIMS = (
         "comparable (main text), degrades (appendix)",
         "ratio of epochs, baseline over PathCond, at the largest rate",
         _large,
-        cases="depth",
-    ),
-    Claim(
-        "mlp_lrs_tuned",
-        "With the best of these learning rates for each method, PathCond still needs fewer epochs",
-        "not looked at",
-        "ratio of epochs, baseline over PathCond, each at the rate where its mean is least and every seed gets there",
-        _tuned,
-        OURS,
         cases="depth",
     ),
 )

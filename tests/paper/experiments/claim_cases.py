@@ -493,12 +493,6 @@ def rescaled(largest):
     return rows.assign(max_log_scale=scale.where(rows["method"] == "pathcond", 0.0))
 
 
-def tuned_coder(losses):
-    """Losses by method and learning rate, among MLPs that no claim on autoencoders reads."""
-    cells = [coder({method: {4: value}}, lr) for method, found in losses.items() for lr, value in found.items()]
-    return pd.concat([*cells, mlp("baseline", 3, 50.0)], ignore_index=True)
-
-
 def parts(baseline=80.0, pathcond=40.0, depth=3, **other):
     """Epochs by method at lr 1e-3, and others at another rate."""
     found = {"baseline": baseline, "pathcond": pathcond, **other}
@@ -509,7 +503,6 @@ def both(first, second):
     return pd.concat([first, second], ignore_index=True)
 
 
-BEST = {1e-3: 60.0, 1e-2: 30.0, 1e-1: 50.0}  # of PathCond, at three learning rates
 CASES |= {
     "mlp_speedup": [
         *((YES, speed({2: 1.2, 3: ratio})) for ratio in (1.36, 1.71)),
@@ -589,13 +582,6 @@ CASES |= {
         (YES, speeds({3: {1e-3: 0.98, 1e-1: 1.5}})),
         (NO, both(speed(dict.fromkeys(range(2, 11), 1.0)), speed({11: 0.96}, lr=1e-1))),
         (UNDECIDED, mlps(("baseline", 3, 99.0, 1e-1), ("pathcond", 3, [90.0, NEVER], 1e-1))),
-    ],
-    "mlp_lrs_tuned": [
-        (YES, tuned({n: {"baseline": {1e-3: NEVER, 1e-1: 30 * r}, "pathcond": BEST} for n, r in ((3, 1.01), (6, 2))})),
-        (PARTLY, tuned({n: {"baseline": {1e-2: 30 * r}, "pathcond": BEST} for n, r in ((3, 0.9), (6, 1.5))})),
-        (PARTLY, tuned({n: {"baseline": {1e-2: e}, "pathcond": BEST} for n, e in ((3, [31.0, 60.0]), (6, 40.0))})),
-        (NO, tuned({3: {"baseline": {1e-3: 99.0, 1e-2: 29.0}, "pathcond": BEST}})),
-        (UNDECIDED, tuned({3: {"baseline": {1e-2: [31.0, 60.0]}, "pathcond": BEST}})),
     ],
     "mlp_lrs_large": [
         (YES, speeds({3: {1e-3: 1.5, 1e-1: 0.5}, 4: {1e-1: 1.09}})),
@@ -698,14 +684,6 @@ CASES |= {
         (NO, both(loss({1: 1.0, 7: 0.9}), loss({7: 1.0}, lr=0.1))),
         (UNDECIDED, coder({"baseline": {1: [1.0, 1.2]}, "pathcond": {1: 1.0}})),
     ],
-    "controls_tuned": [
-        (YES, tuned({n: {"baseline": {1e-3: NEVER, 1e-1: 30 * r}, "pathcond": BEST} for n, r in ((3, 1.36), (6, 2))})),
-        (YES, tuned({3: {"baseline": {1e-2: [10.0, NEVER], 1e-1: 60.0}, "pathcond": BEST}})),
-        (PARTLY, tuned({n: {"baseline": {1e-2: 30 * r}, "pathcond": BEST} for n, r in ((3, 1.34), (6, 1.5))})),
-        (PARTLY, tuned({n: {"baseline": {1e-2: 30 * r}, "pathcond": BEST} for n, r in ((3, 1.0), (6, 1.11))})),
-        (NO, tuned({n: {"baseline": {1e-3: 99.0, 1e-2: 30 * r}, "pathcond": BEST} for n, r in ((3, 1.09), (6, 0.9))})),
-        (UNDECIDED, tuned({3: {"baseline": {1e-2: [31.0, 60.0]}, "pathcond": BEST}})),
-    ],
     "controls_rows": [
         (YES, parts(rows=47.9, columns=79.0)),
         (YES, parts(baseline=NEVER, rows=51.9, columns=NEVER)),
@@ -731,13 +709,6 @@ CASES |= {
         (PARTLY, both(parts(optimum=40.0), parts(optimum=30.0, depth=6))),
         *((NO, parts(optimum=40 / ratio)) for ratio in (0.949, 1.051)),
         (UNDECIDED, parts(optimum=[39.0, 41.0])),
-    ],
-    "controls_autoencoder": [
-        (YES, tuned_coder({"baseline": {1e-3: 2.0, 1e-1: 1.06}, "pathcond": {1e-3: 1.5, 1e-2: 1.0}})),
-        (YES, tuned_coder({"baseline": {1e-1: 1.06, 1.0: [0.1, NEVER]}, "pathcond": {1e-2: 1.0, 1.0: math.inf}})),
-        (PARTLY, tuned_coder({"baseline": {1e-1: 1.04}, "pathcond": {1e-2: 1.0}})),
-        (NO, tuned_coder({"baseline": {1e-3: 2.0, 1e-1: 0.99}, "pathcond": {1e-3: 1.5, 1e-2: 1.0}})),
-        (UNDECIDED, tuned_coder({"baseline": {1e-1: [0.9, 1.3]}, "pathcond": {1e-2: 1.0}})),
     ],
     **TUNED,
 }  # fmt: skip
