@@ -105,12 +105,17 @@ def largest_entries(named: Mapping[str, Tensor]) -> dict[str, float]:
         for device, tensors in by_device.items():
             if device.type == "cuda":
                 norms = torch._foreach_norm(list(tensors.values()), math.inf)  # pyright: ignore[reportPrivateImportUsage]
+                tops = stacked(norms)
             else:
-                norms = [torch.stack(torch.aminmax(t)).abs().amax() for t in tensors.values()]
-            alike = len({norm.dtype for norm in norms}) == 1
-            tops = torch.stack(list(norms) if alike else [norm.double() for norm in norms])
+                tops = stacked([end for t in tensors.values() for end in torch.aminmax(t)]).view(-1, 2).abs().amax(1)
             found |= dict(zip(tensors, tops.tolist(), strict=True))
     return found
+
+
+def stacked(scalars: Sequence[Tensor]) -> Tensor:
+    """Scalars of one device as a vector, in float64 if their dtypes differ."""
+    alike = len({t.dtype for t in scalars}) == 1
+    return torch.stack(list(scalars) if alike else [t.double() for t in scalars])
 
 
 def shared_memory(model: nn.Module) -> tuple[dict[str, str], list[str]]:

@@ -220,7 +220,8 @@ def add_paths(p: PathSums, call: Call, a: Arguments, maximum: bool = False) -> N
 
     def backward(gradient: Scaled) -> None:
         for (x, size, data), pick in zip(sources, picks, strict=True):
-            piece = Scaled((gradient.t * pick).sum_to_size(size), gradient.log)
+            picked = gradient.t if isinstance(pick, float) and pick == 1.0 else gradient.t * pick
+            piece = Scaled(picked.sum_to_size(size), gradient.log)
             p.add_gradient(x.id, piece) if data else p.add_diagonal(x, piece)
 
     p.set_result(call, Scaled(total.expand(shape), log), backward)

@@ -181,7 +181,7 @@ def _solve_on_gpu(objective: Objective, sweeps: int) -> Solution | None:
     if found is None:
         return None
     updates = tuple(change / objective.units for change in found.changes)
-    return Solution(found.u[1:].cpu(), found.values, updates, found.residual, Result.SWEEPS, (), objective.size)
+    return Solution(found.u[1:], found.values, updates, found.residual, Result.SWEEPS, (), objective.size)
 
 
 @dataclass(frozen=True)
