@@ -356,11 +356,11 @@ def _assemble(
     for groups, reason in s.frozen:
         why.scatter_reduce_(0, root[groups], torch.full_like(groups, reason), "amin")
     entered, left = torch.zeros(2, s.count, dtype=torch.bool)
-    for use in (use for each in s.uses.values() for use in each):
-        row, col = (groups.clamp(min=FROZEN).reshape(-1) for groups in (use.row, use.col))
-        for groups, same, inverse in ((row, entered, left), (col, left, entered)):
-            same[root[groups[sign[groups] > 0]]] = True
-            inverse[root[groups[sign[groups] < 0]]] = True
+    all_uses = [use for each in s.uses.values() for use in each]
+    for ends, same, inverse in (([u.row for u in all_uses], entered, left), ([u.col for u in all_uses], left, entered)):
+        groups = torch.cat([torch.zeros(1, dtype=torch.int64), *(end.reshape(-1) for end in ends)]).clamp(min=FROZEN)
+        same[root[groups[sign[groups] > 0]]] = True
+        inverse[root[groups[sign[groups] < 0]]] = True
     is_root = root == torch.arange(s.count)
     free = is_root & entered & left & (why == len(s.reasons))
     free[0] = False

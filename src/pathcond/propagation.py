@@ -215,9 +215,10 @@ class ScalePropagation:
         a, b = torch.broadcast_tensors(a, b)
         differ = (a != b) & (a != ZERO) & (b != ZERO)
         pairs = torch.stack((a[differ], b[differ]))
-        fixed = (pairs == FROZEN).any(0)
-        self.freeze(pairs[:, fixed], reason)
-        self.ties.append(pairs[:, ~fixed])
+        if pairs.numel():
+            fixed = (pairs == FROZEN).any(0)
+            self.freeze(pairs[:, fixed], reason)
+            self.ties.append(pairs[:, ~fixed])
         if smaller.numel() < a.numel() and not bool((smaller == ZERO).any()):
             return with_axes(smaller, a.ndim)
         return torch.where(a == ZERO, b, torch.where(b == FROZEN, b, a))
@@ -285,6 +286,8 @@ class ScalePropagation:
 
     def share_among_experts(self) -> None:
         """Let experts share their scales where the groups that stand for them are tied, frozen or used elsewhere."""
+        if not self.experts:
+            return
         met = torch.zeros(self.count, dtype=torch.bool)
         for groups in (*self.ties, *self.inverse_ties, *(found for found, _ in self.frozen)):
             met[groups.reshape(-1)] = True
