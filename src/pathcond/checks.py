@@ -27,8 +27,8 @@ def check_flags(**flags: Any) -> None:
             raise PathCondError(f"expected {name} to be True or False, got {value!r}.")
 
 
-def check_model(model: nn.Module) -> None:
-    """Refuse models whose parameters cannot be rescaled at all.
+def check_model(model: nn.Module, values: bool = True) -> None:
+    """Refuse models whose parameters cannot be rescaled at all; without ``values`` they may be on the meta device.
 
     Raises:
         PathCondError: no parameters; or one that is complex, sparse, sharded, in eight bits, or has no data.
@@ -58,7 +58,7 @@ def check_model(model: nn.Module) -> None:
             raise PathCondError(
                 f"expected parameters in {', '.join(map(str, FORMATS))}, got '{name}' in {p.dtype}. Use model.float()."
             )
-        if p.device.type == "meta":
+        if values and p.device.type == "meta":
             raise PathCondError(
                 f"parameter '{name}' is on the meta device. Load its values first (model.to_empty, ...)."
             )
@@ -143,4 +143,6 @@ def memory_span(t: Tensor) -> tuple[int, int, int]:
     """A tensor's storage, and its first and last byte there."""
     first = int(t.storage_offset()) * t.element_size()
     reach = sum((n - 1) * stride for n, stride in zip(t.shape, t.stride(), strict=True))
-    return t.untyped_storage().data_ptr(), first, first + (reach + 1) * t.element_size() - 1
+    storage = t.untyped_storage()
+    key = storage._cdata if t.device.type == "meta" else storage.data_ptr()  # without data there is no address
+    return key, first, first + (reach + 1) * t.element_size() - 1

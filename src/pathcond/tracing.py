@@ -300,7 +300,8 @@ def _make_fake(mode: Any, like: Tensor, shape: Any, stride: Any) -> FakeTensor:
             inner = torch.empty(shape, dtype=like.dtype, device="meta")
         else:
             inner = torch.empty_strided(shape, stride, dtype=like.dtype, device="meta")
-        return FakeTensor(mode, inner, like.device)
+        device = like.device if like.device.type != "meta" else torch.device("cpu")
+        return FakeTensor(mode, inner, device)
 
 
 def _without_source(function: Any, arguments: Any, result: Any) -> tuple[Any, Any]:
@@ -859,7 +860,7 @@ class Constants:
         leaf = self._trace.values[value].leaf
         if leaf is not None:
             tensor = leaf.tensor if leaf.kind == "const" else self._tensors.get(leaf.name)
-            if tensor is None or leaf.kind == "input" or isinstance(tensor, FakeTensor):
+            if tensor is None or leaf.kind == "input" or isinstance(tensor, FakeTensor) or tensor.is_meta:
                 self._cache[value] = None
             else:
                 self._cache[value] = tensor.detach()

@@ -101,6 +101,17 @@ def test_a_pickled_graph_serves_as_before():
     assert all(torch.equal(t, g[n]) for n, t in pathcond.compute_diag_g(model, x, graph=graph).items())
 
 
+@pytest.mark.parametrize("name", ["residual_conv", "tied_autoencoder", "channel_shuffle", "mlp_bn"])
+def test_a_graph_on_the_meta_device_is_that_of_the_model(name):
+    model, x = BY_NAME[name].model(), BY_NAME[name].input()
+    graph, expected = pathcond.extract_graph(copy.deepcopy(model).to("meta"), x), pathcond.extract_graph(model, x)
+    assert (graph.units, graph.frozen) == (expected.units, expected.frozen)
+    assert_function_kept(model, x, graph)
+    assert pathcond.rescale_(model, x, graph=graph).units == expected.units
+    with pytest.raises(pathcond.PathCondError, match="meta device"):
+        pathcond.rescale_(copy.deepcopy(model).to("meta"), x)
+
+
 # ---- recurrence and zeros
 
 
