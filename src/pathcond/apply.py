@@ -186,7 +186,7 @@ def scale_parameters_(
 ) -> None:
     """As :func:`apply_scales_` without an optimizer; ``largest`` are the parameters' largest entries, where known."""
     parameters = dict(model.named_parameters())
-    half = _checked_half(model, parameters, graph, u)
+    half = _checked_half(parameters, graph, u)
     reach = 2 * float(half.abs().amax())
     if not reach:
         return
@@ -218,7 +218,7 @@ def scale_optimizer_state_(model: nn.Module, graph: ScaleGraph, u: Tensor, optim
                 _scale_(tensor, -power, graph, name, half, reach, factors)
 
 
-def _checked_half(model: nn.Module, parameters: Mapping[str, Tensor], graph: ScaleGraph, u: Tensor) -> Tensor:
+def _checked_half(parameters: Mapping[str, Tensor], graph: ScaleGraph, u: Tensor) -> Tensor:
     """``log lambda`` by unit number, shape (2 units + 1,), with 0 for no unit."""
     if tuple(u.shape) != (graph.units,):
         raise ApplyError(f"expected u of shape ({graph.units},), one log-scale a unit, got shape {tuple(u.shape)}.")
@@ -226,7 +226,7 @@ def _checked_half(model: nn.Module, parameters: Mapping[str, Tensor], graph: Sca
         raise ApplyError(
             f"expected finite log-scales, got {int((~torch.isfinite(u)).sum())} NaN or infinite ones in u."
         )
-    check_shapes(model, graph.shapes)
+    check_shapes(parameters, graph.shapes)
     for name in graph.params:
         if parameters[name].is_inference():
             raise ApplyError(

@@ -64,13 +64,12 @@ def check_model(model: nn.Module, values: bool = True) -> None:
             )
 
 
-def check_shapes(model: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Refuse a model whose parameters are not those of a graph.
+def check_shapes(parameters: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Refuse a model's parameters that are not those of a graph.
 
     Raises:
         ApplyError: names the first parameter that differs.
     """
-    parameters = dict(model.named_parameters())
     for name, shape in shapes.items():
         if name not in parameters or tuple(parameters[name].shape) != shape:
             got = f"shape {tuple(parameters[name].shape)}" if name in parameters else "no such parameter"
