@@ -9,12 +9,16 @@ and gated MLPs), how many of them ``extract_graph`` finds, and by how much outpu
 
 Some models compute parts of their forward pass in float32 whatever the dtype of their weights; there the change in
 float64 is bounded by float32's rounding. Run ``python -m tests.transformers_zoo --table docs/transformers.md``.
+
+``--large meta`` measures the graphs of models of 1e9 parameters and more without their weights; ``--large cuda`` (or
+``cpu``) the whole of ``rescale_``. The rows go to ``benchmarks/records/large.json``, from where the table takes them.
 """
 
 from __future__ import annotations
 
 import argparse
 import fnmatch
+import json
 import random
 import sys
 import time
@@ -318,8 +322,85 @@ def check(name: str) -> Row:
     )  # fmt: skip
 
 
+# ---- models of 1e9 parameters and more
+
+RECORD = Path(__file__).parents[1] / "benchmarks/records/large.json"
+LARGE: dict[str, Callable[[], nn.Module]] = {
+    "gpt2_xl": lambda: hf.GPT2LMHeadModel(hf.GPT2Config(n_embd=1600, n_layer=48, n_head=25)),
+    "llama_1b": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(
+        vocab_size=32000, hidden_size=2048, intermediate_size=5632, num_hidden_layers=22, num_attention_heads=32,
+        num_key_value_heads=4)),
+    "llama_8b": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(
+        vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32,
+        num_key_value_heads=8)),
+}  # fmt: skip
+
+
+def measure_large(name: str, device: str) -> dict[str, Any]:
+    """Time and peak extra memory of the graph on the meta device, or of ``rescale_`` in float32 on a device.
+
+    Times are seconds of the processor on ``meta`` and ``cpu``, wall time on ``cuda``.
+    """
+    from benchmarks.rescale import hardware, peak_memory
+
+    clock = time.perf_counter if device == "cuda" else time.process_time
+    inputs = torch.randint(3, 1000, (2, 32), generator=_draws())
+    pathcond.rescale_(build("llama")[0], _tokens())  # what is loaded once
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = LARGE[name]().eval()
+    row: dict[str, Any] = {"model": name, "device": device, "parameters": sum(p.numel() for p in model.parameters())}
+    example_input = {"input_ids": inputs if device == "meta" else inputs.to(device)}
+    report: list[pathcond.Rescaling] = []
+    start = clock()
+    if device == "meta":
+        extra = peak_memory(lambda: row.update(_counts(pathcond.extract_graph(model, example_input))), "cpu")
+    else:
+        extra = peak_memory(lambda: report.append(pathcond.rescale_(model, example_input)), device)
+        row |= _counts(report[0].graph) | {"moved": report[0].moved, "change": report[0].output_change}
+    row |= {"seconds": clock() - start, "extra_gib": extra / 2**30}
+    return row | {"hardware": hardware("cuda" if device == "cuda" else "cpu")}
+
+
+def _counts(graph: pathcond.ScaleGraph) -> dict[str, int]:
+    return {"free": graph.units, "frozen": graph.frozen_units}
+
+
+def large_table() -> str:
+    """The recorded rows of large models; nothing without a record."""
+    rows = json.loads(RECORD.read_text()) if RECORD.exists() else []
+    heads = ("model", "parameters", "measured", "free", "frozen", "moved", "change", "seconds", "extra memory")
+    cells = [
+        (row["model"], f"{row['parameters'] / 1e9:.2f}e9",
+         "graph, no weights" if row["device"] == "meta" else f"`rescale_` ({row['hardware'].partition(';')[0]})",
+         str(row["free"]), str(row["frozen"]), str(row.get("moved", "")),
+         f"{row['change']:.0e}" if "change" in row else "", f"{row['seconds']:.1f}", f"{row['extra_gib']:.1f} GiB")
+        for row in rows
+    ]  # fmt: skip
+    if not rows:
+        return ""
+    lines = [heads, ["---"] * len(heads), *cells]
+    text = (
+        "## Large models\n\nRandom weights in float32, two sequences of 32 tokens; made by "
+        "`python -m tests.transformers_zoo --large DEVICE`. `graph, no weights`: `extract_graph` on the meta device. "
+        "`seconds`: of the processor, on a GPU wall time. `extra memory`: peak above that of the weights.\n\n"
+    )
+    return text + "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def record_large(pattern: str, device: str) -> None:
+    """Measure large models and put their rows into the record."""
+    rows = json.loads(RECORD.read_text()) if RECORD.exists() else []
+    for name in fnmatch.filter(LARGE, pattern):
+        row = measure_large(name, device)
+        print(row, flush=True)
+        rows = [old for old in rows if (old["model"], old["device"]) != (name, device)] + [row]
+        rows.sort(key=lambda r: (list(LARGE).index(r["model"]), r["device"] != "meta", r["device"]))
+        RECORD.write_text(json.dumps(rows, indent=1) + "\n")
+
+
 def markdown(rows: list[Row]) -> str:
-    """The table, and the notes of the graphs."""
+    """The table, the notes of the graphs, and the large models."""
     lines = [COLUMNS, ["---"] * len(COLUMNS), *(row.cells() for row in rows)]
     notes = [f"- `{row.model}`: {note}" for row in rows for note in row.notes]
     head = (
@@ -334,7 +415,8 @@ def markdown(rows: list[Row]) -> str:
         + " compute parts of their forward pass in float32 whatever the dtype of the weights."
     )
     table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-    return "\n\n".join(["# Transformers", head, table, *(["\n".join(["Notes:", "", *notes])] if notes else [])]) + "\n"
+    parts = ["# Transformers", head, table, "\n".join(["Notes:", "", *notes]) if notes else "", large_table()]
+    return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -342,7 +424,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", default="*", metavar="PATTERN", help="shell pattern of model names")
     parser.add_argument("--table", type=Path, metavar="PATH", help="write the table there, as markdown")
+    parser.add_argument("--large", choices=("meta", "cpu", "cuda"), help="measure large models there instead")
     options = parser.parse_args(arguments)
+    if options.large:
+        record_large(options.only, options.large)
+        return 0
     rows = []
     for name in fnmatch.filter(CASES, options.only):
         row = check(name)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -175,43 +175,50 @@ def apply_scales_(
         graph, u = graph.graph, graph.u
     if u is None:
         raise ApplyError("expected log-scales u with a ScaleGraph, got none. Pass u, or Scales alone.")
-    half = _checked_half(model, graph, u)
     optimizer_buffers(model, graph.params, optimizer)
-    if not bool(half.any()):
-        return
+    scale_parameters_(model, graph, u, force)
+    if optimizer is not None:
+        scale_optimizer_state_(model, graph, u, optimizer)
+
+
+def scale_parameters_(
+    model: nn.Module, graph: ScaleGraph, u: Tensor, force: bool, largest: Mapping[str, float] | None = None
+) -> None:
+    """As :func:`apply_scales_` without an optimizer; ``largest`` are the parameters' largest entries, where known."""
     parameters = dict(model.named_parameters())
+    half = _checked_half(parameters, graph, u)
+    reach = 2 * float(half.abs().amax())
+    if not reach:
+        return
     with torch.inference_mode(False), torch.no_grad():
-        spans = {name: _span(scales, half) for name, scales in graph.params.items()}
         if not force:
-            largest = largest_entries({name: parameters[name] for name in spans})
-            for name, span in spans.items():
-                _check_range(name, parameters[name], graph.params[name], half, span, largest.get(name, 0.0))
+            largest = largest or largest_entries({name: parameters[name] for name in graph.params})
+            for name, scales in graph.params.items():
+                _check_range(name, parameters[name], scales, half, reach, largest.get(name, 0.0))
         factors: _Factors = {}
-        for name, span in spans.items():
-            p, offset, reach = parameters[name], graph.params[name].offset, max(-span[0], span[1])
-            if offset:
-                whole = p.double() + offset
+        for name, scales in graph.params.items():
+            p = parameters[name]
+            if scales.offset:
+                whole = p.double() + scales.offset
                 _scale_(whole, 1, graph, name, half, reach, factors)
-                p.copy_(whole - offset)
+                p.copy_(whole - scales.offset)
             else:
                 _scale_(p, 1, graph, name, half, reach, factors)
         torch.clear_autocast_cache()  # it holds copies of the weights
-    if optimizer is not None:
-        scale_optimizer_state_(model, graph, u, optimizer)
 
 
 def scale_optimizer_state_(model: nn.Module, graph: ScaleGraph, u: Tensor, optimizer: optim.Optimizer) -> None:
     """Let an optimizer's state follow parameters that were rescaled by ``u``."""
     half = by_number(u.detach().double().cpu() / 2)
+    reach = 2 * float(half.abs().amax())
     factors: _Factors = {}
     with torch.inference_mode(False), torch.no_grad():
         for name, found in optimizer_buffers(model, graph.params, optimizer).items():
-            low, high = _span(graph.params[name], half)
             for tensor, power in found:
-                _scale_(tensor, -power, graph, name, half, max(-low, high), factors)
+                _scale_(tensor, -power, graph, name, half, reach, factors)
 
 
-def _checked_half(model: nn.Module, graph: ScaleGraph, u: Tensor) -> Tensor:
+def _checked_half(parameters: Mapping[str, Tensor], graph: ScaleGraph, u: Tensor) -> Tensor:
     """``log lambda`` by unit number, shape (2 units + 1,), with 0 for no unit."""
     if tuple(u.shape) != (graph.units,):
         raise ApplyError(f"expected u of shape ({graph.units},), one log-scale a unit, got shape {tuple(u.shape)}.")
@@ -219,9 +226,9 @@ def _checked_half(model: nn.Module, graph: ScaleGraph, u: Tensor) -> Tensor:
         raise ApplyError(
             f"expected finite log-scales, got {int((~torch.isfinite(u)).sum())} NaN or infinite ones in u."
         )
-    check_shapes(model, graph.shapes)
+    check_shapes(parameters, graph.shapes)
     for name in graph.params:
-        if model.get_parameter(name).is_inference():
+        if parameters[name].is_inference():
             raise ApplyError(
                 f"expected parameters that can be written, got '{name}' made in torch.inference_mode. Build or load "
                 "the model outside of it."
@@ -241,6 +248,8 @@ def _scale_(
     """Multiply in place by ``exp(exponent * d)``, where ``d = half[row] - half[col]`` and ``|d| <= reach``."""
     if exponent == 0:
         return
+    if reach * abs(exponent) >= _PLAIN:
+        reach = max(map(abs, _span(graph.params[name], half)))
     if tensor.dtype in (torch.float32, torch.float64) and reach * abs(exponent) < _PLAIN:
         key = (tensor.device, exponent)
         if key not in factors:
@@ -269,14 +278,16 @@ def _span(scales: ParamScales, half: Tensor) -> tuple[float, float]:
     return min(0.0, float(row.min)) + min(0.0, float(col.min)), max(0.0, float(row.max)) + max(0.0, float(col.max))
 
 
-def _check_range(
-    name: str, p: Tensor, scales: ParamScales, half: Tensor, span: tuple[float, float], top: float
-) -> None:
+def _check_range(name: str, p: Tensor, scales: ParamScales, half: Tensor, reach: float, top: float) -> None:
     """Refuse scales that take the largest weight over the top of its format, or others below its bottom."""
     limits = torch.finfo(p.dtype)
     high, low = math.log(limits.max), math.log(limits.smallest_normal)
     top += abs(scales.offset)
-    if top == 0.0 or (span[1] + math.log(top) < high and span[0] + math.log(top) > low / 2):
+
+    def safe(least: float, most: float) -> bool:
+        return top == 0.0 or (most + math.log(top) < high and least + math.log(top) > low / 2)
+
+    if safe(-reach, reach) or safe(*_span(scales, half)):
         return
     size = (p + scales.offset).abs() if scales.offset else p.abs()
     log = size.double().log() + (half[scales.row] - half[scales.col]).to(p.device)
@@ -301,9 +312,9 @@ def optimizer_buffers(
     Raises:
         PathCondError: it is no optimizer, or one of another model, or one whose state cannot follow.
     """
-    holders = parameters_by_memory(model, names)
     if optimizer is None:
-        return {name: [] for name in holders}
+        return {name: [] for name in names}
+    holders = parameters_by_memory(model, names)
     if not isinstance(optimizer, optim.Optimizer):
         raise PathCondError(
             f"expected optimizer to be a torch.optim.Optimizer or None, got {type(optimizer).__name__}."

@@ -27,8 +27,8 @@ def check_flags(**flags: Any) -> None:
             raise PathCondError(f"expected {name} to be True or False, got {value!r}.")
 
 
-def check_model(model: nn.Module) -> None:
-    """Refuse models whose parameters cannot be rescaled at all.
+def check_model(model: nn.Module, values: bool = True) -> None:
+    """Refuse models whose parameters cannot be rescaled at all; without ``values`` they may be on the meta device.
 
     Raises:
         PathCondError: no parameters; or one that is complex, sparse, sharded, in eight bits, or has no data.
@@ -58,19 +58,18 @@ def check_model(model: nn.Module) -> None:
             raise PathCondError(
                 f"expected parameters in {', '.join(map(str, FORMATS))}, got '{name}' in {p.dtype}. Use model.float()."
             )
-        if p.device.type == "meta":
+        if values and p.device.type == "meta":
             raise PathCondError(
                 f"parameter '{name}' is on the meta device. Load its values first (model.to_empty, ...)."
             )
 
 
-def check_shapes(model: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Refuse a model whose parameters are not those of a graph.
+def check_shapes(parameters: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Refuse a model's parameters that are not those of a graph.
 
     Raises:
         ApplyError: names the first parameter that differs.
     """
-    parameters = dict(model.named_parameters())
     for name, shape in shapes.items():
         if name not in parameters or tuple(parameters[name].shape) != shape:
             got = f"shape {tuple(parameters[name].shape)}" if name in parameters else "no such parameter"
@@ -105,12 +104,17 @@ def largest_entries(named: Mapping[str, Tensor]) -> dict[str, float]:
         for device, tensors in by_device.items():
             if device.type == "cuda":
                 norms = torch._foreach_norm(list(tensors.values()), math.inf)  # pyright: ignore[reportPrivateImportUsage]
+                tops = stacked(norms)
             else:
-                norms = [torch.stack(torch.aminmax(t)).abs().amax() for t in tensors.values()]
-            alike = len({norm.dtype for norm in norms}) == 1
-            tops = torch.stack(list(norms) if alike else [norm.double() for norm in norms])
+                tops = stacked([end for t in tensors.values() for end in torch.aminmax(t)]).view(-1, 2).abs().amax(1)
             found |= dict(zip(tensors, tops.tolist(), strict=True))
     return found
+
+
+def stacked(scalars: Sequence[Tensor]) -> Tensor:
+    """Scalars of one device as a vector, in float64 if their dtypes differ."""
+    alike = len({t.dtype for t in scalars}) == 1
+    return torch.stack(list(scalars) if alike else [t.double() for t in scalars])
 
 
 def shared_memory(model: nn.Module) -> tuple[dict[str, str], list[str]]:
@@ -138,4 +142,6 @@ def memory_span(t: Tensor) -> tuple[int, int, int]:
     """A tensor's storage, and its first and last byte there."""
     first = int(t.storage_offset()) * t.element_size()
     reach = sum((n - 1) * stride for n, stride in zip(t.shape, t.stride(), strict=True))
-    return t.untyped_storage().data_ptr(), first, first + (reach + 1) * t.element_size() - 1
+    storage = t.untyped_storage()
+    key = storage._cdata if t.device.type == "meta" else storage.data_ptr()  # without data there is no address
+    return key, first, first + (reach + 1) * t.element_size() - 1

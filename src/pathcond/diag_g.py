@@ -53,17 +53,24 @@ class DiagG(dict[str, Tensor]):
 
     The entries of parameter ``name`` are ``self[name] * exp(self.log_scale[name])``. The logarithm is zero in results
     of :func:`compute_diag_g` wherever float64 can hold the entries themselves (path norms within 1e-260 .. 1e260).
+    ``largest`` has the largest absolute entries of the model's tensors, by name, where they are known.
     """
 
-    def __init__(self, values: Mapping[str, Tensor], log_scale: Mapping[str, float] | None = None) -> None:
+    def __init__(
+        self,
+        values: Mapping[str, Tensor],
+        log_scale: Mapping[str, float] | None = None,
+        largest: Mapping[str, float] | None = None,
+    ) -> None:
         super().__init__(values)
         self.log_scale: dict[str, float] = dict.fromkeys(values, 0.0) | dict(log_scale or {})
+        self.largest: dict[str, float] = dict(largest or {})
 
     def as_float64(self) -> DiagG:
         """The same entries in float64, with their logarithms multiplied in where float64 can hold them."""
         fits = {name: abs(log) < _FITS for name, log in self.log_scale.items()}
         values = {n: t.double() * (math.exp(self.log_scale[n]) if fits[n] else 1.0) for n, t in self.items()}
-        return DiagG(values, {n: 0.0 if fits[n] else log for n, log in self.log_scale.items()})
+        return DiagG(values, {n: 0.0 if fits[n] else log for n, log in self.log_scale.items()}, self.largest)
 
 
 @on_cpu
@@ -119,15 +126,16 @@ def compute_diag_g(
     check_choice("statistics", statistics, ("running", "input"))
     check_flags(smooth=bool(smooth) if smooth is None else smooth)
     check_model(model)
+    parameters = dict(model.named_parameters())
     if graph is not None:
-        check_shapes(model, graph.shapes)
+        check_shapes(parameters, graph.shapes)
         smooth = graph.options["smooth"] if smooth is None else smooth
-    largest = check_finite(model)
+    largest = _check_finite(model, parameters)
     trace = record(model, example_input, training=False) if graph is None else graph.trace_of(model, example_input)
     slopes = measure_slopes(model, example_input, trace) if statistics == "input" else {}
     example_input, trace = _single_example(model, example_input, trace)
     measured = {call.outs[0]: slopes[key] for key, call in _normalizations(trace) if key in slopes}
-    wide = any(p.dtype == torch.float64 for p in model.parameters())
+    wide = any(p.dtype == torch.float64 for p in parameters.values())
     first = dtype or (torch.float64 if wide else torch.float32)
 
     def passes(number_format: torch.dtype) -> PathSums:
@@ -140,10 +148,10 @@ def compute_diag_g(
             return p
 
     p = passes(first)
-    if dtype is None and first is torch.float32 and _near_underflow(model, p, largest):
+    if dtype is None and first is torch.float32 and _near_underflow(parameters, p, largest):
         p = passes(torch.float64)
-    entries = {n: g for n, _ in model.named_parameters() if (g := p.diagonal.get(n)) is not None}
-    found = DiagG({n: g.t for n, g in entries.items()}, {n: g.log for n, g in entries.items()})
+    entries = {n: g for n in parameters if (g := p.diagonal.get(n)) is not None}
+    found = DiagG({n: g.t for n, g in entries.items()}, {n: g.log for n, g in entries.items()}, largest)
     return found if scaled else found.as_float64()
 
 
@@ -269,7 +277,7 @@ def _plain_numbers(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def _near_underflow(model: nn.Module, p: PathSums, largest: Mapping[str, float]) -> bool:
+def _near_underflow(parameters: Mapping[str, Tensor], p: PathSums, largest: Mapping[str, float]) -> bool:
     """Whether an entry computed in float32 may have lost digits, or have become zero, by underflow."""
     entries = [g.t for g in p.diagonal.values() if g.t.numel()]
     if not entries:
@@ -288,13 +296,13 @@ def _near_underflow(model: nn.Module, p: PathSums, largest: Mapping[str, float])
     # Zeros are exact unless something tiny was squared away.
     tiny = any(
         bool(((w != 0) & (w.abs() < math.sqrt(_TINY) * largest[name])).any())
-        for name, w in model.named_parameters()
+        for name, w in parameters.items()
         if w.is_floating_point() and w.numel()
     )
     return tiny or gap < _GAP
 
 
-def check_finite(model: nn.Module) -> dict[str, float]:
+def _check_finite(model: nn.Module, parameters: Mapping[str, Tensor]) -> dict[str, float]:
     """Largest absolute entry of every parameter and running statistic; NaN and infinity are refused."""
     running = {
         f"{name}.{key}" if name else key: tensor
@@ -302,7 +310,7 @@ def check_finite(model: nn.Module) -> dict[str, float]:
         for key in ("running_mean", "running_var")
         if isinstance(tensor := getattr(module, key, None), Tensor)
     }
-    named = dict(model.named_parameters()) | running
+    named = {**parameters, **running}
     largest = largest_entries(named)
     for name, top in largest.items():
         if not math.isfinite(top):

@@ -128,7 +128,7 @@ def extract_graph(
     """Find the units of a model that can be rescaled without changing its function.
 
     The forward pass is recorded on fake tensors, once in eval and once in training mode, so that scales fit both; the
-    model is not touched. An operation without a rule freezes the scales on both sides of it.
+    model is not touched, and may be on the meta device. An operation without a rule freezes the scales on both sides.
 
     Args:
         model: any module that can be run on ``example_input``.
@@ -156,7 +156,7 @@ def extract_graph(
     check_flags(smooth=smooth, strict=strict)
     check_choice("batchnorm", batchnorm, ("affine", "exclude"))
     check_choice("shortcuts", shortcuts, ("tie", "freeze"))
-    check_model(model)
+    check_model(model, values=False)
     alias, overlapping = shared_memory(model)
     s = ScalePropagation(
         TABLE, batchnorm=batchnorm, smooth=smooth, strict=strict, alias=alias, lineage=shortcuts == "freeze"
@@ -356,11 +356,11 @@ def _assemble(
     for groups, reason in s.frozen:
         why.scatter_reduce_(0, root[groups], torch.full_like(groups, reason), "amin")
     entered, left = torch.zeros(2, s.count, dtype=torch.bool)
-    for use in (use for each in s.uses.values() for use in each):
-        row, col = (groups.clamp(min=FROZEN).reshape(-1) for groups in (use.row, use.col))
-        for groups, same, inverse in ((row, entered, left), (col, left, entered)):
-            same[root[groups[sign[groups] > 0]]] = True
-            inverse[root[groups[sign[groups] < 0]]] = True
+    all_uses = [use for each in s.uses.values() for use in each]
+    for ends, same, inverse in (([u.row for u in all_uses], entered, left), ([u.col for u in all_uses], left, entered)):
+        groups = torch.cat([torch.zeros(1, dtype=torch.int64), *(end.reshape(-1) for end in ends)]).clamp(min=FROZEN)
+        same[root[groups[sign[groups] > 0]]] = True
+        inverse[root[groups[sign[groups] < 0]]] = True
     is_root = root == torch.arange(s.count)
     free = is_root & entered & left & (why == len(s.reasons))
     free[0] = False
@@ -434,14 +434,14 @@ def _shared_with_others(model: nn.Module, traces: Sequence[Trace]) -> list[str]:
     leaves = [value.leaf for trace in traces for value in trace.values if value.leaf is not None]
     read = [buffers.get(leaf.name) if leaf.kind == "buffer" else leaf.tensor for leaf in leaves]
     real = {id(t): t for t in read if t is not None and not isinstance(t, FakeTensor) and t.layout == torch.strided}
-    spans = [memory_span(t) for t in real.values() if t.numel()]
-    storages = {key for key, _, _ in spans}
+    spans: dict[int, list[tuple[int, int]]] = {}
+    for key, first, last in (memory_span(t) for t in real.values() if t.numel()):
+        spans.setdefault(key, []).append((first, last))
     found = []
     for name, p in model.named_parameters():
-        if p.numel() and p.untyped_storage().data_ptr() in storages:
-            key, first, last = memory_span(p)
-            if any(key == other and first <= end and start <= last for other, start, end in spans):
-                found.append(name)
+        key, first, last = memory_span(p)
+        if p.numel() and any(first <= end and start <= last for start, end in spans.get(key, ())):
+            found.append(name)
     return found
 
 

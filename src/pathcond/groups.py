@@ -91,8 +91,8 @@ class ScaleGroup:
     Attributes:
         name: the module that makes the channels.
         channels: number of channels with a scale of their own.
-        degree: power of the factor that leaves the group: what a consumer is divided by. 1 for all operations that have
-            a rule today.
+        degree: power of the factor that leaves the group: what a consumer is divided by. It is 1: operations of another
+            degree, such as squared ReLU, are frozen.
         producers: what the factors multiply.
         consumers: what the factors divide.
         where: for frozen channels, the module of the operation that froze them; else empty.

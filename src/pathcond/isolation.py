@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
-from copy import copy
 from functools import partial, wraps
 from operator import is_
 from types import FunctionType, MethodType, ModuleType
@@ -32,10 +31,14 @@ def _reachable(model: nn.Module, code: bool) -> list[Any]:
     else:
         pending.extend(getattr(kind, "forward", None) for kind in {type(m) for m in model.modules()})
     seen: set[int] = set()
+    plain = set(_SIMPLE)  # and the kinds of modules met
     while pending and len(seen) < most:
         thing = pending.popleft()
         kind = type(thing)
-        if kind in _SIMPLE or id(thing) in seen or isinstance(thing, (nn.Module, type, ModuleType)):
+        if kind in plain or id(thing) in seen:
+            continue
+        if isinstance(thing, (nn.Module, type, ModuleType)):
+            plain.add(kind)
             continue
         seen.add(id(thing))
         if isinstance(thing, _BOXES):
@@ -87,7 +90,7 @@ def untouched(model: nn.Module, tensors: bool = True) -> Iterator[None]:
     boxes: list[tuple[Any, Any]] = []
     for box in _reachable(model, code=True):
         with suppress(Exception):  # one that cannot be copied is not put back
-            boxes += [] if isinstance(box, Tensor) else [(box, copy(box))]
+            boxes += [] if isinstance(box, Tensor) else [(box, box.copy())]
     own = {id(thing) for m in model.modules() for thing in (vars(m), *vars(m).values())}
     loose = [t for t in held_tensors(model) if not t.is_inference()] if tensors else []
     saved = [(t, t._version, t.detach().clone()) for t in loose]

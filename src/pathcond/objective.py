@@ -176,7 +176,7 @@ def build_objective(
     for name in list(g):
         t, log = g[name], logs.get(name, 0.0)
         if name in layout.blocks:
-            parts.append(_reduce(t, layout.blocks[name]))
+            parts.append(_reduce(t, layout, layout.blocks[name]))
             block_logs.append(log)
         else:
             untouched.append((t.sum(dtype=torch.float64), log))
@@ -184,19 +184,18 @@ def build_objective(
             assert isinstance(g, MutableMapping)  # noqa: S101 - the caller's promise
             del g[name]
         del t
-    constants = _logs_of(untouched)
-    blocks = _normalize(layout, _move(parts, device), block_logs, constants)
+    blocks, constants = _normalize(layout, _move(parts, device), block_logs, untouched)
     return Objective(
         size=size,
         blocks=tuple(blocks),
         log_constant=_log_sum_exp(constants) if constants else -math.inf,
-        balance=layout.balance.to(device),
+        balance=layout.on(layout.balance, device),
         dead=_dead(layout, size, blocks, device),
         layout=layout,
     )
 
 
-def _reduce(t: Tensor, b: BlockLayout) -> Tensor:
+def _reduce(t: Tensor, layout: Layout, b: BlockLayout) -> Tensor:
     """Sum a parameter's elements between the same units; float64, and never a view of ``t``."""
     t = t.permute(*b.order, *b.summed).reshape(*b.shape, -1)
     if b.elementwise or (t.shape[-1] == 1 and b.merge_rows is None and b.merge_cols is None):
@@ -210,11 +209,11 @@ def _reduce(t: Tensor, b: BlockLayout) -> Tensor:
         part = t[start:stop, :, 0] if each == 1 else t[start:stop].sum(-1)
         if b.merge_cols is not None:
             merged = torch.zeros(stop - start, len(b.cols), dtype=torch.float64, device=t.device)
-            part = merged.index_add_(1, b.merge_cols.to(t.device), part.double())
+            part = merged.index_add_(1, layout.on(b.merge_cols, t.device), part.double())
         if b.merge_rows is None:
             m[start:stop] = part
         else:
-            m.index_add_(0, b.merge_rows[start:stop].to(t.device), part.double())
+            m.index_add_(0, layout.on(b.merge_rows, t.device)[start:stop], part.double())
     return m
 
 
@@ -229,26 +228,29 @@ def _move(parts: list[Tensor], device: torch.device) -> list[Tensor]:
     return [part.reshape(m.shape) for m, part in zip(parts, flat, strict=True)]
 
 
-def _normalize(layout: Layout, parts: list[Tensor], logs: list[float], constants: list[float]) -> list[Block]:
+def _normalize(
+    layout: Layout, parts: list[Tensor], logs: list[float], untouched: list[tuple[Tensor, float]]
+) -> tuple[list[Block], list[float]]:
     """Blocks with largest element 1 at one common logarithm, or, if they differ too much, each at its own.
 
-    Works in place on ``parts``. Elements that no scale changes are set to zero, and their sums go to ``constants``.
-    Doubled elements are set to zero too, and become blocks of their own.
+    Works in place on ``parts``. Elements that no scale changes are set to zero; logarithms of their sums, and of those
+    of ``untouched`` parameters, are returned too. Doubled elements become blocks of their own.
     """
-    unscaled: list[tuple[Tensor, float]] = []
+    unscaled = list(untouched)
     doubled: list[tuple[Tensor, float]] = []
     for b, m, log in zip(layout.blocks.values(), parts, logs, strict=True):
         if b.unscaled is not None:
-            where = tuple(index.to(m.device) for index in b.unscaled)
+            where = tuple(layout.on(index, m.device) for index in b.unscaled)
             unscaled.append((m[where].sum(), log))
             m[where] = 0.0
         if b.doubled is not None:
-            where = tuple(index.to(m.device) for index in b.doubled)
+            where = tuple(layout.on(index, m.device) for index in b.doubled)
             doubled.append((m[where], log))
             m[where] = 0.0
     parts, logs = [*parts, *(m for m, _ in doubled)], [*logs, *(log for _, log in doubled)]
-    constants += _logs_of(unscaled)
-    tops = torch.stack([m.amax() for m in parts]).tolist() if parts else []
+    values = _read([*(t for t, _ in unscaled), *(m.amax() for m in parts)])
+    constants = [_log(value, log) for value, (_, log) in zip(values, unscaled, strict=False)]
+    tops = values[len(unscaled) :]
     tops_log = [_log(top, log) for top, log in zip(tops, logs, strict=True)]
     finite = [log for log in tops_log if log > -math.inf]
     common = max(finite, default=0.0)
@@ -257,15 +259,16 @@ def _normalize(layout: Layout, parts: list[Tensor], logs: list[float], constants
     for b, m, top, log in zip(layout.all_blocks, parts, tops, tops_log, strict=True):
         if top > 0:
             m.mul_(math.exp(log - common if close else 0.0) / top)
-        blocks.append(Block(b.rows.to(m.device), b.cols.to(m.device), m, log if top > 0 and not close else common))
-    return blocks
+        rows, cols = layout.on(b.rows, m.device), layout.on(b.cols, m.device)
+        blocks.append(Block(rows, cols, m, log if top > 0 and not close else common))
+    return blocks, constants
 
 
 def _dead(layout: Layout, size: int, blocks: list[Block], device: torch.device) -> Tensor:
     """Units that nothing enters or nothing leaves; by matrix-vector products, which read a block at full speed."""
     entering, leaving = torch.zeros(2, layout.nodes, dtype=torch.float64, device=device)
+    ones = torch.ones(max((n for b in blocks for n in b.m.shape), default=0), dtype=torch.float64, device=device)
     for b in blocks:
-        ones = b.m.new_ones(max(b.m.shape))
         entering.index_add_(0, b.rows, b.m @ ones[: len(b.cols)] if b.dense else b.m)
         leaving.index_add_(0, b.cols, ones[: len(b.rows)] @ b.m if b.dense else b.m)
     if not layout.signed:
@@ -274,17 +277,20 @@ def _dead(layout: Layout, size: int, blocks: list[Block], device: torch.device) 
     into, out = entering[:n].clone(), leaving[:n].clone()
     into[1:] += leaving[n:]
     out[1:] += entering[n:]
-    return (into == 0) | (out == 0) | (layout.balance.to(device).abs() >= size)
+    return (into == 0) | (out == 0) | (layout.on(layout.balance, device).abs() >= size)
 
 
 def _log(value: float, log: float) -> float:
     return math.log(value) + log if value > 0 else -math.inf
 
 
-def _logs_of(sums: list[tuple[Tensor, float]]) -> list[float]:
-    """Logarithms of ``t * exp(log)``, with one wait for the device."""
-    values = torch.stack([t for t, _ in sums]).tolist() if sums else []
-    return [_log(t, log) for t, (_, log) in zip(values, sums, strict=True)]
+def _read(scalars: list[Tensor]) -> list[float]:
+    """Values of scalars, with one wait for each device."""
+    found: dict[int, float] = {}
+    for device in {t.device for t in scalars}:
+        there = [i for i, t in enumerate(scalars) if t.device == device]
+        found |= dict(zip(there, torch.stack([scalars[i] for i in there]).tolist(), strict=True))
+    return [found[i] for i in range(len(scalars))]
 
 
 def _log_sum_exp(terms: list[float]) -> float:
@@ -470,7 +476,7 @@ class Layout:
         blocks: layouts by parameter name.
         balance: A_h, float64, shape (H + 1,).
         signed: whether the graph has negative units, so that units have mirrors.
-        workspace: memory that a solver keeps for its next solve.
+        workspace: memory kept for the next solve.
     """
 
     units: int
@@ -495,6 +501,15 @@ class Layout:
         """The blocks of the parameters, then those of doubled elements."""
         blocks = tuple(self.blocks.values())
         return (*blocks, *(_doubled_layout(b) for b in blocks if b.doubled is not None))
+
+    def on(self, tensor: Tensor, device: torch.device) -> Tensor:
+        """One of the layout's own tensors on a device; copies are kept."""
+        if tensor.device == device:
+            return tensor
+        copies = self.workspace.setdefault("copies", {})
+        if (id(tensor), device) not in copies:
+            copies[id(tensor), device] = (tensor, tensor.to(device))  # the tensor too, so that its id stays its own
+        return copies[id(tensor), device][1]
 
     def at_nodes(self, u: Tensor) -> Tensor:
         """Values by node of an odd function of the log-scales, shape (H + 1,): mirrors have the opposite."""

@@ -51,7 +51,8 @@ class Scaled:
 
     def __add__(self, other: Scaled) -> Scaled:
         high, low = (self, other) if self.log >= other.log else (other, self)
-        shape = torch.broadcast_shapes(high.t.shape, low.t.shape)
+        shapes = high.t.shape, low.t.shape
+        shape = shapes[0] if shapes[0] == shapes[1] else torch.broadcast_shapes(*shapes)
         if low.log - high.log < -745 and high.t.shape == shape:
             return high
         low = Scaled(fold(low.t), low.log)

@@ -9,6 +9,7 @@ module holds what they use.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -212,14 +213,22 @@ class ScalePropagation:
     def tie(self, a: Tensor, b: Tensor, reason: Reason) -> Tensor:
         """Make two group maps share their scales, element by element; returns the joint map."""
         smaller = min(a, b, key=Tensor.numel)
+        shape = torch.broadcast_shapes(a.shape, b.shape)
+        sides = [(a, b)]
+        if max(a.numel(), b.numel()) < math.prod(shape) and not bool((a == ZERO).any() | (b == ZERO).any()):
+            # Each group of the one meets each of the other, as in tied embeddings: the first of each connects them all.
+            a, b = with_axes(a, len(shape)), with_axes(b, len(shape))
+            sides = [(a, _first_where_one(b, a)), (_first_where_one(a, b), b)]
+        for x, y in (torch.broadcast_tensors(*side) for side in sides):
+            differ = (x != y) & (x != ZERO) & (y != ZERO)
+            pairs = torch.stack((x[differ], y[differ]))
+            if pairs.numel():
+                fixed = (pairs == FROZEN).any(0)
+                self.freeze(pairs[:, fixed], reason)
+                self.ties.append(pairs[:, ~fixed])
+        if smaller.numel() < math.prod(shape) and not bool((smaller == ZERO).any()):
+            return with_axes(smaller, len(shape))
         a, b = torch.broadcast_tensors(a, b)
-        differ = (a != b) & (a != ZERO) & (b != ZERO)
-        pairs = torch.stack((a[differ], b[differ]))
-        fixed = (pairs == FROZEN).any(0)
-        self.freeze(pairs[:, fixed], reason)
-        self.ties.append(pairs[:, ~fixed])
-        if smaller.numel() < a.numel() and not bool((smaller == ZERO).any()):
-            return with_axes(smaller, a.ndim)
         return torch.where(a == ZERO, b, torch.where(b == FROZEN, b, a))
 
     def tie_inverse(self, a: Tensor, b: Tensor, reason: Reason) -> None:
@@ -285,6 +294,8 @@ class ScalePropagation:
 
     def share_among_experts(self) -> None:
         """Let experts share their scales where the groups that stand for them are tied, frozen or used elsewhere."""
+        if not self.experts:
+            return
         met = torch.zeros(self.count, dtype=torch.bool)
         for groups in (*self.ties, *self.inverse_ties, *(found for found, _ in self.frozen)):
             met[groups.reshape(-1)] = True
@@ -356,6 +367,13 @@ def to_parameter_axes(view: ParamView, groups: Tensor) -> Tensor:
 def with_axes(groups: Tensor, ndim: int) -> Tensor:
     """A group map with at least ``ndim`` axes, new ones in front."""
     return groups.reshape((*[1] * (ndim - groups.ndim), *groups.shape))
+
+
+def _first_where_one(groups: Tensor, other: Tensor) -> Tensor:
+    """A map narrowed to its first entry along the axes on which another has size one."""
+    for axis, n in enumerate(other.shape):
+        groups = groups.narrow(axis, 0, 1) if n == 1 else groups
+    return groups
 
 
 def compress(groups: Tensor) -> Tensor:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from pathcond.apply import Scales, apply_scales_, optimizer_buffers, scale_optimizer_state_
-from pathcond.checks import check_flags, check_model
+from pathcond.apply import Scales, apply_scales_, optimizer_buffers, scale_optimizer_state_, scale_parameters_
+from pathcond.checks import check_flags, check_model, stacked
 from pathcond.diag_g import compute_diag_g, has_normalization
 from pathcond.errors import PathCondError, PathCondWarning
 from pathcond.graph import Frozen, ScaleGraph, extract_graph
@@ -261,7 +261,7 @@ def rescale_(
         if checked is not None:
             checked.save(graph.params)
         try:
-            apply_scales_(model, graph, solution.u, force=force)
+            scale_parameters_(model, graph, solution.u, force, g.largest)
         except BaseException:
             if checked is not None:
                 checked.restore()
@@ -269,7 +269,7 @@ def rescale_(
     with clock("check"):
         change, more = (None, ())
         if checked is not None:
-            change, more = checked.after(graph, lambda: apply_scales_(model, graph, solution.u, force=force))
+            change, more = checked.after(graph, lambda: scale_parameters_(model, graph, solution.u, force))
     if optimizer is not None:
         with clock("apply"):
             scale_optimizer_state_(model, graph, solution.u, optimizer)
@@ -277,7 +277,7 @@ def rescale_(
         more += (
             "the example input shows no tensor (those in tuples, lists and dicts are seen), so no unit depends on it",
         )
-    after = _parameter_norms(model, graph)
+    norms = _read_norms(before, _parameter_norms(model, graph))
     report = Rescaling(
         units=graph.units,
         moved=int((solution.u.abs() / 2 > _MOVED).sum()),
@@ -293,7 +293,7 @@ def rescale_(
         exact=graph.exact,
         statistics=chosen,
         notes=(*graph.notes, *notes, *more),
-        norms={name: (before[name], after[name]) for name in before},
+        norms={name: norms[name] for name in graph.params},
         graph=graph,
         solution=solution,
     )
@@ -335,17 +335,25 @@ def _choose_statistics(
     )
 
 
-def _parameter_norms(model: nn.Module, graph: ScaleGraph) -> dict[str, float]:
-    """Euclidean norm of every scaled parameter; one transfer for each device."""
-    parameters = {name: model.get_parameter(name).detach() for name in graph.params}
-    found: dict[str, float] = {}
-    for device in {p.device for p in parameters.values()}:
-        there = {name: p for name, p in parameters.items() if p.device == device}
+def _parameter_norms(model: nn.Module, graph: ScaleGraph) -> dict[tuple[str, ...], Tensor]:
+    """Euclidean norms of the scaled parameters, as vectors by their names, one for each device; not waited for."""
+    by_device: dict[torch.device, dict[str, Tensor]] = {}
+    for name, p in model.named_parameters():
+        if name in graph.params:
+            by_device.setdefault(p.device, {})[name] = p.detach()
+    found: dict[tuple[str, ...], Tensor] = {}
+    for there in by_device.values():
         wide = [p.to(torch.promote_types(p.dtype, torch.float32)) for p in there.values()]
-        norms = torch._foreach_norm(wide)  # pyright: ignore[reportPrivateImportUsage]
-        norms = torch.stack([norm.double() for norm in norms])
-        found |= dict(zip(there, norms.tolist(), strict=True))
-    return {name: found[name] for name in parameters}
+        found[tuple(there)] = stacked(torch._foreach_norm(wide))  # pyright: ignore[reportPrivateImportUsage]
+    return found
+
+
+def _read_norms(
+    before: Mapping[tuple[str, ...], Tensor], after: Mapping[tuple[str, ...], Tensor]
+) -> dict[str, tuple[float, float]]:
+    """Norms before and after by name, with one transfer for each device."""
+    pairs = {names: torch.stack((norms, after[names]), 1).tolist() for names, norms in before.items()}
+    return {name: (old, new) for names, values in pairs.items() for name, (old, new) in zip(names, values, strict=True)}
 
 
 def _warn_if_few(report: Rescaling) -> None:

@@ -230,7 +230,46 @@ def _composed(function: Any) -> Any:
     return copied
 
 
-_COMPOSED = {F.multi_head_attention_forward: _composed(F.multi_head_attention_forward)}
+def _rnn_relu_cell(
+    x: Tensor, h: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None
+) -> Tensor:
+    return F.relu(F.linear(x, w_ih, b_ih) + F.linear(h, w_hh, b_hh))
+
+
+def _rnn_relu(
+    x: Tensor,
+    hx: Tensor,
+    weights: Sequence[Tensor],
+    bias: bool,
+    layers: int,
+    dropout: float,
+    training: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[Tensor, Tensor]:
+    """``nn.RNN`` with ReLU, written out step by step."""
+    x = x.transpose(0, 1) if batch_first else x
+    each, last = 4 if bias else 2, []
+    for layer in range(layers):
+        sides = []
+        for side in range(2 if bidirectional else 1):
+            number = len(last)
+            cell, h, steps = weights[each * number : each * (number + 1)], hx[number], []
+            for t in range(len(x))[:: -1 if side else 1]:
+                h = _rnn_relu_cell(x[t], h, *cell)
+                steps.append(h)
+            last.append(h)
+            sides.append(torch.stack(steps[:: -1 if side else 1]))
+        x = torch.cat(sides, -1) if bidirectional else sides[0]
+        x = F.dropout(x, dropout) if dropout and training and layer + 1 < layers else x
+    return x.transpose(0, 1) if batch_first else x, torch.stack(last)
+
+
+_COMPOSED = {
+    F.multi_head_attention_forward: _composed(F.multi_head_attention_forward),
+    torch.rnn_relu: _rnn_relu,
+    torch.rnn_relu_cell: _rnn_relu_cell,
+}
 
 
 def _without_running(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
@@ -261,7 +300,8 @@ def _make_fake(mode: Any, like: Tensor, shape: Any, stride: Any) -> FakeTensor:
             inner = torch.empty(shape, dtype=like.dtype, device="meta")
         else:
             inner = torch.empty_strided(shape, stride, dtype=like.dtype, device="meta")
-        return FakeTensor(mode, inner, like.device)
+        device = like.device if like.device.type != "meta" else torch.device("cpu")
+        return FakeTensor(mode, inner, device)
 
 
 def _without_source(function: Any, arguments: Any, result: Any) -> tuple[Any, Any]:
@@ -620,8 +660,8 @@ class Recorder:
 
     def _kept(self, tape: Tape) -> list[Tensor]:
         """Tensors that the pass leaves behind in the model: they may decide what the next call does."""
-        found = [t for n, t in self.tensors.items() if id(t) in tape.known and not tape.is_leaf(t)]
-        return found + [t for t in held_tensors(self.model) if isinstance(t, FakeTensor) and id(t) in tape.known]
+        held = [t for t in held_tensors(self.model) if isinstance(t, FakeTensor)]
+        return [t for t in (*self.tensors.values(), *held) if id(t) in tape.known and not tape.is_leaf(t)]
 
 
 def _become(fake: Tensor, real: Tensor) -> None:
@@ -820,7 +860,7 @@ class Constants:
         leaf = self._trace.values[value].leaf
         if leaf is not None:
             tensor = leaf.tensor if leaf.kind == "const" else self._tensors.get(leaf.name)
-            if tensor is None or leaf.kind == "input" or isinstance(tensor, FakeTensor):
+            if tensor is None or leaf.kind == "input" or isinstance(tensor, FakeTensor) or tensor.is_meta:
                 self._cache[value] = None
             else:
                 self._cache[value] = tensor.detach()

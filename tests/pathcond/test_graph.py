@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pathcond
+from pathcond.propagation import Reason, ScalePropagation
 from tests.cases import BY_NAME, CASES, Case, Lambda, assert_function_kept, mlp, outputs, random_scales
 
 IDS, ZERO = torch.tensor([1, 3, 2]), torch.zeros(1, dtype=torch.long)
@@ -99,6 +100,30 @@ def test_a_pickled_graph_serves_as_before():
     assert_function_kept(model, x, loaded)
     g = pathcond.compute_diag_g(model, x, graph=loaded)
     assert all(torch.equal(t, g[n]) for n, t in pathcond.compute_diag_g(model, x, graph=graph).items())
+
+
+@pytest.mark.parametrize("name", ["residual_conv", "tied_autoencoder", "channel_shuffle", "mlp_bn"])
+def test_a_graph_on_the_meta_device_is_that_of_the_model(name):
+    model, x = BY_NAME[name].model(), BY_NAME[name].input()
+    graph, expected = pathcond.extract_graph(copy.deepcopy(model).to("meta"), x), pathcond.extract_graph(model, x)
+    assert (graph.units, graph.frozen) == (expected.units, expected.frozen)
+    assert_function_kept(model, x, graph)
+    assert pathcond.rescale_(model, x, graph=graph).units == expected.units
+    with pytest.raises(pathcond.PathCondError, match="meta device"):
+        pathcond.rescale_(copy.deepcopy(model).to("meta"), x)
+
+
+def test_tied_embeddings_need_a_pair_for_each_entry_alone():
+    """One use has scales along its columns and the other along its rows: all of them are tied, and none is listed."""
+    s = ScalePropagation({})
+    rows, cols = s.new_groups(500, "rows", torch.zeros(1)), s.new_groups(300, "cols", torch.zeros(1))
+    s.tie(rows[:, None], cols[None, :], Reason("tie", "", "test"))
+    assert sum(pairs.shape[1] for pairs in s.ties) == 800
+    model = Lambda(lambda s, x: F.linear(s.c(F.relu(s.b(s.a(x)))), s.a.weight),
+                   a=nn.Embedding(7, 4), b=nn.Linear(4, 6), c=nn.Linear(6, 4)).double()  # fmt: skip
+    graph = pathcond.extract_graph(model, IDS)
+    assert (graph.units, graph.frozen_units) == (6, 5)  # the embedding has one scale, an output's; its head reads four
+    assert_function_kept(model, IDS, graph)
 
 
 # ---- recurrence and zeros

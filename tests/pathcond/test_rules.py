@@ -175,3 +175,120 @@ def test_function_is_kept(name):
     x = torch.randn(3, 6, dtype=torch.float64)
     assert_function_kept(model, x, pathcond.extract_graph(model, x))
     pathcond.compute_diag_g(model, x)
+
+
+# ---- rules against a backward pass written by hand: the function is kept, and diag(G) is the gradient of ``total``
+
+
+def assert_rules(model: nn.Module, x: Tensor, units: int, total) -> None:
+    """``total(squares)`` is the path sum of the model's outputs for one example, given its squared parameters."""
+    graph = pathcond.extract_graph(model, x)
+    assert (graph.units, graph.frozen_units) == (units, 0)
+    assert_function_kept(model, x, graph)
+    squares = {n: (p.detach() ** 2).requires_grad_() for n, p in model.named_parameters()}
+    expected = torch.autograd.grad(total(squares).sum(), list(squares.values()))
+    g = pathcond.compute_diag_g(model, x, graph=graph)
+    for name, value in zip(squares, expected, strict=True):
+        torch.testing.assert_close(g[name], value, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize(("alpha", "beta"), [(3.0, 0.5), (-2.0, 0.0)])
+def test_addmm_with_factors(alpha, beta):
+    torch.manual_seed(0)
+    model = Lambda(lambda s, x: s.o(F.relu(torch.addmm(s.b, s.a(x), s.w, alpha=alpha, beta=beta))),
+                   a=nn.Linear(3, 4), o=nn.Linear(5, 2)).double()  # fmt: skip
+    model.w, model.b = weight(4, 5), weight(5)
+
+    def total(q):
+        h = q["a.weight"].sum(1) + q["a.bias"]
+        return q["o.weight"] @ (alpha**2 * h @ q["w"] + beta**2 * q["b"]) + q["o.bias"]
+
+    if beta:
+        assert_rules(model, torch.randn(2, 3).double(), 9, total)
+    else:
+        assert "b" not in pathcond.compute_diag_g(model, torch.ones(1, 3).double())
+        assert_function_kept(model, x := torch.randn(2, 3).double(), pathcond.extract_graph(model, x))
+
+
+@pytest.mark.parametrize("options", [{}, {"bidirectional": True}, {"num_layers": 2, "dropout": 0.5, "bias": False}])
+def test_recurrent_layers_with_relu(options):
+    torch.manual_seed(0)
+    sides = 2 if options.get("bidirectional") else 1
+    rnn = nn.RNN(3, 4, nonlinearity="relu", batch_first=True, **options)
+    model = Lambda(lambda s, x: s.o(s.r(x)[0]), r=rnn, o=nn.Linear(4 * sides, 2)).double()
+
+    def total(q):
+        x = torch.ones(5, 3).double()
+        for layer in range(options.get("num_layers", 1)):
+            found = []
+            for end in ("", "_reverse")[:sides]:
+                wi, wh, bi, bh = (q.get(f"r.{n}_l{layer}{end}", torch.zeros(4).double())
+                                  for n in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"))  # fmt: skip
+                h, steps = torch.zeros(4).double(), []
+                for now in x.flip(0) if end else x:
+                    h = wi @ now + bi + wh @ h + bh
+                    steps.append(h)
+                found.append(torch.stack(steps[::-1] if end else steps))
+            x = torch.cat(found, -1)
+        return x @ q["o.weight"].T + q["o.bias"]
+
+    assert_rules(model, torch.randn(2, 5, 3).double(), 4 * sides * options.get("num_layers", 1), total)
+
+
+def test_a_recurrent_cell_with_relu():
+    torch.manual_seed(0)
+    cell = nn.RNNCell(3, 4, nonlinearity="relu")
+    model = Lambda(lambda s, x: s.o(s.r(x, s.r(x))), r=cell, o=nn.Linear(4, 2)).double()
+
+    def total(q):
+        first = q["r.weight_ih"].sum(1) + q["r.bias_ih"] + q["r.bias_hh"]
+        return q["o.weight"] @ (first + q["r.weight_hh"] @ first) + q["o.bias"]
+
+    assert_rules(model, torch.randn(2, 3).double(), 4, total)
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "nearest"])
+def test_grid_sample_at_fixed_positions(mode):
+    torch.manual_seed(0)
+    grid = torch.rand(1, 5, 6, 2, dtype=torch.float64) * 2.4 - 1.2  # some of it outside
+
+    def sample(x):
+        return F.grid_sample(x, grid.expand(len(x), -1, -1, -1), mode, align_corners=False)
+
+    model = Lambda(lambda s, x: s.b(F.relu(sample(s.a(x)))), a=nn.Conv2d(2, 3, 1), b=nn.Conv2d(3, 2, 1)).double()
+
+    def total(q):
+        h = F.conv2d(torch.ones(1, 2, 4, 4).double(), q["a.weight"], q["a.bias"])
+        return F.conv2d(sample(h), q["b.weight"], q["b.bias"])
+
+    assert_rules(model, torch.randn(2, 2, 4, 4).double(), 3, total)
+
+
+def test_grid_sample_at_positions_made_from_data():
+    torch.manual_seed(0)
+    model = Lambda(
+        lambda s, x: s.b(F.relu(F.grid_sample(s.a(x), s.grid(x).movedim(1, -1), align_corners=True))),
+        a=nn.Conv2d(2, 3, 1),
+        b=nn.Conv2d(3, 2, 1),
+        grid=nn.Sequential(nn.Conv2d(2, 4, 1), nn.ReLU(), nn.Conv2d(4, 2, 1)),
+    ).double()
+    x = torch.randn(2, 2, 4, 4).double()
+    graph = pathcond.extract_graph(model, x)
+    assert graph.units == 7
+    assert [(entry.units, entry.reason) for entry in graph.frozen] == [(2, "is the grid of `grid_sample`")]
+    assert_function_kept(model, x, graph)
+    report = pathcond.rescale_(model, x)
+    assert report.no_path == 0  # paths end at the grid
+    assert report.output_change < 1e-12
+
+
+@pytest.mark.parametrize("square", [lambda h: h**2, torch.square, lambda h: h.pow(2), lambda h: h * h])
+def test_squared_relu_freezes_and_says_why(square):
+    """Relu(lambda x)**2 is lambda**2 relu(x)**2, but a unit's scale acts on parameters by its first power alone."""
+    model = Lambda(lambda s, x: s.b(square(F.relu(s.a(x)))), a=nn.Linear(3, 4), b=nn.Linear(4, 2)).double()
+    x = torch.randn(2, 3).double()
+    graph = pathcond.extract_graph(model, x)
+    assert (graph.units, graph.frozen_units) == (0, 4)
+    assert "degree 1" in graph.frozen[0].reason or "another scale" in graph.frozen[0].reason
+    assert_function_kept(model, x, graph)
+    assert set(pathcond.compute_diag_g(model, x)) == {"a.weight", "a.bias", "b.weight", "b.bias"}

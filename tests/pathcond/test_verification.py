@@ -190,7 +190,7 @@ def test_an_interrupt_while_weights_are_written(monkeypatch):
             model.a.weight.mul_(2.0)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("pathcond.rescale.apply_scales_", half)
+    monkeypatch.setattr("pathcond.rescale.scale_parameters_", half)
     with pytest.raises(KeyboardInterrupt):
         pathcond.rescale_(model, torch.randn(3, 5))
     assert all(torch.equal(p, w) for p, w in zip(model.parameters(), weights, strict=True))

@@ -51,15 +51,18 @@ def data_product_scales(s: ScalePropagation, call: Call, x: Ref, y: Ref) -> None
         s.set_result(call, with_axes(s.collapse(maps[0], kept, mixed_positions(call)), ndim))
 
 
-def data_product_paths(p: PathSums, call: Call, x: Ref, y: Ref) -> None:
-    """A product of data with data: where one factor is a gate, such as attention weights, paths follow the other."""
+def data_product_paths(p: PathSums, call: Call, x: Ref, y: Ref, alpha: float = 1.0) -> None:
+    """``alpha`` times a product of data with data.
+
+    Where one factor is a gate, such as attention weights, paths follow the other.
+    """
     shape = p.trace.values[call.outs[0]].shape
     gates = [value in p.gates for value in (x.id, y.id)]
     many = len(p.trace.values[x.id].shape) > 1 and len(p.trace.values[y.id].shape) > 1
     if gates == [True, False] and many:
-        p.linear(call, [y.id], lambda v: v[0].mean(-2, keepdim=True).expand(shape))
+        p.linear(call, [y.id], lambda v: (v[0].mean(-2, keepdim=True) * alpha**2).expand(shape))
     elif gates == [False, True] and many:
-        p.linear(call, [x.id], lambda v: v[0].mean(-1, keepdim=True).expand(shape))
+        p.linear(call, [x.id], lambda v: (v[0].mean(-1, keepdim=True) * alpha**2).expand(shape))
     else:
         p.barrier(call)
 
@@ -132,8 +135,9 @@ def _tie_result(s: ScalePropagation, call: Call, other: Tensor) -> Tensor:
 
 
 def _added_batched_paths(p: PathSums, call: Call, a: Arguments) -> None:
-    if a["batch1"].id in p.sums and a["batch2"].id in p.sums:
-        data_product_paths(p, call, a["batch1"], a["batch2"])
+    added = a["input"].id in p.sums and a.get("beta", 1) != 0
+    if a["batch1"].id in p.sums and a["batch2"].id in p.sums and not added:
+        data_product_paths(p, call, a["batch1"], a["batch2"], float(a.get("alpha", 1)))
     else:
         p.barrier(call)
 

@@ -82,6 +82,15 @@ def _bounded_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
     s.freeze_through(call, f"crosses `{call.name}`, which is bounded and so not homogeneous")
 
 
+def _power_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
+    """Squared ReLU is homogeneous of degree 2, but the weights behind it would have to be divided by lambda**2."""
+    power = {"square": 2, "sqrt": 0.5}.get(call.name.strip("_"), a.get("exponent"))
+    if isinstance(power, (int, float)) and isinstance(a["input"], Ref):
+        s.freeze_through(call, f"crosses `{call.name}` with power {power:g}: only scales of degree 1 are followed")
+    else:
+        s.freeze_through(call)
+
+
 def _reciprocal_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
     s.freeze_through(call, f"enters `{call.name}`, as in a normalisation")
 
@@ -211,7 +220,8 @@ def add_paths(p: PathSums, call: Call, a: Arguments, maximum: bool = False) -> N
 
     def backward(gradient: Scaled) -> None:
         for (x, size, data), pick in zip(sources, picks, strict=True):
-            piece = Scaled((gradient.t * pick).sum_to_size(size), gradient.log)
+            picked = gradient.t if isinstance(pick, float) and pick == 1.0 else gradient.t * pick
+            piece = Scaled(picked.sum_to_size(size), gradient.log)
             p.add_gradient(x.id, piece) if data else p.add_diagonal(x, piece)
 
     p.set_result(call, Scaled(total.expand(shape), log), backward)
@@ -370,6 +380,7 @@ OPERATIONS = [
         "relu6 hardtanh hardsigmoid sigmoid tanh softsign tanhshrink logsigmoid",
         "bounded", "input", _bounded_scales, barrier_paths,
     ),
+    *entries("square sqrt pow __pow__ __ipow__", "power", "input exponent", _power_scales, barrier_paths),
     *entries("rsqrt reciprocal", "reciprocal", "input", _reciprocal_scales, _reciprocal_paths),
     *entries(
         "gt lt ge le greater less greater_equal less_equal __gt__ __lt__ __ge__ __le__ sign sgn",

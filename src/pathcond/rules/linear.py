@@ -29,13 +29,15 @@ def _fixed_layer(s: ScalePropagation, call: Call, channel: int) -> None:
         s.set_result(call, with_axes(groups.reshape(-1, *[1] * (-channel - 1)), len(s.shape(call.outs[0]))))
 
 
-def with_bias(p: PathSums, sums: Scaled, bias: Any, shape: Sequence[int], normalize: bool = True) -> Scaled:
-    """Path sums of a layer's result with the paths that start at its bias."""
+def with_bias(
+    p: PathSums, sums: Scaled, bias: Any, shape: Sequence[int], normalize: bool = True, log_factor: float = 0.0
+) -> Scaled:
+    """Path sums of a layer's result with the paths that start at its bias, times ``exp(log_factor)``."""
     sums = sums.normalized() if normalize else sums
     if bias is None or (not p.ones and p.largest_entry(bias) == 0.0):
         return sums
     squared = p.square(bias)
-    return sums + Scaled(squared.t.reshape(tuple(shape)), squared.log)
+    return sums + Scaled(squared.t.reshape(tuple(shape)), squared.log + log_factor)
 
 
 # ---- dense layers
@@ -57,11 +59,21 @@ def _dense_scales(
     s.set_result(call, with_axes(groups.reshape(-1, *[1] * (-channel - 1)), ndim))
 
 
-def _dense_paths(p: PathSums, call: Call, x: Ref, weight: Ref, bias: Any, transposed: bool, axis: int) -> None:
-    """Squares the weight a few rows at a time."""
+def _dense_paths(
+    p: PathSums,
+    call: Call,
+    x: Ref,
+    weight: Ref,
+    bias: Any,
+    transposed: bool,
+    axis: int,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+) -> None:
+    """``alpha`` times a product plus ``beta`` times a bias; squares the weight a few rows at a time."""
     tensor = p.constant(weight)
     known = x.id in p.sums and p.sums[x.id].t.ndim >= -axis
-    if tensor is None or tensor.ndim != 2 or not known or p.depends_on_data(bias):
+    if tensor is None or tensor.ndim != 2 or not known or p.depends_on_data(bias) or not alpha:
         p.barrier(call)
         return
     matrix = tensor.T if transposed else tensor
@@ -73,7 +85,8 @@ def _dense_paths(p: PathSums, call: Call, x: Ref, weight: Ref, bias: Any, transp
     top = 1.0 if p.ones else p.largest_entry(weight) or 1.0
     rows = max(1, _CHUNK // max(1, matrix.shape[1]))
     pieces = [slice(i, i + rows) for i in range(0, matrix.shape[0], rows)]
-    log = 2 * math.log(top)
+    log_alpha, log_beta = (0.0 if p.ones or not factor else 2 * math.log(abs(factor)) for factor in (alpha, beta))
+    log = 2 * math.log(top) + log_alpha
     kept: dict[int, Tensor] = {}  # for the backward pass, if there is but one piece
 
     def squares(piece: slice) -> Tensor:
@@ -94,7 +107,7 @@ def _dense_paths(p: PathSums, call: Call, x: Ref, weight: Ref, bias: Any, transp
     def backward(gradient: Scaled) -> None:
         rows_in = fold(gradient.t.sum_to_size(size).movedim(axis, -1))
         if bias is not None:
-            p.add_diagonal(bias, Scaled(gradient.t.sum_to_size(bias_size), gradient.log))
+            p.add_diagonal(bias, Scaled(gradient.t.sum_to_size(bias_size), gradient.log + log_beta))
         if x.id in p.trainable:
             found = sum(
                 (rows_in[..., piece] @ squares(piece) for piece in pieces[1:]),
@@ -103,9 +116,9 @@ def _dense_paths(p: PathSums, call: Call, x: Ref, weight: Ref, bias: Any, transp
             found = Scaled(found.movedim(-1, axis), gradient.log + log).normalized()
             p.add_gradient(x.id, Scaled(found.t.expand(before.t.shape), found.log))
         outer = _outer(rows_in, flat, before.t.movedim(axis, -1).shape)
-        p.add_diagonal(weight, Scaled(outer.T if transposed else outer, gradient.log + before.log))
+        p.add_diagonal(weight, Scaled(outer.T if transposed else outer, gradient.log + before.log + log_alpha))
 
-    made = with_bias(p, Scaled(result, before.log + log), bias, bias_size)
+    made = with_bias(p, Scaled(result, before.log + log), bias, bias_size, log_factor=log_beta)
     p.set_result(call, Scaled(made.t.expand(shape), made.log), backward)
 
 
@@ -170,7 +183,9 @@ def _addmm_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
 
 
 def _addmm_paths(p: PathSums, call: Call, a: Arguments) -> None:
-    _dense_paths(p, call, a["mat1"], a["mat2"], a["input"], True, -1)
+    beta = float(a.get("beta", 1))
+    bias = a["input"] if beta else None
+    _dense_paths(p, call, a["mat1"], a["mat2"], bias, True, -1, float(a.get("alpha", 1)), beta)
 
 
 # ---- one matrix for each group of rows: mixtures of experts

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pathcond.path_sums import PathSums
-from pathcond.propagation import ScalePropagation, mixed_positions
+from pathcond.propagation import Reason, ScalePropagation, mixed_positions
 from pathcond.rules.base import Arguments, entries
 from pathcond.rules.elementwise import add_paths, add_scales
 from pathcond.tracing import Call, Ref, run
@@ -82,6 +82,29 @@ def _resample_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
 
 def _resample_paths(p: PathSums, call: Call, a: Arguments) -> None:
     p.linear(call, [a["input"].id], lambda x: run(call, lambda _: x[0]))
+
+
+def _grid_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
+    """Each channel is read at positions that the grid gives; positions outside are zero, or others of the channel."""
+    s.freeze(s.groups(a["grid"]), Reason("op", call.where, f"is the grid of `{call.name}`"))
+    _resample_scales(s, call, a)
+
+
+def _grid_paths(p: PathSums, call: Call, a: Arguments) -> None:
+    """A grid that data decides may read any position: it reads their average, as attention does."""
+    source, grid = a["input"].id, a["grid"]
+    shape, fixed = p.trace.values[call.outs[0]].shape, p.constant(grid)
+    if source not in p.sums:
+        p.barrier(call)
+        return
+    p.end_path(grid.id)
+    if fixed is None:
+        space = tuple(range(2, len(shape)))
+        p.linear(call, [source], lambda x: x[0].mean(space, keepdim=True).expand(shape))
+        return
+    setting = {k: v for k, v in a.items() if k not in ("input", "grid")}
+    setting["mode"] = "nearest" if a.get("mode") == "nearest" else "bilinear"  # coefficients that are not negative
+    p.linear(call, [source], lambda x: F.grid_sample(x[0], fixed.to(p.dtype), **setting))
 
 
 # ---- path sums over windows
@@ -179,6 +202,9 @@ OPERATIONS = [
     *entries(
         "interpolate upsample upsample_nearest upsample_bilinear",
         "resample", "input", _resample_scales, _resample_paths, namespaces=[F],
+    ),
+    *entries(
+        "grid_sample", "grid", "input grid mode padding_mode align_corners", _grid_scales, _grid_paths, namespaces=[F]
     ),
     *entries("mean", "mean", "input dim keepdim", _reduce_scales, partial(_reduce_paths, kind="mean")),
     *entries("sum", "sum", "input dim keepdim", _reduce_scales, partial(_reduce_paths, kind="sum")),

@@ -18,13 +18,12 @@ from pathcond.errors import PathCondError, SolveError
 from pathcond.graph import ScaleGraph
 from pathcond.isolation import on_cpu
 from pathcond.objective import Layout, Objective, build_objective, layout_of
-from pathcond.solvers.coordinate_descent import CoordinateDescent
+from pathcond.solvers.coordinate_descent import AT_BOUND, CoordinateDescent
 from pathcond.solvers.newton import minimize
 
 __all__ = ["Result", "Solution", "solve"]
 
 _SMALL = 1 << 22  # elements of all blocks up to which the CPU is faster than a GPU without the kernels
-_AT_BOUND = 1.0 - 1e-12  # of the clamp
 
 
 class Result(Enum):
@@ -181,7 +180,7 @@ def _solve_on_gpu(objective: Objective, sweeps: int) -> Solution | None:
     if found is None:
         return None
     updates = tuple(change / objective.units for change in found.changes)
-    return Solution(found.u[1:].cpu(), found.values, updates, found.residual, Result.SWEEPS, (), objective.size)
+    return Solution(found.u[1:], found.values, updates, found.residual, Result.SWEEPS, (), objective.size)
 
 
 @dataclass(frozen=True)
@@ -217,7 +216,7 @@ def _solve(objective: Objective, method: str, sweeps: int, tol: float, bound: fl
         )
     grad, clamped = objective.gradient(u), 0
     if bound is not None:
-        upper, lower = u >= bound * _AT_BOUND, u <= -bound * _AT_BOUND
+        upper, lower = u >= bound * AT_BOUND, u <= -bound * AT_BOUND
         grad = torch.where(upper & (grad < 0) | lower & (grad > 0), 0.0, grad)
         clamped = int((upper | lower).sum())
     return Solution(

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pathcond.objective import LOG_RANGE, Layer, Objective, Side
 
-_AT_BOUND = 1.0 - 1e-12  # a log-scale this close to the bound is at it
+AT_BOUND = 1.0 - 1e-12  # a log-scale this close to the bound is at it
 _CANCELLATION = 1.0e-6  # if less of the sum than this remains beside a layer, the remainder is summed afresh
 
 
@@ -141,7 +141,7 @@ class CoordinateDescent:
         if plain:
             self.u = exp_plus[: len(self.u)].log()
         if self.clamp is not None:  # exponentials and logarithms round
-            bound = torch.where(self.u.abs() > self.clamp * _AT_BOUND, self.u.sign() * self.clamp, self.u)
+            bound = torch.where(self.u.abs() > self.clamp * AT_BOUND, self.u.sign() * self.clamp, self.u)
             self.u.copy_(bound)
 
     def _update_plain(self, sums: LayerSums, exp_plus: Tensor, exp_minus: Tensor) -> bool:

@@ -32,7 +32,7 @@ _LIMITS = (1e-6, 2e-15, 1e-280, 1e280)  # least remainder of the sum, tolerance,
 
 @dataclass(frozen=True)
 class Sweeps:
-    """Log-scales (H + 1,), F before and after each sweep, sums of absolute changes, and the residual."""
+    """Log-scales (H + 1,) on the CPU, F before and after each sweep, sums of absolute changes, and the residual."""
 
     u: Tensor
     values: tuple[float, ...]
@@ -49,16 +49,16 @@ def supports(layout: Layout) -> bool:
 
 def sweep(objective: Objective, sweeps: int) -> Sweeps | None:
     """Run the sweeps; None if the objective needs logarithms, which the kernels do not use."""
-    if objective.common_log is None or bool(objective.dead[1:].any()):
+    if objective.common_log is None:
         return None
     plan: _Plan | None = objective.layout.workspace.get("gpu")
     if plan is None or plan.sweeps != sweeps or plan.device != objective.device:
         plan = _Plan(objective, sweeps)
         if objective.layout.size <= _KEPT:
             objective.layout.workspace["gpu"] = plan
-        return plan.read(plan.run())
+        return plan.read(plan.run(), objective.dead)
     plan.load(objective)
-    return plan.read(plan.replay())
+    return plan.read(plan.replay(), objective.dead)
 
 
 class _Plan:
@@ -68,8 +68,8 @@ class _Plan:
         self.objective, self.sweeps, self.device = objective, sweeps, objective.device
         self.layers = layer_sums(objective)
         self.u = torch.zeros(objective.units + 1, dtype=torch.float64, device=self.device)
-        self.settings = torch.zeros(len(self.layers), 7, dtype=torch.float64, device=self.device)
-        self.start = torch.zeros(3, dtype=torch.float64, device=self.device)
+        self.numbers = torch.zeros(7 * len(self.layers) + 3, dtype=torch.float64, device=self.device)
+        self.settings, self.start = self.numbers[:-3].view(-1, 7), self.numbers[-3:]
         self.graph: torch.cuda.CUDAGraph | None = None
         self.out = torch.zeros(0)
         self._load_settings(objective)
@@ -77,14 +77,13 @@ class _Plan:
     def _load_settings(self, objective: Objective) -> None:
         log, p = objective.common_log or 0.0, float(objective.size)
         constant = math.exp(objective.log_constant - log) if objective.log_constant > -math.inf else 0.0
-        rows = [[log, p, sums.layer.balance[0], *_LIMITS] for sums in self.layers]
-        self.settings.copy_(torch.tensor(rows, dtype=torch.float64))
-        self.start.copy_(torch.tensor([log, constant, p], dtype=torch.float64))
+        rows = [x for sums in self.layers for x in (log, p, sums.layer.balance[0], *_LIMITS)]
+        self.numbers.copy_(torch.tensor([*rows, log, constant, p], dtype=torch.float64))
 
     def load(self, objective: Objective) -> None:
         """Copy in the numbers of another objective of the same layout."""
-        for mine, new in zip(self.objective.blocks, objective.blocks, strict=True):
-            mine.m.copy_(new.m)
+        mine, new = ([block.m for block in o.blocks] for o in (self.objective, objective))
+        torch._foreach_copy_(mine, new)  # pyright: ignore[reportPrivateImportUsage]
         for sums in self.layers:
             for block_sum in (*sums.entering, *sums.leaving):
                 block_sum.reload()
@@ -122,12 +121,14 @@ class _Plan:
             history[-1] = torch.stack(((log + sum_.log()) * p + balance @ before, history[-1][1]))  # summed afresh
         return torch.stack((*history, torch.stack((state[1], grad.abs().amax()))))
 
-    def read(self, out: Tensor) -> Sweeps | None:
-        """Wait for the numbers; None if some layer was not updated."""
-        *history, (skipped, residual) = out.tolist()
-        if skipped or not math.isfinite(history[-1][0]):
+    def read(self, out: Tensor, dead: Tensor) -> Sweeps | None:
+        """Wait for the numbers, once; None if a unit is dead or some layer was not updated."""
+        found = torch.cat((dead[1:].any().double()[None], out.reshape(-1), self.u)).cpu()
+        *history, (skipped, residual) = found[1 : 1 + out.numel()].view(-1, 2).tolist()
+        if found[0] or skipped or not math.isfinite(history[-1][0]):
             return None
-        return Sweeps(self.u.clone(), tuple(h[0] for h in history), tuple(h[1] for h in history[1:]), residual)
+        u = found[1 + out.numel() :]
+        return Sweeps(u, tuple(h[0] for h in history), tuple(h[1] for h in history[1:]), residual)
 
 
 def _sum_and_gradient(
