@@ -13,7 +13,7 @@ SNAKEMAKE = $(VENV)/bin/snakemake --cores $(CORES)
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help env figures preview tiny report specs verify docs docs-check test test-workflow test-slow test-gpu test-slurm test-faults chaos lint format zoo bench clean
+.PHONY: help env figures preview tiny report specs verify docs docs-check docs-site test test-site test-workflow test-slow test-gpu test-slurm test-faults chaos lint format zoo bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -52,14 +52,30 @@ docs: env ## fill README.md and docs/ with figures, claims, times and cost from 
 docs-check: env ## after `make figures`: README.md and docs/ say what is recorded
 	$(PY) -m paper.docs --check
 
+# The site's tools stay out of the environment.
+build/docs/.installed: requirements-docs.txt | env
+	rm -rf build/docs
+	$(PY) -m pip install --quiet --no-deps --target build/docs -r requirements-docs.txt
+	@touch $@
+
+docs-site: export PYTHONPATH := build/docs
+docs-site: export NO_MKDOCS_2_WARNING := 1
+docs-site: env build/docs/.installed ## build the documentation site from docs/ into build/site, without the network at view time
+	$(PY) -m mkdocs build --quiet --strict
+	@echo "The site is built: open build/site/index.html"
+
 # One thread for each test process: the processes share the cores.
 test: export OMP_NUM_THREADS := 1
 test: lint ## lint, check types, run the tests (but those that have a target of their own)
-	$(PY) -m pytest $(PYTEST_FLAGS) -m "not slow and not gpu and not slurm and not faults and not workflow"
+	$(PY) -m pytest $(PYTEST_FLAGS) -m "not slow and not gpu and not slurm and not faults and not workflow and not site"
 
 test-workflow: export OMP_NUM_THREADS := 1
 test-workflow: env ## run Snakemake itself: reruns, forced jobs, recorded runs, extension, the report in a browser
 	$(PY) -m pytest $(PYTEST_FLAGS) -m "workflow and not slow"
+
+test-site: export OMP_NUM_THREADS := 1
+test-site: env build/docs/.installed ## build the site and open it in a browser; run the tutorials
+	$(PY) -m pytest $(PYTEST_FLAGS) -m site tests/site
 
 test-slow: export OMP_NUM_THREADS := 1
 test-slow: env ## run the few tests that take long each

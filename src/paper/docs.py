@@ -33,6 +33,7 @@ FILLED = tuple(
         "docs/claims.md",
         "docs/library.md",
         "docs/pipeline.md",
+        "docs/related-tools.md",
         "docs/scaling.md",
         "docs/when-to-use.md",
     )
