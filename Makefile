@@ -7,7 +7,7 @@ RULES := Snakefile $(wildcard workflow/rules/*.smk)
 PYTEST_FLAGS ?= -n 2 --dist loadgroup
 CORES ?= $(shell nproc)
 PRESET ?= paper
-SNAKEMAKE = $(VENV)/bin/snakemake --cores $(CORES)
+SNAKEMAKE = $(PY) -m snakemake --cores $(CORES)
 
 # Pyright would otherwise ask the network whether a newer release exists.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
@@ -21,6 +21,9 @@ help: ## list the targets
 env: $(STAMP) ## create .venv with the pinned tools and this package
 
 $(STAMP): requirements.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	    echo "Expected Python 3.11 or newer as \`$(PYTHON)\`, got \`$$($(PYTHON) --version 2>&1)\`. Name another one: make env PYTHON=python3.11" >&2; exit 1; }
+	@echo "Installing the pinned packages into $(VENV): once, a few minutes and about 6 GB"
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet -r requirements.txt
 	$(PY) -m pip install --quiet -e .
@@ -74,7 +77,7 @@ test-workflow: env ## run Snakemake itself: reruns, forced jobs, recorded runs, 
 	$(PY) -m pytest $(PYTEST_FLAGS) -m "workflow and not slow"
 
 test-site: export OMP_NUM_THREADS := 1
-test-site: env build/docs/.installed ## build the site and open it in a browser; run the tutorials
+test-site: env build/docs/.installed ## build the site and open it in a browser, run the tutorials, install the wheel
 	$(PY) -m pytest $(PYTEST_FLAGS) -m site tests/site
 
 test-slow: export OMP_NUM_THREADS := 1
