@@ -159,10 +159,10 @@ def main() -> None:
         done = subprocess.run(command, check=True, capture_output=True, text=True)  # noqa: S603 - our own words
         solver.append(told(json.loads(done.stdout)))
     if options.json:
-        old = json.loads(options.json.read_text()) if options.json.exists() else {}
+        parts = json.loads(options.json.read_text()) if options.json.exists() else {}
         record = {**hardware.record(torch.device("cpu")), "snakemake": version("snakemake")}
-        kept = {"dag": dag or old.get("dag", []), "solver": solver or old.get("solver", [])}
-        options.json.write_text(json.dumps({**record, **kept}, indent=1) + "\n")
+        parts |= {name: {**record, "rows": rows} for name, rows in (("dag", dag), ("solver", solver)) if rows}
+        options.json.write_text(json.dumps(parts, indent=1) + "\n")
 
 
 if __name__ == "__main__":
