@@ -7,78 +7,104 @@ RULES := Snakefile $(wildcard workflow/rules/*.smk)
 PYTEST_FLAGS ?= -n 2 --dist loadgroup
 CORES ?= $(shell nproc)
 PRESET ?= paper
-SNAKEMAKE = $(VENV)/bin/snakemake --cores $(CORES)
+# Quiet: one line for each finished job; errors and the logs of failed jobs are shown in full.
+SNAKEMAKE = $(PY) -m snakemake --quiet rules reason host --cores $(CORES)
 
 # Pyright would otherwise ask the network whether a newer release exists.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help env figures preview tiny report specs verify docs docs-check test test-workflow test-slow test-gpu test-slurm test-faults chaos lint format zoo bench clean
+.PHONY: help env figures preview tiny report specs verify docs docs-check docs-site test test-site test-workflow test-slow test-gpu test-slurm test-faults chaos lint format zoo bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-env: $(STAMP) ## create .venv with the pinned tools and this package
+env: $(STAMP) ## create .venv with the pinned packages (once, minutes)
 
 $(STAMP): requirements.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	    echo "Expected Python 3.11 or newer as \`$(PYTHON)\`, got \`$$($(PYTHON) --version 2>&1)\`. Name another one: make env PYTHON=python3.11" >&2; exit 1; }
+	@echo "Installing the pinned packages into $(VENV): once; a few minutes, several GB"
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet -r requirements.txt
 	$(PY) -m pip install --quiet -e .
 	@touch $@
 
-figures: env ## the paper's figures, tables, claims and report from the recorded runs: nothing is trained, no GPU is needed
+figures: env ## figures, tables, claims and report from the recorded runs
+	@echo "Drawing from the recorded runs: about two minutes on two cores. Nothing is trained."
 	$(SNAKEMAKE)
 	$(SNAKEMAKE) --report figures/paper/report.html
+	@echo "Done. Figures: figures/paper. Claims: results/paper/claims.md. Open figures/paper/report.html"
 
-preview: env ## everything in miniature from nothing: data, runs, figures, tables, claims, report
+preview: env ## every experiment from nothing in miniature, on a CPU
+	@echo "Downloading data if needed, training and measuring in miniature: about ten minutes on two cores."
 	$(SNAKEMAKE) --config preset=preview
 	$(SNAKEMAKE) --report figures/preview/report.html --config preset=preview
+	@echo "Done. Figures: figures/preview. Open figures/preview/report.html"
 
-tiny: env ## as preview, smaller still and without a download, for tests
+tiny: env ## as preview, smaller still and without a download (for tests)
 	$(SNAKEMAKE) --config preset=tiny
+	@echo "Done. Figures: figures/tiny"
 
-report: env ## one HTML file with all figures, captions, claims, settings and runtimes (PRESET=paper)
+report: env ## the report alone: one HTML file (PRESET=paper)
 	$(SNAKEMAKE) --report figures/$(PRESET)/report.html --config preset=$(PRESET)
+	@echo "Done. Open figures/$(PRESET)/report.html"
 
-specs: env ## settings of all runs as JSON, for a machine without Snakemake (PRESET=paper, EXPERIMENTS="bcd ...")
+specs: env ## settings of all runs as JSON (PRESET=, EXPERIMENTS="bcd toy")
 	$(PY) -m paper.runs --preset $(PRESET) $(if $(EXPERIMENTS),--experiments $(EXPERIMENTS)) --output results/$(PRESET)/specs.json
 
-verify: env ## recompute N recorded runs, first epochs on a CPU, and compare (N=3, SEED=, VERIFY_FLAGS=)
+verify: env ## recompute N recorded runs and compare (N=3 SEED= VERIFY_FLAGS=)
 	$(PY) -m paper.verify --preset paper --count $(or $(N),3) $(if $(SEED),--seed $(SEED)) $(VERIFY_FLAGS)
 
-docs: env ## fill README.md and docs/ with figures, claims, times and cost from the recorded runs
+docs: env ## fill README.md and docs/ with the recorded numbers
 	$(SNAKEMAKE) docs
 
-docs-check: env ## after `make figures`: README.md and docs/ say what is recorded
+docs-check: env ## README.md and docs/ show the recorded numbers (after figures)
 	$(PY) -m paper.docs --check
+
+# The site's tools stay out of the environment.
+build/docs/.installed: requirements-docs.txt | env
+	rm -rf build/docs
+	$(PY) -m pip install --quiet --no-deps --target build/docs -r requirements-docs.txt
+	@touch $@
+
+docs-site: export PYTHONPATH := build/docs
+docs-site: export NO_MKDOCS_2_WARNING := 1
+docs-site: env build/docs/.installed ## build the documentation site into build/site
+	$(PY) -m mkdocs build --quiet --strict
+	@echo "The site is built: open build/site/index.html"
 
 # One thread for each test process: the processes share the cores.
 test: export OMP_NUM_THREADS := 1
-test: lint ## lint, check types, run the tests (but those that have a target of their own)
-	$(PY) -m pytest $(PYTEST_FLAGS) -m "not slow and not gpu and not slurm and not faults and not workflow"
+test: lint ## style, types, and all tests without a target of their own
+	$(PY) -m pytest $(PYTEST_FLAGS) -m "not slow and not gpu and not slurm and not faults and not workflow and not site"
 
 test-workflow: export OMP_NUM_THREADS := 1
-test-workflow: env ## run Snakemake itself: reruns, forced jobs, recorded runs, extension, the report in a browser
+test-workflow: env ## Snakemake: reruns, forced jobs, extension, the report
 	$(PY) -m pytest $(PYTEST_FLAGS) -m "workflow and not slow"
 
+test-site: export OMP_NUM_THREADS := 1
+test-site: env build/docs/.installed ## the site in a browser, the tutorials, the wheel
+	$(PY) -m pytest $(PYTEST_FLAGS) -m site tests/site
+
 test-slow: export OMP_NUM_THREADS := 1
-test-slow: env ## run the few tests that take long each
+test-slow: env ## the few tests that take long each
 	$(PY) -m pytest $(PYTEST_FLAGS) -m slow
 
-test-gpu: env ## run the tests that need a GPU (skipped where there is none)
+test-gpu: env ## tests that need a GPU (skipped where there is none)
 	$(PY) -m pytest $(PYTEST_FLAGS) -m gpu
 
 # The executor is looked for here too: in the environment it would slow every start of Snakemake.
 test-slurm: export PYTHONPATH := $(CURDIR)/build/slurm
 test-slurm: export OMP_NUM_THREADS := 1
-test-slurm: env ## run the tiny preset, and faults, through a Slurm that is started for it (skipped where there is none)
+test-slurm: env ## the tiny preset on a Slurm of its own (skipped without one)
 	$(PY) -m pytest -m slurm tests/slurm $(SLURM_FLAGS)
 
 test-faults: export OMP_NUM_THREADS := 1
-test-faults: env ## kill Snakemake and jobs, fill disks, damage files: the same command must finish with the same bytes
+test-faults: env ## kill jobs, fill disks, damage files; results must be the same
 	$(PY) -m pytest $(PYTEST_FLAGS) -m faults tests/faults
 
-chaos: env ## kill at random over the tiny preset, N rounds, and compare bytes with an undisturbed run (N=20, SEED=)
+chaos: env ## kill at random and compare results (N=20 rounds, SEED=)
 	$(PY) -m tests.faults.chaos --rounds $(or $(N),20) $(if $(SEED),--seed $(SEED))
 
 lint: env ## check style, vocabulary and types
@@ -93,10 +119,10 @@ format: env ## apply the style
 	$(PY) -m ruff format $(CODE)
 	$(PY) -m snakefmt $(RULES)
 
-zoo: env ## rescale the model zoo and print its table (TABLE=file, MINUTES= to stop after)
+zoo: env ## rescale the model zoo, print its table (TABLE=file MINUTES=)
 	$(PY) -m tests.zoo $(if $(TABLE),--table $(TABLE)) $(if $(MINUTES),--minutes $(MINUTES))
 
-bench: env ## time the rescaling against the literal algorithm, and the training engine
+bench: env ## time the rescaling and the training engine
 	$(PY) benchmarks/rescale.py $(BENCH_FLAGS)
 	$(PY) benchmarks/train.py
 

@@ -1,6 +1,6 @@
 """How far does it go? Time and memory of Snakemake, of a table and of the solver as their sizes grow, on a CPU.
 
-    python benchmarks/scaling.py [--runs 1000 3000 10000] [--parameters 9e5 9e6 9e7] [--json FILE]
+    python benchmarks/scaling.py [--runs 1000 10000] [--parameters 9e5 9e6 9e7] [--json FILE]
 
 Each number is of a process of its own; a part that is not asked for (`--runs` or `--parameters` without numbers) stays
 in the record as it was. docs/scaling.md is filled from it.
@@ -67,11 +67,11 @@ def child(command: list[str], tree: Tree) -> tuple[Row, str]:
 
 
 def dry_run(tree: Tree, count: int, what: str, *targets: str) -> Row:
-    """Snakemake's plan of a tree, not carried out."""
+    """Snakemake's dry run of a tree."""
     command = [sys.executable, "-m", "snakemake", *targets, "--cores", "2", "-n", "--quiet", "rules"]
     row, text = child([*command, "--config", "preset=tiny"], tree)
     total = re.search(r"^total +(\d+)", text, re.MULTILINE)
-    return told({"cells": count, "what": what, "jobs": int(total[1]) if total else 0, **row})
+    return told({"runs": count, "what": what, "jobs": int(total[1]) if total else 0, **row})
 
 
 def told(row: Row) -> Row:
@@ -113,7 +113,7 @@ def jobs(folder: Path, count: int, whole: bool) -> list[Row]:
     given = json.dumps(runs.slice_of(chosen, NAME, EXPERIMENTS))
     command = [sys.executable, "-m", "paper.experiments", "aggregate", NAME, "--config", given, "--output", "table.csv"]
     row, _ = child(command, tree)
-    return [*rows, told({"cells": count, "what": "the table of all runs", "jobs": 1, **row})]
+    return [*rows, told({"runs": count, "what": "the table of all runs", "jobs": 1, **row})]
 
 
 def rescaling(parameters: float) -> Row:
@@ -142,7 +142,7 @@ def rescaling(parameters: float) -> Row:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure how far it goes.")
-    parser.add_argument("--runs", type=int, nargs="*", default=[1000, 3000, 10_000], help="cells of an item")
+    parser.add_argument("--runs", type=int, nargs="*", default=[1000, 10_000], help="runs of the grid")
     parser.add_argument("--parameters", type=float, nargs="*", default=[9e5, 9e6, 9e7, 2.7e8], help="of an MLP")
     parser.add_argument("--json", type=Path, help="where the record goes")
     parser.add_argument("--one", type=float, help=argparse.SUPPRESS)
@@ -159,10 +159,10 @@ def main() -> None:
         done = subprocess.run(command, check=True, capture_output=True, text=True)  # noqa: S603 - our own words
         solver.append(told(json.loads(done.stdout)))
     if options.json:
-        old = json.loads(options.json.read_text()) if options.json.exists() else {}
+        parts = json.loads(options.json.read_text()) if options.json.exists() else {}
         record = {**hardware.record(torch.device("cpu")), "snakemake": version("snakemake")}
-        kept = {"dag": dag or old.get("dag", []), "solver": solver or old.get("solver", [])}
-        options.json.write_text(json.dumps({**record, **kept}, indent=1) + "\n")
+        parts |= {name: {**record, "rows": rows} for name, rows in (("dag", dag), ("solver", solver)) if rows}
+        options.json.write_text(json.dumps(parts, indent=1) + "\n")
 
 
 if __name__ == "__main__":

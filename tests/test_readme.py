@@ -5,20 +5,24 @@ from pathlib import Path
 
 import pytest
 
-from paper.docs import FILLED, WRITTEN
 from paper.experiments import EXPERIMENTS
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-PAGES = [str(page) for page in (*WRITTEN, *FILLED)]
+PAGES = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    *(f"docs/{p.name}" for p in sorted((ROOT / "docs").glob("*.md"))),
+]
 CLAIMS = {claim.id for experiment in EXPERIMENTS.values() for claim in experiment.claims}
 
 
 @pytest.mark.filterwarnings("ignore")  # of the packages that examples use
-@pytest.mark.parametrize("page", ["README.md", "docs/library.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/library.md", "docs/how-it-works.md"])
 def test_examples_run(page, tmp_path, monkeypatch, capsys):
     """Blocks of Python run one after the other; a block of text is what they printed, up to 5% in numbers."""
-    if page != "README.md":
+    if page == "docs/library.md":
         pytest.importorskip("lightning")
         pytest.importorskip("transformers")
     blocks = re.findall(r"```(python|text)\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
@@ -35,14 +39,17 @@ def test_examples_run(page, tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_links_lead_somewhere(page):
-    for target in re.findall(r"\]\(([^)#]+)\)", (ROOT / page).read_text()):
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)[#)]", (ROOT / page).read_text()):
         assert (ROOT / page).parent.joinpath(target).exists(), target
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_targets_of_make_exist(page):
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    for target in re.findall(r"(?:^|`)make ([a-z][a-z-]*)", (ROOT / page).read_text(), re.MULTILINE):
+    text = (ROOT / page).read_text()
+    code = "\n".join(re.findall(r"```.*?```", text, re.DOTALL))
+    named = re.findall(r"^make ([a-z-]+)", code, re.MULTILINE) + re.findall(r"`make ([a-z-]+)", text)
+    for target in named:
         assert target in targets, target
 
 
@@ -54,5 +61,5 @@ def test_files_that_are_named_exist():
 def test_claims_that_are_named_exist():
     text = (ROOT / "docs/reproduction.md").read_text()
     named = re.findall(r"`((?:bcd|regimes|theory|criteria|table1|batchnorm)_[a-z0-9_]+)`", text)
-    assert len(named) > 10
+    assert len(named) > 5
     assert set(named) <= CLAIMS

@@ -30,8 +30,15 @@ def run(main: Callable[[], None]) -> None:
         say(f"error: {error}")
         sys.exit(USER_ERROR)
     except KeyboardInterrupt:
-        say("\nstopped; the same command goes on")
+        say("\nstopped; the same command resumes")
         sys.exit(INTERRUPTED)
+
+
+class Paragraphs(argparse.HelpFormatter):
+    """Help whose description keeps its paragraphs, each wrapped to the width of the terminal."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return "\n\n".join(super(Paragraphs, self)._fill_text(part, width, indent) for part in text.split("\n\n"))
 
 
 def add_threads(parser: argparse.ArgumentParser) -> None:

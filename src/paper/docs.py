@@ -33,6 +33,7 @@ FILLED = tuple(
         "docs/claims.md",
         "docs/library.md",
         "docs/pipeline.md",
+        "docs/related-tools.md",
         "docs/scaling.md",
         "docs/when-to-use.md",
     )
@@ -245,9 +246,7 @@ def outdated(facts: Facts, texts: Mapping[Path, str]) -> list[str]:
 
 def main() -> None:
     """Read the command line; write, or check, pages and figures."""
-    parser = argparse.ArgumentParser(
-        prog="python -m paper.docs", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(prog="python -m paper.docs", description=__doc__, formatter_class=cli.Paragraphs)
     parser.add_argument(
         "--folder", type=Path, default=config.CHECKOUT, help="checkout with config.yaml (default: this one)"
     )

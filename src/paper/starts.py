@@ -1,9 +1,8 @@
 """Start weights of networks and their rescalings, saved once and read by every run that needs them.
 
-python -m paper.starts init SPECS --index FILE       start weights by network and seed
-python -m paper.starts rescale SPECS --index FILE    log-scales, objective per sweep, residual, time; with a table
+`init` saves start weights by network and seed; `rescale` saves log-scales, the objective per sweep, residual and time.
 
-A file that exists is not computed again. Training computes by itself what has no file, with the same numbers.
+A file that exists is not computed again. Training computes what has no file by itself, with the same numbers.
 """
 
 from __future__ import annotations
@@ -159,9 +158,7 @@ def _is_intact(path: Path) -> bool:
 
 def main() -> None:
     """Read the command line, compute what has no file, write the index."""
-    parser = argparse.ArgumentParser(
-        prog="python -m paper.starts", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(prog="python -m paper.starts", description=__doc__, formatter_class=cli.Paragraphs)
     parser.add_argument("stage", choices=("init", "rescale"))
     parser.add_argument("specs", nargs="+", metavar="SPEC", help="JSON text, or a JSON file (see `make specs`)")
     parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the presets' folders")

@@ -1,17 +1,8 @@
 """Recompute recorded runs on this machine and compare: python -m paper.verify --preset paper --count 3.
 
-Runs are picked at random. Measurements that do not time anything are recomputed completely, one seed of each. Of
-training, the first epochs are: start weights and batch orders follow from the seed and the epoch alone, so a shorter
+Runs are picked at random. Measurements that do not time anything are recomputed completely, for one seed. Training is
+recomputed for the first epochs alone: start weights and batch order depend only on the seed and the epoch, so a shorter
 run begins as the recorded one did. On a CPU the convolutional network is left out: one evaluation takes many minutes.
-
-What may differ goes by the coarser of the two precisions: rounding to nearest is off by 2^-24 in float32, 2^-11 in TF32
-and 2^-9 in bfloat16 at each factor of a product. The mean loss of a start averages that over all images; training adds
-it up over hundreds of steps. TF32 on a GPU against float32 on a CPU, seen at lr 1e-3: 5e-7 of the loss at the start,
-2e-3 after an epoch, 0.005 of an accuracy. Some networks magnify it until a run is no nearer to its copy than to another
-seed (5e-2 of the loss: 8 hidden layers with PathCond); what these may differ by is measured on the spot. Log-rescalings
-follow from diag(G) in float32. Measurements, in float64, come out within 3e-13 of the largest number of a column
-whatever the number of threads; but start weights are float32, and other instructions of a processor round those
-otherwise (6e-8 seen).
 
 Exit status: 0 all agree, 1 some do not, 2 a mistake in what was given, or nothing recorded that can be compared here.
 """
@@ -37,7 +28,14 @@ from paper.experiments import EXPERIMENTS, measured
 from paper.runs import Spec, key, plan, result_path
 from paper.training.runner import Options, can_batch, train
 
-# Allowed differences of a loss (of itself) and of an accuracy, at the start and after training.
+# Allowed differences of a loss (relative) and of an accuracy, at the start and after training. The coarser of the two
+# precisions decides: each factor of a product is rounded by up to 2^-24 in float32, 2^-11 in TF32, 2^-9 in bfloat16.
+# The mean loss of a start averages that over all images; training adds it up over hundreds of steps. Measured at lr
+# 1e-3, TF32 on a GPU against float32 on a CPU: 5e-7 of the loss at the start, 2e-3 after an epoch, 0.005 of an
+# accuracy. Some networks magnify it until a run is no nearer to its copy than to another seed (8 hidden layers with
+# PathCond: 5e-2 of the loss); what they may differ by is measured on the spot. Log-scales follow from diag(G) in
+# float32. Measurements in float64 agree to 3e-13 of the largest number of a column, whatever the number of threads;
+# start weights are float32, and other processors round them differently (6e-8 seen).
 ALLOWED = {
     "float32": {"loss": (1e-5, 1e-3), "accuracy": (0.001, 0.005)},
     "float32 with TF32 products": {"loss": (1e-4, 1e-2), "accuracy": (0.002, 0.015)},
@@ -210,15 +208,13 @@ def told(checks: Sequence[Check]) -> str:
 
 def main() -> None:
     """Read the command line, verify, tell."""
-    parser = argparse.ArgumentParser(
-        prog="python -m paper.verify", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(prog="python -m paper.verify", description=__doc__, formatter_class=cli.Paragraphs)
     config.add_options(parser)
     parser.add_argument("--count", type=int, default=3, help="runs to recompute")
     parser.add_argument("--seed", type=int, help="of the choice; by default another each time, which is printed")
     parser.add_argument("--epochs", type=int, help="of training to recompute; 1 on a CPU, 5 on a GPU")
     parser.add_argument("--match", default="", help="only runs whose key contains this text")
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: a GPU if there is one")
     parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the presets' folders")
     parser.add_argument("--data", type=Path, default=Path("results/data"), help="folder of the data sets")
     given = parser.parse_args()

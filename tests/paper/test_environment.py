@@ -59,6 +59,13 @@ def test_every_pin_of_conda_is_that_of_requirements():
     assert conda == {name: REQUIREMENTS.get(name) for name in conda}
 
 
+def test_every_pin_of_the_site_that_the_environment_shares_is_the_same():
+    site = pins(lines_of(ROOT / "requirements-docs.txt"))
+    shared = site.keys() & REQUIREMENTS.keys()
+    assert "pyyaml" in shared
+    assert {name: site[name] for name in shared} == {name: REQUIREMENTS[name] for name in shared}
+
+
 def test_the_package_is_content_with_the_pins():
     assert PROJECT["dependencies"]
     for line in PROJECT["dependencies"]:

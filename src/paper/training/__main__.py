@@ -30,7 +30,7 @@ def seconds(text: str) -> float:
 def main() -> None:
     """Read the command line, train what is missing."""
     parser = argparse.ArgumentParser(
-        prog="python -m paper.training", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m paper.training", description=__doc__, formatter_class=cli.Paragraphs
     )
     parser.add_argument("specs", nargs="+", metavar="SPEC", help="JSON text, or a JSON file")
     parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the presets' folders")
@@ -39,7 +39,7 @@ def main() -> None:
         "--checkpoints", type=Path, default=Path("results/checkpoints"), help="folder of the checkpoints"
     )
     parser.add_argument("--index", type=Path, help="file that lists all results of the specs, with checksums")
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: a GPU if there is one")
     cli.add_threads(parser)
     parser.add_argument("--time-limit", type=seconds, metavar="SECONDS", help="checkpoint and stop after this long")
     parser.add_argument("--save-every", type=seconds, default=30.0, metavar="SECONDS", help="between checkpoints")

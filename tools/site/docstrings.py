@@ -1,0 +1,23 @@
+"""An extension of mkdocstrings: docstrings whose references are written for Sphinx become Markdown."""
+
+import re
+from typing import Any
+
+import griffe
+
+ROLE = re.compile(r":(?:func|class|meth|attr|mod):`([^`]+)`")
+
+
+class Roles(griffe.Extension):
+    """Link names of the library, show others as code, and mark examples as such."""
+
+    def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
+        """Rewrite the docstring of one object."""
+        if obj.docstring is None:
+            return
+        text = ROLE.sub(lambda found: _link(found[1]), obj.docstring.value)
+        obj.docstring.value = re.sub(r"^Example:$", "Examples:", text, flags=re.MULTILINE)
+
+
+def _link(name: str) -> str:
+    return f"[`{name}`][{name}]" if re.fullmatch(r"pathcond\.\w+", name) else f"`{name}`"

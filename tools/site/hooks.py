@@ -1,0 +1,98 @@
+"""Hooks of mkdocs.yml: the pages are those that a code host shows, with its links, notebooks and formulas.
+
+README.md, CONTRIBUTING.md and CHANGELOG.md become pages, notebooks become Markdown, files outside of docs/ that a page
+links to are copied into the site, and formulas become MathML, which browsers draw without scripts.
+"""
+
+import base64
+import html
+import json
+import posixpath
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from latex2mathml.converter import convert
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).parents[2]
+TOP = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+LINK = re.compile(r"(\]\()(?![a-z]+:|#)([^)#\s]+)(#[^)]*)?\)")
+FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages and files that are not Markdown under docs/."""
+    for source, uri in TOP.items():
+        files.append(File.generated(config, uri, content=(ROOT / source).read_text("utf-8")))
+    for notebook in [file for file in files if file.src_uri.endswith(".ipynb")]:
+        files.remove(notebook)
+        name = notebook.src_uri.removesuffix(".ipynb")
+        for uri, content in _notebook(name, notebook.content_string):
+            files.append(File.generated(config, uri, content=content))
+    for page in files.documentation_pages():
+        for _, target, _ in LINK.findall(page.content_string):
+            path = ROOT / _in_repository(page.src_uri, target)
+            uri = _in_site(path)
+            if uri.startswith("files/") and path.is_file() and files.get_file_from_path(uri) is None:
+                files.append(File.generated(config, uri, content=path.read_bytes()))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Turn links between files of the repository into links of the site; folders are named without a link."""
+    here = page.file.src_uri
+
+    def link(found: re.Match[str]) -> str:
+        uri = _in_site(ROOT / _in_repository(here, found[2]))
+        return f"{found[1]}{posixpath.relpath(uri, posixpath.dirname(here) or '.')}{found[3] or ''})"
+
+    def folder(found: re.Match[str]) -> str:
+        return found[1] if (ROOT / _in_repository(here, found[2])).is_dir() else found[0]
+
+    markdown = re.sub(r"(?<!!)\[([^\[\]]+)\]\((?![a-z]+:|#)([^)#\s]+)\)", folder, markdown)
+    return LINK.sub(link, markdown)
+
+
+def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Formulas as MathML, and tables in boxes of their own that scroll on a small screen."""
+
+    def formula(found: re.Match[str]) -> str:
+        kind = "block" if found[1] == "div" else "inline"
+        return f'<{found[1]} class="formula">{convert(html.unescape(found[2]).strip(), display=kind)}</{found[1]}>'
+
+    return FORMULA.sub(formula, content)
+
+
+def _in_repository(uri: str, target: str) -> str:
+    """The path in the repository that a link on a page leads to."""
+    source = next((source for source, page in TOP.items() if page == uri), f"docs/{uri}")
+    return posixpath.normpath(posixpath.join(posixpath.dirname(source), target))
+
+
+def _in_site(path: Path) -> str:
+    """Where a file of the repository is in the site."""
+    name = path.relative_to(ROOT).as_posix()
+    inside = name.removeprefix("docs/")
+    if name in TOP:
+        return TOP[name]
+    return inside.removesuffix(".ipynb") + ".md" * inside.endswith(".ipynb") if inside != name else f"files/{name}"
+
+
+def _notebook(name: str, text: str) -> Iterator[tuple[str, str | bytes]]:
+    """A notebook as a page of Markdown, and its pictures."""
+    parts, pictures = [], 0
+    for cell in json.loads(text)["cells"]:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        for output in cell.get("outputs", ()):
+            if "text" in output:
+                parts.append(f"```text\n{''.join(output['text']).rstrip()}\n```")
+            else:
+                pictures += 1
+                uri = f"{name}-{pictures}.png"
+                yield uri, base64.b64decode("".join(output["data"]["image/png"]))
+                parts.append(f"![{cell['metadata']['alt']}]({posixpath.basename(uri)})")
+    yield f"{name}.md", "\n\n".join(parts) + "\n"
