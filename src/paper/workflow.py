@@ -57,7 +57,7 @@ class Workflow:
 
     def experiments(self, preset: str) -> dict[str, Experiment]:
         """The experiments of a preset whose runs are recorded or to be computed now, in the paper's order."""
-        return {name: found for name, found in EXPERIMENTS.items() if name in self.plan(preset).asked}
+        return {name: found for name, found in EXPERIMENTS.items() if name not in self.config(preset).not_recorded}
 
     @cached_property
     def presets(self) -> list[str]:

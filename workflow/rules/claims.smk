@@ -25,7 +25,9 @@ rule claims:
     """The claims of all experiments in one table."""
     input:
         claims=lambda wildcards: expand(
-            CLAIM, preset=wildcards.preset, experiment=FLOW.experiments(wildcards.preset)
+            CLAIM,
+            preset=wildcards.preset,
+            experiment=FLOW.experiments(wildcards.preset),
         ),
         code=code("claims"),
     output:
