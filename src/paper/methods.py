@@ -92,12 +92,12 @@ METHODS: dict[str, Method] = {
     "teleport": Method("every 10 epochs", BLACK, "*", rescale=True, batchnorm="affine", teleport=10),
     "layer_lrs": Method("learning rate per layer", YELLOW, ">", rescale=True, part="rates"),
     "default": _library("library default", RED, "o"),
-    "exclude": _library("BatchNorm left out", ORANGE, "D", batchnorm="exclude"),
-    "free": _library("no bound", BLUE, "v", bound=None),
-    "running": _library("running statistics", GREEN, "s", statistics="running"),
-    "damped": _library("half", SKY, "P", damping=0.5),
-    "per_layer": _library("one scale per layer", PINK, "<", per_layer=True),
-    "smooth_paths": _library("paths cross GELU", BLACK, "*", smooth_paths=True),
+    "exclude": _library("BatchNorm left out", ORANGE, "d", batchnorm="exclude"),
+    "free": _library("no bound", BLUE, "p", bound=None),
+    "running": _library("running statistics", GREEN, "X", statistics="running"),
+    "damped": _library("half", SKY, "h", damping=0.5),
+    "per_layer": _library("one scale per layer", PINK, "8", per_layer=True),
+    "smooth_paths": _library("paths cross GELU", BLACK, "H", smooth_paths=True),
 }
 
 

@@ -10,15 +10,19 @@ from paper.experiments.base import Experiment, Runs
 from paper.experiments.cifar_nv import CurveGrid
 from paper.settings import Block, DepthGrid, grids
 from paper.verdicts import (
-    NOT_REPRODUCED,
-    PARTLY,
-    REPRODUCED,
+    LEVELS,
+    OURS,
     Claim,
+    Estimate,
     Finding,
     NotMeasured,
-    interval,
+    accuracy_gain,
+    decide,
+    epochs_ratio,
     of,
+    over_cases,
     runs,
+    tuned,
 )
 
 if TYPE_CHECKING:
@@ -27,7 +31,6 @@ if TYPE_CHECKING:
 
 NAMES = ("momentum", "adamw", "muon")
 LABELS = {"momentum": "SGD with momentum", "adamw": "AdamW", "muon": "Muon"}
-POINTS = 0.5  # of test accuracy that we call a difference; ours
 
 
 class Settings(Block):
@@ -82,75 +85,57 @@ def plot(table: pd.DataFrame) -> Figure:
 
 
 def _label(rows: pd.DataFrame) -> str:
-    depth = rows["hidden_layers"].iloc[0]
-    return "CIFAR-NV" if depth != depth else f"MLP {depth:.0f}"
+    depths = rows["hidden_layers"].dropna()
+    return "CIFAR-NV" if depths.empty else f"MLP {depths.iloc[0]:.0f}"
 
 
 # Claims
 
 
-def _tuned(rows: pd.DataFrame, method: str) -> tuple[pd.DataFrame, float]:
-    """A method's runs at the learning rate where its mean best test accuracy is highest, by seed, and that rate."""
+def _best(rows: pd.DataFrame, method: str) -> tuple[pd.DataFrame, float]:
+    """A method's runs at the learning rate where its mean best test accuracy is highest, and that rate."""
     mine = of(rows, method)
     if mine.empty:
         raise NotMeasured(f"no run of {method}")
     lr = mine.groupby("lr")["best_test_accuracy"].mean().idxmax()
-    return mine[mine["lr"] == lr].set_index("seed"), lr
+    return mine[mine["lr"] == lr], lr
 
 
-def _differences(table: pd.DataFrame, method: str, optimisers: tuple[str, ...] = NAMES) -> Finding:
+def _gains(claim: str, table: pd.DataFrame, method: str, chosen: tuple[str, ...] = NAMES) -> Finding:
     """Gain of a method over the baseline on every network, each at its best learning rate, paired by seed."""
+    import pandas as pd
+
     every = runs(table)
-    parts, ends = [], {}
-    for network, rows in every[every["optimiser"].isin(optimisers)].groupby("network", sort=False):
-        if of(rows, method).empty:
+    found: dict[Any, Estimate | None] = {}
+    for network, rows in every[every["optimiser"].isin(chosen)].groupby("network", sort=False):
+        if of(rows, method).empty or of(rows, "baseline").empty:
             continue
-        (ours, lr), (base, base_lr) = _tuned(rows, method), _tuned(rows, "baseline")
-        difference = 100 * (ours["best_test_accuracy"] - base["best_test_accuracy"]).dropna()
-        mean = float(difference.mean())
-        ends[str(network)] = mean, *interval(mean, float(difference.std()), len(difference))
-        parts.append(f"{network} {mean:+.2f} ({ends[str(network)][1]:+.2f} to {ends[str(network)][2]:+.2f}; lr {lr:g} "
-                     f"against {base_lr:g})")  # fmt: skip
-    if not ends:
-        raise NotMeasured(f"no run of {method} with {', '.join(optimisers)}")
-    gains = [mean >= POINTS and low > 0 for mean, low, _ in ends.values()]
-    harms = [mean <= -POINTS and high < 0 for mean, _, high in ends.values()]
-    verdict = REPRODUCED if all(gains) else PARTLY if any(gains) and not any(harms) else NOT_REPRODUCED
-    name, (mean, low, high) = max(ends.items(), key=lambda entry: entry[1][0])
-    return Finding("; ".join(parts), verdict, mean, (low, high), f"95% at {name}:")
+        both = pd.concat([_best(rows, name)[0] for name in (method, "baseline")])
+        found[network] = accuracy_gain(both, method, "baseline")
+    return _finding(claim, found, "points")
 
 
 def _speed(table: pd.DataFrame) -> Finding:
     """Epochs to the target of MLPs, baseline over PathCond, each at its fastest learning rate."""
-    rows = runs(table, "hidden_layers")
-    parts, ends = [], {}
-    for network, part in rows.groupby("network", sort=False):
-        fastest = {}
-        for method in ("baseline", "pathcond"):
-            means = of(part, method).groupby("lr")["reached"]
-            complete = means.mean()[means.count() == means.size()]
-            if not complete.empty:
-                mine = of(part, method)
-                fastest[method] = mine[mine["lr"] == complete.idxmin()].set_index("seed")["reached"].clip(lower=1.0)
-        if len(fastest) < 2:
-            parts.append(f"{network} open")
-            continue
-        ratio = (fastest["baseline"] / fastest["pathcond"]).dropna()
-        mean = float(ratio.mean())
-        ends[str(network)] = mean, *interval(mean, float(ratio.std()), len(ratio))
-        parts.append(f"{network} {mean:.2f} ({ends[str(network)][1]:.2f} to {ends[str(network)][2]:.2f})")
-    if not ends:
-        raise NotMeasured("no learning rate at which every seed reaches the target")
-    faster = [low > 1 for _, low, _ in ends.values()]
-    verdict = REPRODUCED if all(faster) else PARTLY if any(faster) else NOT_REPRODUCED
-    name, (mean, low, high) = max(ends.items(), key=lambda entry: entry[1][0])
-    return Finding("; ".join(parts), verdict, mean, (low, high), f"95% at {name}:")
+    found: dict[Any, Estimate | None] = {}
+    for network, rows in runs(table, "hidden_layers").groupby("network", sort=False):
+        slow, fast = (tuned(of(rows, method), "reached")[0] for method in ("baseline", "pathcond"))
+        found[network] = epochs_ratio(slow, fast)
+    return _finding("optimisers_speed", found, "times")
+
+
+def _finding(claim: str, found: Mapping[Any, Estimate | None], unit: str) -> Finding:
+    measured = {name: estimate for name, estimate in found.items() if estimate is not None}
+    if not measured:
+        raise NotMeasured("no network with both methods")
+    answer = over_cases(decide(estimate, LEVELS[claim]) for estimate in measured.values())
+    words = "; ".join(f"{name} {'open' if estimate is None else estimate.words}" for name, estimate in found.items())
+    best = max(measured, key=lambda name: measured[name].value)
+    return Finding(words, answer, measured[best], f"{unit} at {best}", found)
 
 
 _ACCURACY = (
-    "paired difference of best test accuracy, each at the learning rate where its mean is highest: at least "
-    f"{POINTS} points with its 95% interval above 0 on every network: reproduced; on some, and nowhere as much worse: "
-    "partly"
+    "difference of best test accuracy in points, paired by seed, each at the learning rate where its mean is highest"
 )
 _CLAIMS = (
     Claim(
@@ -158,34 +143,37 @@ _CLAIMS = (
         "PathCond before training raises the best test accuracy with momentum and AdamW",
         "left open",
         _ACCURACY,
-        lambda table: _differences(table, "pathcond", ("momentum", "adamw")),
-        ours=True,
+        lambda table: _gains("optimisers_accuracy", table, "pathcond", ("momentum", "adamw")),
+        kind=OURS,
+        cases="network",
     ),
     Claim(
         "optimisers_muon",
         "PathCond before training raises the best test accuracy with Muon",
         "left open",
         _ACCURACY,
-        lambda table: _differences(table, "pathcond", ("muon",)),
-        ours=True,
+        lambda table: _gains("optimisers_muon", table, "pathcond", ("muon",)),
+        kind=OURS,
+        cases="network",
     ),
     Claim(
         "optimisers_teleport",
         "Rescaling every ten epochs raises the best test accuracy with momentum and AdamW",
         "left open",
         _ACCURACY,
-        lambda table: _differences(table, "teleport"),
-        ours=True,
+        lambda table: _gains("optimisers_teleport", table, "teleport"),
+        kind=OURS,
+        cases="network",
     ),
     Claim(
         "optimisers_speed",
-        "With momentum, AdamW and Muon MLPs reach the target in fewer epochs after PathCond, each at its fastest "
-        "learning rate",
+        "With momentum, AdamW and Muon, MLPs reach the target in fewer epochs after PathCond",
         "left open",
         "ratio of epochs, baseline over PathCond, paired by seed, each at the rate where its mean is least and every "
-        "seed gets there: 95% interval above 1 on every network: reproduced; on some: partly",
+        "seed gets there",
         _speed,
-        ours=True,
+        kind=OURS,
+        cases="network",
     ),
 )
 

@@ -45,7 +45,7 @@ from paper.settings import (
     model_validator,
     plain,
 )
-from paper.verdicts import NOT_REPRODUCED, PARTLY, REPRODUCED, Claim, Finding, NotMeasured, some
+from paper.verdicts import LEVELS, NO, OURS, PARTLY, YES, Claim, Estimate, Finding, NotMeasured, decide, never, some
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -53,7 +53,6 @@ if TYPE_CHECKING:
 
 BASELINE, DEFAULT = "baseline", "default"
 NEAR = 1.0  # points of accuracy within which a learning rate is as good as the best; ours
-GAIN = 0.5  # points that we call a gain; ours
 BATCHNORM = ("vgg11", "resnet18", "mobilenetv2", "efficientnet_b0")
 LAYERNORM = ("convnext_atto", "vit_tiny", "mixer")
 SMOOTH = (*LAYERNORM, "efficientnet_b0")
@@ -258,7 +257,7 @@ def plot(table: pd.DataFrame) -> Figure:
     methods = [name for name in plotting.methods(rows) if name != BASELINE]
     figure, axes = plotting.panels(1, 2, plotting.PAGE, 1.2 + 0.42 * len(names), width_ratios=[3, 2])
     for number, method in enumerate(methods):
-        look = {"color": METHODS[method].colour, "marker": METHODS[method].marker, "linestyle": ""}
+        look: dict[str, Any] = {"color": METHODS[method].colour, "marker": METHODS[method].marker, "linestyle": ""}
         one = rows[rows["method"] == method]
         place = [names.index(name) + 0.7 * ((number + 0.5) / len(methods) - 0.5) for name in one["network"]]
         width = (one["high"] - one["gain"]).where(lambda value: value < math.inf, 0.0)
@@ -285,17 +284,20 @@ def plot(table: pd.DataFrame) -> Figure:
 # Claims
 
 
-def _points(row: Any) -> str:
-    return f"{row.network}{'*' * bool(row.held_out)} {row.gain:+.1f} ({row.low:+.1f} to {row.high:+.1f})"
+def _estimate(row: Any) -> Estimate:
+    return Estimate(float(row.gain), float(row.low), float(row.high))
 
 
 def _no_harm(table: pd.DataFrame) -> Finding:
     rows = some(table, panel="best", method=DEFAULT)
-    harmed = rows[rows["high"] < 0]
-    worst = rows.loc[rows["gain"].idxmin()]
-    verdict = REPRODUCED if harmed.empty else PARTLY if harmed["held_out"].all() else NOT_REPRODUCED
-    words = "gain " + ", ".join(_points(row) for row in rows.itertuples())
-    return Finding(words, verdict, worst["gain"], (worst["low"], worst["high"]), f"95% at {worst['network']}:")
+    found = {f"{row.network}{'*' * bool(row.held_out)}": _estimate(row) for row in rows.itertuples()}
+    answers = {name: decide(estimate, LEVELS["practice_no_harm"]) for name, estimate in found.items()}
+    answer = never(answer for name, answer in answers.items() if not name.endswith("*"))
+    if answer != NO and NO in answers.values():
+        answer = PARTLY
+    worst = min(found, key=lambda name: found[name].value)
+    words = "gain " + ", ".join(f"{name} {estimate}" for name, estimate in found.items())
+    return Finding(words, answer, found[worst], f"points at {worst}", found)
 
 
 def _chosen(table: pd.DataFrame) -> Finding:
@@ -304,8 +306,8 @@ def _chosen(table: pd.DataFrame) -> Finding:
         f"{method} {gain:+.2f}" + (f", harms {' and '.join(harmed)}" if harmed else "")
         for method, (gain, harmed) in found.items()
     ]
-    verdict = NOT_REPRODUCED if found[DEFAULT][1] else REPRODUCED if chosen == DEFAULT else PARTLY
-    return Finding(f"chosen: {chosen}; mean gain: {'; '.join(parts)}", verdict, found[DEFAULT][0])
+    answer = NO if found[DEFAULT][1] else YES if chosen == DEFAULT else PARTLY
+    return Finding(f"chosen: {chosen}; mean gain: {'; '.join(parts)}", answer)
 
 
 def _mean_gain(table: pd.DataFrame) -> Finding:
@@ -314,12 +316,9 @@ def _mean_gain(table: pd.DataFrame) -> Finding:
     sums = chosen.pivot_table(index="seed", columns="method", values="accuracy", aggfunc="mean")
     if DEFAULT not in sums or BASELINE not in sums:
         raise NotMeasured("no default or no baseline")
-    difference = (sums[DEFAULT] - sums[BASELINE]).dropna()
-    half = _half_width([difference])
-    mean = float(difference.mean())
-    verdict = REPRODUCED if mean - half > 0 and mean >= GAIN else PARTLY if mean > 0 else NOT_REPRODUCED
-    count = at["network"].nunique()
-    return Finding(f"{mean:+.2f} points, mean of {count} networks", verdict, mean, (mean - half, mean + half))
+    estimate = Estimate.of((sums[DEFAULT] - sums[BASELINE]).dropna())
+    words = f"{estimate.words} points, mean of {at['network'].nunique()} networks"
+    return Finding(words, decide(estimate, LEVELS["practice_gain"]), estimate, "points")
 
 
 def _range(table: pd.DataFrame) -> Finding:
@@ -332,11 +331,10 @@ def _range(table: pd.DataFrame) -> Finding:
     if DEFAULT not in widths or BASELINE not in widths:
         raise NotMeasured("no default or no baseline")
     difference = (widths[DEFAULT] - widths[BASELINE]).dropna()
-    half, mean = _half_width([difference]), float(difference.mean())
+    estimate = Estimate.of(difference)
     wider, narrower = int((difference > 0).sum()), int((difference < 0).sum())
-    words = f"wider on {wider}, narrower on {narrower} of {len(difference)} networks; {mean:+.2f} doublings on average"
-    verdict = REPRODUCED if mean - half > 0 else PARTLY if mean > 0 else NOT_REPRODUCED
-    return Finding(words, verdict, mean, (mean - half, mean + half))
+    words = f"wider on {wider}, narrower on {narrower} of {len(difference)} networks; {estimate.words} doublings"
+    return Finding(words, decide(estimate, LEVELS["practice_range"]), estimate, "doublings")
 
 
 _CLAIMS = (
@@ -344,37 +342,36 @@ _CLAIMS = (
         "practice_no_harm",
         "The library's default makes no network worse than the baseline, each at its own best learning rate",
         "not looked at",
-        "95% interval of the paired difference in test accuracy, deviation pooled over the methods of a network: below "
-        "zero nowhere: reproduced; on held-out networks alone: partly",
+        "gain in test accuracy on each network, in points, paired by seed, its deviation pooled over the methods of a "
+        "network; less on a held-out network alone: holds partly",
         _no_harm,
-        ours=True,
+        kind=OURS,
     ),
     Claim(
         "practice_choice",
         "The rule that was stated before the runs chooses the library's default",
         "not looked at",
-        "a candidate passes if it harms no network that is not held out; of those the largest mean gain is chosen: the "
-        "default: reproduced; the default passes, but another gains more: partly",
+        "a candidate passes if on no network that is not held out the interval of its gain lies below zero; of those "
+        "the largest mean gain is chosen: the default: holds; the default passes, but another gains more: holds partly",
         _chosen,
-        ours=True,
+        kind=OURS,
     ),
     Claim(
         "practice_gain",
         "Over all networks the library's default gains test accuracy at the best learning rate",
         "not looked at",
-        "mean over networks of the difference to the baseline, paired by seed: 95% interval above 0 and at least "
-        f"{GAIN} points: reproduced; above 0: partly",
+        "mean over networks of the difference to the baseline, in points, paired by seed",
         _mean_gain,
-        ours=True,
+        kind=OURS,
     ),
     Claim(
         "practice_range",
         "After the library's default a wider range of learning rates is good",
         "not looked at",
-        f"log2 of largest over smallest learning rate within {NEAR:g} point of the best, difference to the baseline "
-        "over networks: 95% interval above 0: reproduced; mean above 0: partly",
+        f"log2 of the largest over the smallest learning rate within {NEAR:g} point of the best, difference to the "
+        "baseline, mean over networks",
         _range,
-        ours=True,
+        kind=OURS,
     ),
 )
 
