@@ -181,7 +181,9 @@ class ModuleTrainer(Trainer):
         return self.optimisers[0]
 
     def _cast(self) -> AbstractContextManager[Any]:
-        return torch.autocast("cuda", torch.bfloat16) if self.bfloat16 else nullcontext()
+        # A weight that is cast outside of a CUDA graph must not be kept for its replays; compilation casts by itself.
+        cached = self.forward is not self.module
+        return torch.autocast("cuda", torch.bfloat16, cache_enabled=cached) if self.bfloat16 else nullcontext()
 
     def _normalised(self, images: Tensor) -> Tensor:
         return images.to(torch.float32) * self.splits.scale + self.splits.shift

@@ -4,6 +4,7 @@ A run without `schedule` has a constant learning rate. On a GPU a schedule is a 
 reads the learning rate of its step.
 """
 
+# pyright: reportPrivateImportUsage=false
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -33,6 +34,28 @@ def rates(spec: Mapping[str, Any], steps: int) -> Tensor:
 
 
 # One module
+
+
+class ScheduledSGD(torch.optim.SGD):
+    """torch.optim.SGD whose learning rate is a tensor on the device, so that a step can be part of a CUDA graph."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """One step."""
+        for group in self.param_groups:
+            parameters = [p for p in group["params"] if p.grad is not None]
+            change = [p.grad for p in parameters]
+            if group["weight_decay"]:
+                change = torch._foreach_add(change, parameters, alpha=group["weight_decay"])
+            if momentum := group["momentum"]:
+                for p in parameters:
+                    if self.state[p].get("momentum_buffer") is None:
+                        self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+                averages = [self.state[p]["momentum_buffer"] for p in parameters]
+                torch._foreach_mul_(averages, momentum)
+                torch._foreach_add_(averages, change)
+                change = torch._foreach_add(change, averages, alpha=momentum) if group["nesterov"] else averages
+            torch._foreach_sub_(parameters, torch._foreach_mul(change, group["lr"]))
 
 
 class Muon(Optimizer):
@@ -118,8 +141,8 @@ def optimisers(
     # A CUDA graph needs Adam's count of steps, and the rate of a schedule, on the device.
     adam: dict[str, Any] = {"capturable": True} if device.type == "cuda" else {}
     if name == "sgd":
-        fused = {"fused": True} if scheduled else {}
-        return [torch.optim.SGD(groups(named), lr=lr, **options, **fused)]
+        sgd = ScheduledSGD if scheduled else torch.optim.SGD
+        return [sgd(groups(named), lr=lr, **options)]
     vectors = options.pop("decay_vectors", True)
     if name in ADAM:
         kind = torch.optim.Adam if name == "adam" else torch.optim.AdamW

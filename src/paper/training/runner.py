@@ -3,6 +3,7 @@
 A run is one spec (a dict, see `make specs`): one network, method, learning rate and seed. Runs that exist are reused.
 """
 
+import gc
 import math
 import multiprocessing
 import signal
@@ -246,6 +247,9 @@ def _train_batch(batch: Sequence[Spec], options: Options, load: _Loader) -> None
         splits = load(pending[0].spec, options)
         for part in _by_epoch([run for run in pending if not run.finished], options):
             _train_together(part, splits, options)
+            if options.device.type == "cuda":  # memory of CUDA graphs is free only once their trainer is
+                gc.collect()
+                torch.cuda.empty_cache()
         for run in pending:
             _write_result(run, options)
 

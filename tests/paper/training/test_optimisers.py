@@ -251,6 +251,20 @@ def test_a_run_together_and_alone_are_the_same(name):
     assert_same(found, apart.module, 1e-4, 1e-5)
 
 
+@pytest.mark.parametrize("name", ["momentum", "decay", "nesterov", "muon decay"])
+def test_rates_on_the_device_give_the_same_steps(name):
+    """As a CUDA graph needs them: the learning rate is a tensor."""
+    modules = [models.make(MLP, 0).double() for _ in range(2)]
+    pair = [optimisers(m, SETTINGS[name], 0.1, {"1.weight": 0.5}, on) for m, on in zip(modules, (0, 1), strict=True)]
+    assert all(torch.is_tensor(group["lr"]) for one in pair[1] for group in one.param_groups)
+    x, labels = torch.randn(9, 12, dtype=torch.float64), torch.arange(9) % 10
+    for rate in (0.05, 0.1, 0.01):
+        for module, mine in zip(modules, pair, strict=True):
+            set_rate(mine, torch.tensor(rate, dtype=torch.float64))
+            take_step(module, mine, x, labels, "classify")
+    assert_same(modules[1], modules[0], 1e-6, 1e-7)
+
+
 def test_schedules():
     steps = 10
     cycle = rates({"lr": 2.0, "schedule": {"name": "one_cycle", "warmup": 0.2}}, steps)
