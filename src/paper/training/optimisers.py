@@ -90,10 +90,13 @@ class Muon(Optimizer):
 
 
 def orthogonalised(matrix: Tensor, steps: int = 5) -> Tensor:
-    """A matrix with singular values near 1 in place of its own, by Newton and Schulz's iteration in bfloat16."""
+    """A matrix with singular values near 1 in place of its own, by Newton and Schulz's iteration.
+
+    It is in bfloat16 on a GPU, as torch.optim.Muon's, and in float32 on a CPU, where bfloat16 is slow.
+    """
     a, b, c = 3.4445, -4.7750, 2.0315
     tall = matrix.shape[0] > matrix.shape[1]
-    x = (matrix.T if tall else matrix).bfloat16()
+    x = (matrix.T if tall else matrix).to(torch.bfloat16 if matrix.is_cuda else torch.float32)
     x = x / x.norm().clamp(min=1e-7)
     for _ in range(steps):
         gram = x @ x.T

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from torch.optim import _muon
 
 import pathcond
 from paper import models
@@ -12,7 +13,7 @@ from paper.training.batched_mlps import BatchedMLPs, BatchedTrainer
 from paper.training.checkpoint import Checkpoint
 from paper.training.initialization import initialize, lr_factors
 from paper.training.modules import ModuleTrainer
-from paper.training.optimisers import Muon, StackedOptimiser, optimisers, rates, set_rate
+from paper.training.optimisers import Muon, StackedOptimiser, optimisers, orthogonalised, rates, set_rate
 from paper.training.trainer import Run
 from tests.paper.training.reference import (
     AUTOENCODER,
@@ -72,9 +73,20 @@ def alone(run):
     return ModuleTrainer(Run(*run), random_splits(run[0]), CPU)
 
 
+def test_orthogonalised_is_near_torchs():
+    for shape in ((5, 9), (9, 5), (6, 6)):
+        matrix = torch.randn(shape, generator=torch.Generator().manual_seed(3))
+        found = orthogonalised(matrix)
+        theirs = _muon._zeropower_via_newtonschulz(matrix, (3.4445, -4.7750, 2.0315), 5, 1e-7)
+        torch.testing.assert_close(found, theirs.float(), rtol=0.05, atol=0.05)  # theirs is in bfloat16
+        values = torch.linalg.svdvals(found)
+        assert 0.3 < values.min() < values.max() < 1.4
+
+
 @pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize("model", [MLP, AUTOENCODER, CONV], ids=["mlp", "autoencoder", "conv"])
-def test_steps_are_those_of_torch(model, name):
+def test_steps_are_those_of_torch(model, name, monkeypatch):
+    monkeypatch.setattr(_muon, "_zeropower_via_newtonschulz", lambda matrix, *_: orthogonalised(matrix))
     run = (make_spec(model, "pathcond", optimiser=SETTINGS[name], lr=0.01), 1)
     if model is CONV and "muon" in name:
         return  # torch's takes no kernels
