@@ -25,7 +25,8 @@ FILE = ROOT / "tests" / "golden.json"
 CPU = torch.device("cpu")
 # One network and method of each way to train, two seeds each; the rest differs in numbers only.
 TRAINED = ("mlp_2x16/enorm", "mlp_2x16/pathcond-lr0.001", "mlp_2x16_gelu/pathcond", "cifar_nv/enorm-lr0.001",
-         "cifar_nv/pathcond-lr0.001", "autoencoder_c2/pathcond-lr0.001", "mlp_2x16/rows", "mlp_2x16/exact")  # fmt: skip
+         "cifar_nv/pathcond-lr0.001", "autoencoder_c2/pathcond-lr0.001", "mlp_2x16/rows", "mlp_2x16/exact",
+         "mlp_2x16_adamw/pathcond", "mlp_2x16_muon/pathcond", "resnet18_tiny/default")  # fmt: skip
 
 
 def specs() -> dict[str, Spec]:

@@ -41,14 +41,15 @@ class Paragraphs(argparse.HelpFormatter):
         return "\n\n".join(super(Paragraphs, self)._fill_text(part, width, indent) for part in text.split("\n\n"))
 
 
+def positive(text: str) -> int:
+    """Parse a number above 0 on the command line."""
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected 1 or more, got {text}")
+    return int(text)
+
+
 def add_threads(parser: argparse.ArgumentParser) -> None:
     """Add the option for the number of threads on a CPU."""
-
-    def positive(text: str) -> int:
-        if int(text) < 1:
-            raise argparse.ArgumentTypeError(f"expected 1 or more, got {text}")
-        return int(text)
-
     words = "on a CPU (default: OMP_NUM_THREADS, else 1); the same number gives the same bytes"
     parser.add_argument("--threads", type=positive, metavar="N", help=words)
 

@@ -11,7 +11,7 @@ import copy
 import difflib
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -26,8 +26,11 @@ from paper.experiments import EXPERIMENTS
 from paper.settings import (
     DATASETS,
     Block,
+    CompressionGrid,
     DatasetName,
+    DepthGrid,
     Flag,
+    Fraction,
     LearningRate,
     MethodName,
     Name,
@@ -37,6 +40,10 @@ from paper.settings import (
     Pooling,
     Positive,
     PositiveInt,
+    Schedule,
+    TrainingGrid,
+    TrainMetrics,
+    grids,
     misfits,
     odd_batch,
     plain,
@@ -90,6 +97,7 @@ class Top(Block):
     sweeps: PositiveInt
     runs_per_job: RunsPerJob
     missing: list[MissingRuns]
+    not_recorded: list[str]
     networks: dict[Name, Network]
     setups: dict[Name, dict[str, Any]]
     experiments: dict[str, dict[str, Any]]
@@ -127,6 +135,11 @@ class Config:
         """Fields of the training runs that are known to be missing."""
         return [entry.model_dump() for entry in self.top.missing]
 
+    @property
+    def not_recorded(self) -> list[str]:
+        """Experiments that are left out, because their runs are not recorded."""
+        return self.top.not_recorded
+
     @cached_property
     def plain(self) -> dict[str, dict[str, Any]]:
         """Settings of each experiment as plain dictionaries."""
@@ -144,7 +157,7 @@ class Rescaled(Block):
     """The rescaling of a method that applies PathCond to the start weights."""
 
     rescale: Literal[True]
-    part: Literal["both", "rows", "columns"]
+    part: Literal["both", "rows", "columns", "rates"]
     batchnorm: Literal["exclude", "affine"]
     solver: Literal["sweeps", "optimum"]
     sweeps: PositiveInt
@@ -152,6 +165,12 @@ class Rescaled(Block):
     teleport: NonNegativeInt = 0
     clamp: Positive | None = None
     enorm: Flag = False
+    statistics: Literal["running", "input"] = "running"
+    bound: Positive | None = None
+    damping: Fraction = 1.0
+    per_layer: Flag = False
+    smooth: Flag = True
+    smooth_paths: Flag = False
 
 
 class TrainingSpec(Block):
@@ -173,6 +192,11 @@ class TrainingSpec(Block):
     validation: NonNegativeInt
     test_images: PositiveInt
     batch: PositiveInt
+    schedule: Schedule | None = None
+    augmentation: Literal["flip_crop"] | None = None
+    precision: Literal["float32", "tf32", "bfloat16"] | None = None
+    clip: Positive | None = None
+    train_metrics: TrainMetrics | None = None
     seed: NonNegativeInt
 
     @model_validator(mode="after")
@@ -287,6 +311,35 @@ def read(folder: Path, preset: str | None = None, over: Mapping[str, Json] | Non
     return check({**merged(merged(base, overlay), over), "preset": chosen})
 
 
+def read_queue(folder: Path, chosen: Config, names: Sequence[str] = ()) -> Iterator[dict[str, Json]]:
+    """Training grids of queue.yaml: runs to compute that no experiment asks for yet.
+
+    Args:
+        folder: of the checkout.
+        chosen: its configuration, whose setups the blocks may name.
+        names: of the blocks; none for all.
+
+    Raises:
+        PaperError: a block is unknown, or has mistakes, which are listed.
+    """
+    path = folder / "queue.yaml"
+    blocks, content = load(path), {"setups": chosen.top.setups}
+    for name in names or blocks:
+        if name not in blocks:
+            raise PaperError(f"{path}: no block {name!r}{_hint(name, list(blocks))}")
+        block = _with_setup(blocks[name], name, content)
+        kind = next((model for key, model in _QUEUED.items() if key in block), TrainingGrid)
+        # A setup may have settings of a figure, such as smoothing.
+        kept = {key: value for key, value in block.items() if key in kind.model_fields or key in blocks[name]}
+        try:
+            yield from grids(kind.model_validate(kept))
+        except ValidationError as error:
+            raise PaperError("\n".join(explain(error, kind, f"{path}: {name}"))) from error
+
+
+_QUEUED: dict[str, type[TrainingGrid]] = {"hidden_layers": DepthGrid, "compressions": CompressionGrid}
+
+
 def check(content: Mapping[str, Json]) -> Config:
     """Check a configuration.
 
@@ -305,6 +358,10 @@ def check(content: Mapping[str, Json]) -> Config:
     for name in blocks:
         if name not in EXPERIMENTS:
             mistakes.append(f"experiments: unknown key {name!r}{_hint(str(name), list(EXPERIMENTS))}")
+    listed = content.get("not_recorded")
+    for name in listed if isinstance(listed, list) else ():
+        if name not in EXPERIMENTS:
+            mistakes.append(f"not_recorded: no experiment {name!r}{_hint(str(name), list(EXPERIMENTS))}")
     if absent := [name for name in EXPERIMENTS if name not in blocks]:
         mistakes.append(f"experiments: expected the keys {', '.join(absent)}, which are not there.")
     for name, experiment in EXPERIMENTS.items():

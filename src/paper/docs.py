@@ -54,7 +54,7 @@ class Facts:
         self.results = root / "results" / PRESET
         self.config = config.read(root, PRESET)
         self.plan = runs.plan(self.config, EXPERIMENTS)
-        self.experiments = EXPERIMENTS
+        self.experiments = {name: found for name, found in EXPERIMENTS.items() if name in self.plan.asked}
         self.counted, self.markdown = counted, markdown
 
     @cached_property
@@ -206,7 +206,7 @@ def _filled(page: Path, text: str, parts: Any) -> str:
 def figures(facts: Facts) -> dict[Path, tuple[Path, str]]:
     """Figures of the docs: the PNG file that each is made from, and the checksum of what was drawn."""
     found = {}
-    for name in EXPERIMENTS:
+    for name in facts.experiments:
         table = results.read_bytes(facts.results / f"aggregate/{name}.csv")
         note = workflow.note(PRESET, facts.config.plain[name], ", ".join(facts.without(name)))
         checksum = hashlib.sha256(table + note.encode()).hexdigest()
@@ -263,7 +263,7 @@ def main() -> None:
         if source(facts.root / path) != checksum:
             results.write_bytes(facts.root / path, _small(png, checksum))
     for path in (facts.root / "docs/figures").glob("*.png"):
-        if path.stem not in {*EXPERIMENTS, "rulegraph"}:
+        if path.stem not in {*facts.experiments, "rulegraph"}:
             path.unlink()
     for page, text in texts.items():
         results.write_text(facts.root / page, text)

@@ -27,13 +27,21 @@ class Method:
         marker: of its points.
         dash: line style of its curves.
         rescale: apply PathCond to the start weights.
-        part: which side of the scales is applied: ``both``, ``rows`` (incoming alone) or ``columns`` (outgoing alone).
+        part: what the scales are applied to: ``both`` sides of a unit, ``rows`` (incoming alone), ``columns`` (outgoing
+            alone), or ``rates``: no weights, but each layer's learning rate is multiplied by the mean of what the
+            rescaling would do to it.
         batchnorm: ``exclude`` (the paper's way) or ``affine`` (keeps the function).
         solver: ``sweeps`` (ten, as in the paper) or ``optimum``.
         sweeps: number of sweeps.
         pooling: ``plain`` (the paper's conv figures) or ``exact``.
         enorm: balance the layers' norms after every step.
         teleport: epochs between two rescalings during training; 0 for never.
+        statistics: ``running`` (the paper's) or ``input``: those of normalisations are measured on a batch.
+        bound: of every abs(log lambda); None for none.
+        damping: factor of the log-scales.
+        per_layer: one scale for each layer, the mean of its units' log-scales.
+        smooth: scales cross GELU and the like.
+        smooth_paths: path sums cross GELU and the like, though scales do not; else they stop there.
     """
 
     label: str
@@ -48,6 +56,28 @@ class Method:
     pooling: str = "plain"
     enorm: bool = False
     teleport: int = 0
+    statistics: str = "running"
+    bound: float | None = None
+    damping: float = 1.0
+    per_layer: bool = False
+    smooth: bool = True
+    smooth_paths: bool = False
+
+
+# Settings that were added after results had been recorded: at these values they are no part of a run's settings.
+_ADDED_LATER = {
+    "statistics": "running", "bound": None, "damping": 1.0, "per_layer": False, "smooth": True, "smooth_paths": False,
+}  # fmt: skip
+BOUND = 1.5  # of the library's default
+
+
+def _library(label: str, colour: str, marker: str, dash: str = "-", **changes: Any) -> Method:
+    """What :func:`pathcond.rescale_` does to a batch by default, or a candidate that differs in some settings."""
+    default: dict[str, Any] = {
+        "rescale": True, "batchnorm": "affine", "pooling": "exact", "statistics": "input", "bound": BOUND,
+        "smooth": False,
+    }  # fmt: skip
+    return Method(label, colour, marker, dash, **{**default, **changes})
 
 
 # In the order of legends.
@@ -60,6 +90,14 @@ METHODS: dict[str, Method] = {
     "exact": Method("exact BatchNorm", SKY, "P", rescale=True, batchnorm="affine"),
     "optimum": Method("optimum", PINK, "<", rescale=True, solver="optimum"),
     "teleport": Method("every 10 epochs", BLACK, "*", rescale=True, batchnorm="affine", teleport=10),
+    "layer_lrs": Method("learning rate per layer", YELLOW, ">", rescale=True, part="rates"),
+    "default": _library("library default", RED, "o"),
+    "exclude": _library("BatchNorm left out", ORANGE, "d", batchnorm="exclude"),
+    "free": _library("no bound", BLUE, "p", bound=None),
+    "running": _library("running statistics", GREEN, "X", statistics="running"),
+    "damped": _library("half", SKY, "h", damping=0.5),
+    "per_layer": _library("one scale per layer", PINK, "8", per_layer=True),
+    "smooth_paths": _library("paths cross GELU", BLACK, "H", smooth_paths=True),
 }
 
 
@@ -70,14 +108,12 @@ def describe(name: str) -> dict[str, Any]:
     method = METHODS[name]
     if not method.rescale:
         return {"enorm": method.enorm}
-    return {key: value for key, value in asdict(method).items() if key not in ("enorm", *_DRAWN)}
+    found = {key: value for key, value in asdict(method).items() if key not in ("enorm", *_DRAWN)}
+    return {key: value for key, value in found.items() if key not in _ADDED_LATER or value != _ADDED_LATER[key]}
 
 
 def solver_options(rescaling: Mapping[str, Any]) -> dict[str, Any]:
     """Options of :func:`pathcond.solve` for the rescaling of a run; its ``clamp`` bounds abs(u) = 2 abs(log lambda)."""
     clamp = rescaling.get("clamp")
-    return {
-        "method": rescaling["solver"],
-        "sweeps": rescaling["sweeps"],
-        "clamp": None if clamp is None else clamp / 2,
-    }
+    bound = rescaling.get("bound") if clamp is None else clamp / 2
+    return {"method": rescaling["solver"], "sweeps": rescaling["sweeps"], "clamp": bound}

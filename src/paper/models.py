@@ -1,4 +1,4 @@
-"""The paper's networks, built from blocks of config.yaml: MLP, CIFAR-NV, ResNet-18 type C, autoencoder."""
+"""Networks built from blocks of config.yaml: the paper's here, those people train in `paper.networks`."""
 
 import dataclasses
 import inspect
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import pathcond
+from paper import networks
 from paper.errors import PaperError
 from paper.seeds import seeded
 
@@ -117,14 +118,15 @@ def autoencoder(inputs: int = 784, compression: int = 4, *, activation: str = "r
     return nn.Sequential(*layers, nn.Linear(outer, inputs, bias=False))
 
 
-KINDS: dict[str, Callable[..., nn.Sequential]] = {
+KINDS: dict[str, Callable[..., nn.Module]] = {
     "mlp": mlp,
     "cifar_nv": cifar_nv,
     "resnet18_c": resnet18_c,
     "autoencoder": autoencoder,
+    **networks.KINDS,
 }
-_IMAGES = ("cifar_nv", "resnet18_c")  # kinds that take images, of side `image`
-_MORE = {"cifar_nv": ("image",), "resnet18_c": ("image", "held")}  # keys that are not for the function
+_IMAGES = ("cifar_nv", "resnet18_c", *networks.KINDS)  # kinds that take images, of side `image`
+_MORE = dict.fromkeys(_IMAGES, ("image",)) | {"resnet18_c": ("image", "held")}  # keys not always for the function
 
 
 def build(model: Mapping[str, Any]) -> nn.Module:

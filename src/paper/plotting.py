@@ -297,6 +297,12 @@ def settled(axes: Axes, table: pd.DataFrame, x: str, value: str, log: bool = Fal
             _count(axes, at, cell["diverged_n"], cell["n"], look["color"], beside)
 
 
+def accuracies(axes: Axes, table: pd.DataFrame, x: str, value: str) -> None:
+    """Means and deviations of an accuracy against `x`, one curve per method."""
+    for cells, look in _by_method(table, x):
+        _means(axes, table, cells, x, value, look)
+
+
 def over_epochs(axes: Axes, table: pd.DataFrame, value: str, title: str = "") -> None:
     """Mean and deviation over seeds of a metric after each epoch, one curve per method."""
     accuracy = value.endswith("accuracy")

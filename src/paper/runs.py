@@ -28,7 +28,9 @@ Spec = dict[str, Any]
 # Settings that were added after results had been kept, with the value that leaves their keys as they were.
 ADDED_LATER: dict[str, Any] = {}
 MEASURING_JOBS = 4  # of one experiment, at most
-CONVOLUTIONAL = ("cifar_nv", "resnet18_c")
+FULLY_CONNECTED = ("mlp", "autoencoder")
+# Settings of training that a spec has only where they are given; without them training is the paper's.
+OPTIONAL = ("schedule", "augmentation", "precision", "clip", "train_metrics")
 
 
 # Specs and keys
@@ -81,11 +83,13 @@ def training_specs(grid: Mapping[str, Any], preset: str, sweeps: int | None = No
 
     Args:
         grid: network (its name), model, methods, lrs, seeds, optimiser, batch, epochs, dataset, images, validation,
-            test_images; where it has them, `clamp` (bound on abs(u)) and `longer` (learning rates with more epochs).
+            test_images; where it has them, `clamp` (bound on abs(u)), `longer` (learning rates with more epochs) and
+            the settings of OPTIONAL.
         preset: `paper`, `preview` or `tiny`.
         sweeps: of coordinate descent, for methods that rescale by sweeps; None: the method's own.
     """
     model = grid["model"]
+    optional = {name: grid[name] for name in OPTIONAL if grid.get(name) is not None}
     for method in grid["methods"]:
         rescaling = describe(method)
         if rescaling.get("rescale") and grid.get("clamp") is not None:
@@ -109,6 +113,7 @@ def training_specs(grid: Mapping[str, Any], preset: str, sweeps: int | None = No
                     "lr": lr,
                     "epochs": epochs,
                     **{name: grid[name] for name in ("dataset", "images", "validation", "test_images", "batch")},
+                    **optional,
                     "seed": seed,
                 }
 
@@ -149,6 +154,11 @@ def scales_path(results: Path, spec: Mapping[str, Any]) -> Path:
     """The rescaling of a run's start weights, which all learning rates share."""
     name = f"seed{spec['seed']}-{digest({**start(spec), 'rescaling': spec['rescaling']})}.safetensors"
     return results / spec["preset"] / "rescale" / spec["network"] / spec["method"] / name
+
+
+def has_scales(spec: Mapping[str, Any]) -> bool:
+    """Whether the rescaling of a run's start weights can be saved ahead: it needs no images."""
+    return bool(spec["rescaling"].get("rescale")) and spec["rescaling"].get("statistics") != "input"
 
 
 def family(spec: Mapping[str, Any]) -> str:
@@ -207,7 +217,8 @@ class Plan:
 
 
 def plan(config: Config, experiments: Mapping[str, Experiment]) -> Plan:
-    """Expand a checked configuration into its runs."""
+    """Expand a checked configuration into its runs; experiments that it lists as not recorded are left out."""
+    experiments = {name: found for name, found in experiments.items() if name not in config.not_recorded}
     own: dict[str, dict[str, Spec]] = {}
     missing: dict[str, list[str]] = {}
     for name, experiment in experiments.items():
@@ -272,8 +283,8 @@ def _batches(own: Mapping[str, Mapping[str, Spec]], specs: Mapping[str, Spec], s
         experiments = "+".join(e for e, found in own.items() if name in found)
         size = sizes["measured"]
         if spec["stage"] == "train":
-            convolutional = spec["model"]["kind"] in CONVOLUTIONAL
-            size = sizes["convolutional" if convolutional else "fully_connected"]
+            kind = "fully_connected" if spec["model"]["kind"] in FULLY_CONNECTED else "convolutional"
+            size = sizes[kind]
         groups.setdefault((spec["stage"], experiments, size), []).append(name)
     found = []
     for (stage, experiments, size), names in groups.items():
@@ -371,6 +382,13 @@ def flops(spec: Mapping[str, Any]) -> float:
     return 6.0 * multiplications(spec["model"]) * spec["images"] * spec["epochs"]
 
 
+# Of one forward pass on 32 x 32 pixels, at width 1.
+MULTIPLICATIONS = {
+    "vgg11": 1.53e8, "resnet18": 5.6e8, "mobilenetv2": 4.4e7, "efficientnet_b0": 3.3e7, "convnext_atto": 4.5e7,
+    "vit_tiny": 1.75e8, "mixer": 1.28e8,
+}  # fmt: skip
+
+
 def multiplications(model: Mapping[str, Any]) -> float:
     """Multiplications of one forward pass on one example."""
     if model["kind"] == "mlp":
@@ -379,7 +397,9 @@ def multiplications(model: Mapping[str, Any]) -> float:
     if model["kind"] == "autoencoder":
         outer, inner = model["inputs"] // model["compression"], model["inputs"] // model["compression"] ** 2
         return 2.0 * (model["inputs"] * outer + outer * inner)
-    width, side = model["width"], model["image"]
+    width, side = model.get("width", 1.0), model["image"]
+    if model["kind"] in MULTIPLICATIONS:
+        return MULTIPLICATIONS[model["kind"]] * width**2 * (side / 32) ** 2
     if model["kind"] == "cifar_nv":
         a, b, c = 128 * width, 256 * width, 320 * width
         first, second = 9 * (3 * a + 2 * a * a) * side**2, 9 * (a * b + 2 * b * b) * (side / 2) ** 2
@@ -400,12 +420,21 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(prog="python -m paper.runs", description=main.__doc__)
     config.add_options(parser)
-    parser.add_argument("--experiments", nargs="+", choices=tuple(EXPERIMENTS), default=tuple(EXPERIMENTS),
-                        metavar="NAME", help="only the runs of these experiments")  # fmt: skip
+    parser.add_argument("--experiments", nargs="+", choices=tuple(EXPERIMENTS), default=(), metavar="NAME",
+                        help="only the runs of these experiments, also of those that are not recorded yet")  # fmt: skip
+    parser.add_argument("--queue", nargs="*", metavar="NAME", help="the runs of queue.yaml, or of these of its blocks")
     parser.add_argument("--output", type=Path, required=True)
     given = parser.parse_args()
-    found = plan(config.chosen(given), EXPERIMENTS)
-    wanted = dict.fromkeys(name for experiment in given.experiments for name in found.asked[experiment])
+    if given.queue is not None:
+        chosen = config.read(given.folder, given.preset)
+        specs = [spec for grid in config.read_queue(given.folder, chosen, given.queue)
+                 for spec in training_specs(grid, chosen.preset, chosen.sweeps)]  # fmt: skip
+        check_specs(specs)
+        results.write_json(given.output, list({key(spec): spec for spec in specs}.values()))
+        return
+    over = {"not_recorded": []} if given.experiments else {}
+    found = plan(config.read(given.folder, given.preset, over), EXPERIMENTS)
+    wanted = dict.fromkeys(name for experiment in given.experiments or found.asked for name in found.asked[experiment])
     results.write_json(given.output, [found.specs[name] for name in wanted])
 
 

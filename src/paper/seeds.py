@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import torch
 
-PURPOSES = ("init", "order", "input", "widths")
+PURPOSES = ("init", "order", "input", "widths", "augmentation")
 
 
 def number(seed: int, purpose: str, *names: object) -> int:

@@ -85,6 +85,8 @@ Activation = Literal["relu", "gelu", "silu"]
 Initialisation = Literal["default", "he"]
 Pooling = Literal["plain", "exact"]
 DatasetName = Literal["cifar10", "mnist", "generated"]
+# `eval`: loss and accuracy after the epoch; `running`: mean loss of the epoch's steps, in train mode; or both.
+TrainMetrics = Literal["eval", "running", "both"]
 Some = Annotated[list[T], Field(min_length=1)]
 Distinct = Annotated[list[T], Field(min_length=1), AfterValidator(_each_once)]
 SeedList = Distinct[NonNegativeInt]
@@ -171,7 +173,33 @@ class Autoencoder(Block):
     activation: Activation = "relu"
 
 
-Network = Annotated[MLP | CifarNV | ResNet18C | Autoencoder, Field(discriminator="kind")]
+class VGG11(Block):
+    """VGG-11 with one linear layer; `width` multiplies its channels."""
+
+    kind: Literal["vgg11"]
+    width: Positive = 1.0
+    image: ImageSide
+    batchnorm: Flag = True
+
+
+class ResNet18(Block):
+    """ResNet-18 with a stem for small images; `width` multiplies its channels."""
+
+    kind: Literal["resnet18"]
+    width: Positive = 1.0
+    image: ImageSide
+
+
+class ImageNetwork(Block):
+    """Another network of `paper.networks`, of one size."""
+
+    kind: Literal["mobilenetv2", "efficientnet_b0", "convnext_atto", "vit_tiny", "mixer"]
+    image: ImageSide
+
+
+Network = Annotated[
+    MLP | CifarNV | ResNet18C | Autoencoder | VGG11 | ResNet18 | ImageNetwork, Field(discriminator="kind")
+]
 
 
 class SGD(Block):
@@ -194,13 +222,14 @@ class Adam(Block):
 
     name: Literal["adam", "adamw"]
     weight_decay: NonNegative = 0.0
+    decay_vectors: Flag = True  # false: biases and gains of normalisations have no weight decay, as usual
 
 
 class Muon(Block):
-    """Muon."""
+    """Muon for matrices and kernels of convolutions, AdamW for the rest."""
 
     name: Literal["muon"]
-    momentum: Momentum = 0.0
+    momentum: Momentum = 0.95
     weight_decay: NonNegative = 0.0
 
 
@@ -214,8 +243,19 @@ class Longer(Block):
     epochs: PositiveInt
 
 
+class Schedule(Block):
+    """The learning rate over the steps: a linear warm-up from 0, then a decay to 0, linear or as a cosine."""
+
+    name: Literal["one_cycle", "cosine"]
+    warmup: Momentum = 0.0  # share of the steps
+
+
 class TrainingSetup(Block):
-    """What experiments that train alike share."""
+    """What experiments that train alike share.
+
+    The last five settings are optional, and without them training is the paper's: constant learning rate, images as
+    they are, bfloat16 for CIFAR-NV and TF32 for other networks on a GPU, no clipping, train metrics of eval mode.
+    """
 
     model: Network
     dataset: DatasetName
@@ -226,6 +266,11 @@ class TrainingSetup(Block):
     epochs: PositiveInt
     longer: list[Longer] = Field(default=[])
     optimiser: Optimiser
+    schedule: Schedule | None = None
+    augmentation: Literal["flip_crop"] | None = None  # of every image: a flip or none, a crop after padding by 4 pixels
+    precision: Literal["float32", "tf32", "bfloat16"] | None = None  # on a GPU
+    clip: Positive | None = None  # largest norm of the gradient
+    train_metrics: TrainMetrics | None = None
 
     @model_validator(mode="after")
     def _fits(self) -> TrainingSetup:
@@ -258,7 +303,7 @@ class TrainingGrid(TrainingSetup):
             way = "enorm" if METHODS[name].enorm else "teleport" if METHODS[name].teleport else ""
             if way and self.optimiser.name == "muon":
                 raise ValueError(
-                    f"optimiser.name: expected sgd or adam with {way}, got muon: it leaves what is no matrix to adam, "
+                    f"optimiser.name: expected sgd or adam with {way}, got muon: it leaves what is no matrix to adamw, "
                     f"and the averages of two optimisers cannot follow a rescaling; drop {name}"
                 )
         return self
@@ -331,7 +376,8 @@ def networks(block: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
         for widths in [[width] * layers for layers in block["hidden_layers"]] if hidden is None else [hidden]:
             same = len(set(widths)) == 1
             name = f"{len(widths)}x{widths[0]}" if same else "_".join(map(str, widths))
-            yield f"mlp_{name}{kind}", {**model, "hidden": widths}
+            norm = "" if model.get("batchnorm", True) else "_no_bn"
+            yield f"mlp_{name}{norm}{kind}", {**model, "hidden": widths}
     elif model["kind"] == "autoencoder":
         for factor in block.get("compressions") or [model["compression"]]:
             yield f"autoencoder_c{factor}{kind}", {**model, "compression": factor}
@@ -374,7 +420,8 @@ def misfits(model: Mapping[str, Any], dataset: str) -> Iterator[Misfit]:
 
 def odd_batch(model: Mapping[str, Any], images: int, batch: int) -> Iterator[Misfit]:
     """Where a last batch of one image meets BatchNorm."""
-    if model["kind"] != "autoencoder" and model.get("batchnorm", True) and (images % batch or batch) == 1:
+    normed = model["kind"] not in ("autoencoder", "vit_tiny", "mixer", "convnext_atto") and model.get("batchnorm", True)
+    if normed and (images % batch or batch) == 1:
         yield (
             "batch",
             (

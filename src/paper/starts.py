@@ -44,7 +44,7 @@ def network(spec: Mapping[str, Any], folder: Path | None = None) -> nn.Module:
 
 
 def log_scales(
-    spec: Mapping[str, Any], module: nn.Module, folder: Path | None = None
+    spec: Mapping[str, Any], module: nn.Module, folder: Path | None = None, batch: Tensor | None = None
 ) -> tuple[Any, dict[str, Tensor], dict[str, str]]:
     """The scale graph of a network, and the solution of its rescaling.
 
@@ -52,6 +52,7 @@ def log_scales(
         spec: of the run, whose method rescales.
         module: its network, not yet rescaled.
         folder: of the results; a saved solution is read from there.
+        batch: images on the device of the network, for a method that measures statistics of normalisations.
 
     Returns:
         The graph; u, objective and mean_update as tensors; residual, seconds and result as text.
@@ -61,17 +62,32 @@ def log_scales(
     import pathcond
     from paper import models
 
-    how, x = spec["rescaling"], models.example_input(spec["model"])
-    # Smooth activations let scales pass; for ReLU the option changes nothing.
-    graph = pathcond.extract_graph(module, x, batchnorm=how["batchnorm"], smooth=True)
-    path = None if folder is None else runs.scales_path(folder, spec)
+    how, measured = spec["rescaling"], spec["rescaling"].get("statistics") == "input"
+    if measured and batch is None:
+        raise ValueError(f"{runs.key(spec)}: expected a batch to measure the statistics of normalisations on")
+    x = batch if measured else models.example_input(spec["model"])
+    # Smooth activations let scales pass in the paper's methods; for ReLU the option changes nothing.
+    smooth = how.get("smooth", True)
+    graph = pathcond.extract_graph(module, x, batchnorm=how["batchnorm"], smooth=smooth)
+    path = None if folder is None or measured else runs.scales_path(folder, spec)
     if path is not None and path.exists():
         return graph, *_read(path)
     began = time.perf_counter()
-    g = pathcond.compute_diag_g(module, x, pooling=how["pooling"], graph=graph)
+    g = pathcond.compute_diag_g(
+        module,
+        x,
+        pooling=how["pooling"],
+        statistics="input" if measured else "running",
+        smooth=smooth or how.get("smooth_paths", False),
+        graph=graph,
+        scaled=not smooth,  # as rescale_ does
+    )
     solution = pathcond.solve(graph, g, **solver_options(how))
+    u = how.get("damping", 1.0) * solution.u
+    if how.get("per_layer") and len(u):
+        u = torch.cat([part.mean().expand(len(part)) for part in u.split(list(graph.groups))])
     tensors = {
-        "u": solution.u.contiguous(),
+        "u": u.contiguous(),
         "objective": torch.tensor(solution.objective, dtype=torch.float64),
         "mean_update": torch.tensor(solution.mean_update, dtype=torch.float64),
     }
@@ -168,7 +184,7 @@ def main() -> None:
     results.check_folder(given.results)
     rescaled = given.stage == "rescale"
     if rescaled:
-        specs = [spec for spec in specs if spec["rescaling"].get("rescale")]
+        specs = [spec for spec in specs if runs.has_scales(spec)]
     paths = {(save_scales if rescaled else save_start)(spec, given.results): spec for spec in specs}
     if rescaled and given.index:
         import pandas as pd

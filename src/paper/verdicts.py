@@ -102,6 +102,7 @@ LEVELS = {
     "mlp_gelu_speedup": at_least(1.05),
     "autoencoder_loss": at_least(1.001),
     "autoencoder_lrs_loss": at_least(1.001),
+    "optimisers_speed": at_least(1.05),
     "controls_exact": at_most(1.05),
     "controls_optimum": Levels((0.95, 1.05)),
     "tuned_epochs": at_least(1.0),
@@ -124,6 +125,12 @@ LEVELS = {
     "cifar_lrs_tuned": at_least(0.5),
     "tuned_accuracy": at_least(-0.5),
     "tuned_range": at_least(0.1),  # decades of learning rates
+    "practice_no_harm": at_least(-0.5),
+    "practice_gain": at_least(0.5, 0.0),
+    "practice_range": at_least(0.5),  # doublings of the learning rate
+    "optimisers_accuracy": at_least(0.5),
+    "optimisers_muon": at_least(0.5),
+    "optimisers_teleport": at_least(0.5),
     "autoencoder_compression": at_least(0.0),
     "autoencoder_rescaling": at_least(0.0),
     "autoencoder_lrs_rescaling": at_least(0.0),

@@ -19,6 +19,7 @@ from typing import Any
 from paper import cli, config, results, runs
 from paper.errors import PaperError
 from paper.experiments import EXPERIMENTS
+from paper.experiments.base import Experiment
 from paper.runs import Batch, Plan, Spec
 
 CPU_FLOPS, GPU_FLOPS = 2e10, 5e13  # per second, of one core and of an H200, as measured with the networks here
@@ -54,6 +55,10 @@ class Workflow:
             raise PaperError(f"preset: expected one of {', '.join(config.presets(self.folder))}, got {preset!r}.")
         return runs.plan(self.config(preset), EXPERIMENTS)
 
+    def experiments(self, preset: str) -> dict[str, Experiment]:
+        """The experiments of a preset whose runs are recorded or to be computed now, in the paper's order."""
+        return {name: found for name, found in EXPERIMENTS.items() if name not in self.config(preset).not_recorded}
+
     @cached_property
     def presets(self) -> list[str]:
         """Names of the presets."""
@@ -75,7 +80,7 @@ class Workflow:
         due = [spec for spec in self._due(wildcards.preset) if runs.family(spec) == wildcards.family]
         specs = due or list(self.plan(wildcards.preset).training(wildcards.family).values())
         if rescaled:
-            specs = [spec for spec in specs if spec["rescaling"].get("rescale")]
+            specs = [spec for spec in specs if runs.has_scales(spec)]
         path = runs.scales_path if rescaled else runs.start_path
         return runs.packed(list({path(self.results, spec): spec for spec in specs}.values()))
 
@@ -119,7 +124,7 @@ class Workflow:
         datasets = {spec.get("dataset", spec.get("settings", {}).get("dataset")) for spec in specs} - {None}
         found = [f"results/data/{dataset}.pt" for dataset in sorted(datasets)]
         if stage == "train":
-            scaled = {runs.family(spec) for spec in specs if spec["rescaling"].get("rescale")}
+            scaled = {runs.family(spec) for spec in specs if runs.has_scales(spec)}
             found += [f"results/{preset}/init/{family}.json" for family in sorted(set(map(runs.family, specs)))]
             found += [f"results/{preset}/rescale/{family}.json" for family in sorted(scaled)]
         if self._outdated(preset, stage, batch):
@@ -286,7 +291,7 @@ class Workflow:
     def _start_files(self, stage: str, wildcards: Any) -> list[Path]:
         path = runs.start_path if stage == "init" else runs.scales_path
         specs = self.plan(wildcards.preset).training(wildcards.family).values()
-        return [path(self.results, spec) for spec in specs if stage == "init" or spec["rescaling"].get("rescale")]
+        return [path(self.results, spec) for spec in specs if stage == "init" or runs.has_scales(spec)]
 
 
 def _recorded_sha256(path: Path) -> str | None:

@@ -24,7 +24,11 @@ rule claim:
 rule claims:
     """The claims of all experiments in one table."""
     input:
-        claims=expand(CLAIM, experiment=EXPERIMENTS, allow_missing=True),
+        claims=lambda wildcards: expand(
+            CLAIM,
+            preset=wildcards.preset,
+            experiment=FLOW.experiments(wildcards.preset),
+        ),
         code=code("claims"),
     output:
         json=CLAIMS,

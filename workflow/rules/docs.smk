@@ -1,8 +1,13 @@
 rule docs:
     """Fill README.md and docs/ with the claims, figures, times and cost of the paper's preset."""
     input:
-        expand(FIGURE, preset="paper", experiment=EXPERIMENTS, suffix="png"),
-        expand(AGGREGATE, preset="paper", experiment=EXPERIMENTS),
+        expand(
+            FIGURE,
+            preset="paper",
+            experiment=FLOW.experiments("paper"),
+            suffix="png",
+        ),
+        expand(AGGREGATE, preset="paper", experiment=FLOW.experiments("paper")),
         expand(CLAIMS, preset="paper"),
         code("docs"),
     log:

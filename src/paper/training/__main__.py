@@ -43,6 +43,9 @@ def main() -> None:
     cli.add_threads(parser)
     parser.add_argument("--time-limit", type=seconds, metavar="SECONDS", help="checkpoint and stop after this long")
     parser.add_argument("--save-every", type=seconds, default=30.0, metavar="SECONDS", help="between checkpoints")
+    parser.add_argument("--workers", type=cli.positive, default=1, metavar="N",
+                        help="processes per GPU, for networks that do not fill it")  # fmt: skip
+    parser.add_argument("--eager", action="store_true", help="neither CUDA graphs nor compilation, to find errors")
     parser.add_argument("--match", default="", help="only runs whose key contains this text")
     given = parser.parse_args()
     specs = read_specs(given.specs, "train", given.match)
@@ -73,6 +76,8 @@ def _train(specs: list[Spec], given: argparse.Namespace) -> None:
         checkpoints=given.checkpoints,
         device=hardware.choose(given.device, given.threads),
         every=given.save_every,
+        workers=given.workers,
+        eager=given.eager,
         stop=lambda: bool(asked) or time.time() >= end,
     )
     try:

@@ -1,22 +1,24 @@
-"""Train many MLPs of one shape together by plain SGD: parameters are stacked along a first axis of runs.
+"""Train many MLPs of one shape together: parameters are stacked along a first axis of runs.
 
-Forward and backward pass are written out as batched GEMMs. The update of a weight is fused into the GEMM of its
-gradient, so each weight is written once per step.
+For plain SGD, forward and backward pass are written out as batched GEMMs. The update of a weight is fused into the GEMM
+of its gradient, so each weight is written once per step. Other optimisers take gradients by autograd.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from paper import models
 from paper.training.datasets import Splits
 from paper.training.initialization import initialize, rescale
 from paper.training.kernels import cpu, torch_layers
 from paper.training.kernels.torch_layers import compiled
+from paper.training.optimisers import StackedOptimiser, rates
 from paper.training.trainer import Run, Trainer
 
 _ACTIVATIONS = {nn.ReLU: "relu", nn.GELU: "gelu", nn.SiLU: "silu"}
@@ -88,6 +90,49 @@ class BatchedMLPs:
         norms = [t for layer in self.norms for t in layer]
         deferred = [] if self.row_scale is None else [self.row_scale]
         return [*self.weights, *(b for b in self.biases if b is not None), *norms, *deferred]
+
+    def parameters(self) -> dict[str, Tensor]:
+        """Parameters by their name in a module of :func:`paper.models.mlp` or `autoencoder`; the first axis is the run.
+
+        Weights, then biases, then scales and shifts of BatchNorm.
+        """
+        per_layer = 3 if self.norms else 2  # modules of a hidden layer; the first module flattens
+        place = [1 + per_layer * k for k in range(len(self.weights))]
+        found = {f"{at}.weight": w for at, w in zip(place, self.weights, strict=True)}
+        found |= {f"{at}.bias": b for at, b in zip(place, self.biases, strict=True) if b is not None}
+        for at, (gamma, beta, _, _) in zip(place, self.norms, strict=False):
+            found |= {f"{at + 1}.weight": gamma, f"{at + 1}.bias": beta}
+        return found
+
+    def gradients(self, x: Tensor, target: Tensor, task: str) -> list[Tensor]:
+        """Gradients of the mean loss of each run at its `parameters`; running statistics are updated.
+
+        Args:
+            x: inputs, (R, B, n_0).
+            target: labels (R, B) of a classifier, or the inputs of an autoencoder.
+            task: ``classify``, or another name for reconstruction.
+        """
+        leaves = {name: p.detach().requires_grad_() for name, p in self.parameters().items()}
+        weights = list(leaves.values())[: len(self.weights)]
+        others = iter(list(leaves.values())[len(self.weights) :])
+        biases = [None if bias is None else next(others) for bias in self.biases]
+        norms = [[next(others), next(others), *layer[2:]] for layer in self.norms]
+        with torch.enable_grad():
+            a, last = x, len(weights) - 1
+            for k, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
+                z = torch.bmm(a, weight.mT)
+                z = z if bias is None else z + bias
+                if k == last:
+                    a = z
+                elif norms:
+                    a = torch_layers.activate(_normalised(z, norms[k]), self.shape.activation)
+                else:
+                    a = torch_layers.activate(z, self.shape.activation)
+            if task == "classify":
+                losses = functional.cross_entropy(a.flatten(0, 1), target.flatten(), reduction="none") / x.shape[1]
+            else:
+                losses = (a - target).square() / (x.shape[1] * x.shape[2])
+            return list(torch.autograd.grad(losses.sum(), list(leaves.values())))
 
     def apply_row_scale(self) -> None:
         """Multiply the deferred row scale into the first weights."""
@@ -264,7 +309,10 @@ class BatchedMLPs:
 
 
 class BatchedTrainer(Trainer):
-    """Trains runs that share architecture, data, batch size and task; runs with ENorm are contiguous."""
+    """Trains runs that share architecture, data, batch size, task, optimiser and schedule.
+
+    Runs with ENorm are contiguous, and have plain SGD.
+    """
 
     eval_batch = 10_000
 
@@ -273,6 +321,7 @@ class BatchedTrainer(Trainer):
         super().__init__(runs, splits, device, use_graphs=gpu)
         initial = [initialize(run.spec, run.seed, run.results) for run in runs]
         self.max_log_scale = [s.max_log_scale for s in initial]
+        self.rescale_seconds = [s.seconds for s in initial]
         self.modules = [s.module for s in initial]
         self.parameters = models.parameters(self.modules[0])
         self.stack = BatchedMLPs(self.modules, device)
@@ -280,17 +329,41 @@ class BatchedTrainer(Trainer):
         self.enorm_runs = _span([bool(run.spec["rescaling"].get("enorm")) for run in runs])
         if self.enorm_runs is not None:
             self.stack.defer_row_scale()
+        fused = all(is_plain(run.spec) for run in runs)
+        self.optimiser = None if fused else self._optimiser([s.lr_factors for s in initial])
         self.precision = "float32 with TF32 products" if gpu else "float32"
         if gpu:
             torch.backends.cuda.matmul.allow_tf32 = True
 
+    def _optimiser(self, factors: Sequence[Mapping[str, float]]) -> StackedOptimiser:
+        specs = [run.spec for run in self.runs]
+        table = torch.stack([rates(spec, self.steps * spec["epochs"]) for spec in specs], 1)
+        found = self.stack.parameters()
+        return StackedOptimiser(
+            specs[0]["optimiser"],
+            list(found.values()),
+            [number >= len(self.stack.weights) for number in range(len(found))],
+            table,
+            [torch.tensor([of_run.get(name, 1.0) for of_run in factors], dtype=torch.float64) for name in found],
+        )
+
     def save(self, run: int) -> list[Tensor]:
         """State of one run, on the CPU."""
-        return self.stack.save(run)
+        moments = [] if self.optimiser is None else self.optimiser.state()
+        return [*self.stack.save(run), *(t[run].cpu().clone() for t in moments)]
 
     def load(self, run: int, state: Sequence[Tensor]) -> None:
         """Restore the state of one run."""
-        self.stack.load(run, state)
+        moments = [] if self.optimiser is None else self.optimiser.state()
+        self.stack.load(run, state[: len(state) - len(moments)])
+        for mine, given in zip(moments, state[len(state) - len(moments) :], strict=True):
+            mine[run].copy_(given)
+
+    def epoch(self, epoch: int) -> None:
+        """Train one epoch."""
+        if self.optimiser is not None:
+            self.optimiser.at.fill_((epoch - 1) * self.steps)
+        super().epoch(epoch)
 
     def teleport(self, epoch: int) -> None:
         """Rescale the runs whose method teleports after this epoch."""
@@ -303,7 +376,7 @@ class BatchedTrainer(Trainer):
                 self.stack.read_from(number, module)
 
     def _run_steps(self, steps: Sequence[Tensor]) -> None:
-        prefetch = self.stack.can_prefetch(len(steps[0]))
+        prefetch = self.optimiser is None and self.stack.can_prefetch(len(steps[0]))
         (self._prefetched_steps if prefetch else super()._run_steps)(steps)
         self.stack.synchronize()
 
@@ -330,19 +403,32 @@ class BatchedTrainer(Trainer):
         x, labels = compiled(torch_layers.gather_next, self.device)(
             splits.train.images, labels, self.order, positions, splits.scale, splits.shift
         )
-        self.stack.step(x, x if labels is None else labels, self.rate, self.task, self.enorm_runs)
+        self._update(x, x if labels is None else labels)
 
     def _step(self, index: Tensor) -> None:
         train = self.splits.train
         x = torch_layers.gather(train.images, index, self.splits.scale, self.splits.shift)
-        self.stack.step(x, train.labels[index] if self.task == "classify" else x, self.rate, self.task, self.enorm_runs)
+        self._update(x, train.labels[index] if self.task == "classify" else x)
+
+    def _update(self, x: Tensor, target: Tensor) -> None:
+        if self.optimiser is None:
+            self.stack.step(x, target, self.rate, self.task, self.enorm_runs)
+        else:
+            self.optimiser.step(self.stack.gradients(x, target, self.task))
 
     def _outputs(self, images: Tensor) -> tuple[Tensor, Tensor]:
         x = compiled(torch_layers.normalise, self.device)(images, self.splits.scale, self.splits.shift)
         return self.stack.outputs(x), x
 
     def _state_tensors(self) -> list[Tensor]:
-        return self.stack.state()
+        more = [] if self.optimiser is None else [*self.optimiser.state(), self.optimiser.at]
+        return [*self.stack.state(), *more]
+
+
+def is_plain(spec: Mapping[str, Any]) -> bool:
+    """Whether a run has SGD without state, schedule or learning rates by layer."""
+    by_layer = spec["rescaling"].get("part") == "rates"
+    return spec["optimiser"] == {"name": "sgd"} and "schedule" not in spec and not by_layer
 
 
 def _span(chosen: Sequence[bool]) -> slice | None:
@@ -353,6 +439,16 @@ def _span(chosen: Sequence[bool]) -> slice | None:
     if positions[-1] - positions[0] != len(positions) - 1:
         raise ValueError("expected contiguous runs with ENorm")
     return slice(positions[0], positions[-1] + 1)
+
+
+def _normalised(z: Tensor, norm: list[Tensor]) -> Tensor:
+    """BatchNorm in training mode, for autograd; updates the running statistics in place."""
+    gamma, beta, running_mean, running_var = norm
+    var, mean = torch.var_mean(z, dim=1, keepdim=True, correction=0)
+    with torch.no_grad():
+        running_mean.lerp_(mean, torch_layers.MOMENTUM)
+        running_var.lerp_(var * (z.shape[1] / (z.shape[1] - 1)), torch_layers.MOMENTUM)
+    return (z - mean) * (torch.rsqrt(var + torch_layers.EPS) * gamma) + beta
 
 
 def _subtract(weight: Tensor, grad: Tensor, x: Tensor) -> None:

@@ -1,7 +1,9 @@
 """Initial weights of a run: those of its seed, rescaled by its method."""
 
+import math
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,27 +17,57 @@ from paper.methods import solver_options
 
 @dataclass(frozen=True)
 class InitialNetwork:
-    """An initial network, and the largest abs(log lambda) of its rescaling (0 without one)."""
+    """An initial network.
+
+    Attributes:
+        module: the network.
+        max_log_scale: the largest abs(log lambda) of its rescaling, 0 without one.
+        lr_factors: of the learning rate, by parameter, for a method that changes learning rates in place of weights.
+        seconds: that the rescaling took.
+    """
 
     module: nn.Module
     max_log_scale: float
+    lr_factors: Mapping[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
 
 
-def initialize(spec: Mapping[str, Any], seed: int, results: Path | None = None) -> InitialNetwork:
+def initialize(
+    spec: Mapping[str, Any], seed: int, results: Path | None = None, batch: Tensor | None = None
+) -> InitialNetwork:
     """The initial network of a run; before rescaling, all methods have the same weights at one seed.
 
     Args:
         spec: of the run.
         seed: of the run.
         results: folder of the results: start weights and rescalings that are saved there are read, not computed.
+        batch: images as the network takes them, for methods that measure statistics; the network moves to their device.
     """
     spec = {**spec, "seed": seed}
     module = starts.network(spec, results)
     how = spec["rescaling"]
     if not how.get("rescale"):
         return InitialNetwork(module, 0.0)
-    graph, found, _ = starts.log_scales(spec, module, results)
-    return InitialNetwork(module, _apply(module, graph, found["u"], how["part"]))
+    if how.get("statistics") == "input" and batch is not None:
+        module = module.to(batch.device)
+    began = time.perf_counter()
+    graph, found, _ = starts.log_scales(spec, module, results, batch)
+    u = found["u"]
+    factors = lr_factors(graph, u) if how["part"] == "rates" else {}
+    return InitialNetwork(module, _apply(module, graph, u, how["part"]), factors, time.perf_counter() - began)
+
+
+def lr_factors(graph: pathcond.ScaleGraph, u: Tensor) -> dict[str, float]:
+    """Learning rates by parameter that imitate a rescaling.
+
+    A step of plain SGD on a parameter multiplied by d is, in the parameter as it was, a step at 1 / d^2 times the
+    learning rate. Each parameter tensor gets the geometric mean of that over its entries.
+    """
+    padded = torch.cat((u.new_zeros(1), u)).double()  # log d^2 is u of the row minus u of the column
+    return {
+        name: math.exp(float(padded[units.col].mean() - padded[units.row].mean()))
+        for name, units in graph.params.items()
+    }
 
 
 def rescale(module: nn.Module, x: Tensor, rescaling: Mapping[str, Any]) -> float:
@@ -50,12 +82,12 @@ def rescale(module: nn.Module, x: Tensor, rescaling: Mapping[str, Any]) -> float
 
 
 def _apply(module: nn.Module, graph: pathcond.ScaleGraph, u: Tensor, part: str) -> float:
-    """Apply log-scales in place; returns the largest abs(log lambda)."""
+    """Apply log-scales in place, unless they are for learning rates; returns the largest abs(log lambda)."""
     if part == "both":
         pathcond.apply_scales_(module, graph, u)
-    else:
+    elif part != "rates":
         _apply_part(module, graph, u, part)
-    return float(u.abs().max()) / 2
+    return float(u.abs().max()) / 2 if len(u) else 0.0
 
 
 def is_finite(module: nn.Module) -> bool:

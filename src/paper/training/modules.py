@@ -1,7 +1,12 @@
-"""Train one network, any nn.Module with any optimiser, by autograd; compiled on a GPU, CIFAR-NV in bfloat16."""
+"""Train one network, any nn.Module with any optimiser, by autograd.
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+Augmentation, schedule and clipping work on the device, so on a GPU a step is part of a CUDA graph. The paper's networks
+are compiled there, and CIFAR-NV has bfloat16; others are not compiled, since many of them train for a short time.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -10,34 +15,25 @@ from torch.nn import functional
 from torch.optim import Optimizer
 
 import pathcond
-from paper import models
+from paper import models, networks
 from paper.errors import PaperError
 from paper.methods import solver_options
+from paper.seeds import generator
+from paper.settings import DATASETS
+from paper.training.augmentation import DRAWS, flip_and_crop
 from paper.training.datasets import Splits
 from paper.training.initialization import initialize, is_finite
 from paper.training.kernels import torch_layers
 from paper.training.kernels.torch_layers import compiled
+from paper.training.optimisers import optimisers, rates, set_rate
 from paper.training.trainer import Run, Trainer
 
-SIMPLE_OPTIMISERS: dict[str, Any] = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
-
-
-def optimisers(module: nn.Module, settings: Mapping[str, Any], lr: float) -> list[Optimizer]:
-    """The optimiser of a configuration; Muon takes the matrices and leaves the rest to Adam."""
-    name, options = settings["name"], {key: value for key, value in settings.items() if key != "name"}
-    parameters = list(module.parameters())
-    if name in ("adam", "adamw") and "momentum" in options:
-        raise PaperError(f"optimiser: {name} has no momentum setting, got one. Leave it out, or use sgd or muon.")
-    if name in SIMPLE_OPTIMISERS:
-        return [SIMPLE_OPTIMISERS[name](parameters, lr=lr, **options)]
-    if name == "muon":
-        matrices, others = ([p for p in parameters if (p.ndim == 2) == wanted] for wanted in (True, False))
-        decay = options.pop("weight_decay", 0)  # torch's own default differs between the two
-        found: list[Optimizer] = []
-        if matrices:
-            found.append(torch.optim.Muon(matrices, lr=lr, weight_decay=decay, **options))
-        return [*found, torch.optim.Adam(others, lr=lr, weight_decay=decay)] if others else found
-    raise PaperError(f"optimiser: expected {', '.join(SIMPLE_OPTIMISERS)} or muon, got {name!r}.")
+RESCALE_BATCH = 128  # images on which statistics of normalisations are measured
+PRECISIONS = {
+    "float32": "float32",
+    "tf32": "float32 with TF32 products",
+    "bfloat16": "bfloat16 autocast",
+}
 
 
 def convolutions(module: nn.Module) -> list[nn.Conv2d] | None:
@@ -53,28 +49,53 @@ _TUNED: dict[str, Any] = {"max_autotune_pointwise": True}
 
 
 class ModuleTrainer(Trainer):
-    """Trains one run."""
+    """Trains one run.
+
+    Args:
+        run: the run.
+        splits: its data, on the device.
+        device: where.
+        eager: neither CUDA graphs nor compilation, to find errors.
+    """
 
     eval_batch = 2000
 
-    def __init__(self, run: Run, splits: Splits, device: torch.device) -> None:
+    def __init__(self, run: Run, splits: Splits, device: torch.device, eager: bool = False) -> None:
         self.gpu = device.type == "cuda"
-        # Optimisers other than SGD count their steps on the host, which a graph would freeze.
-        super().__init__([run], splits, device, use_graphs=self.gpu and run.spec["optimiser"]["name"] == "sgd")
-        initial = initialize(run.spec, run.seed, run.results)
-        self.spec, self.max_log_scale = run.spec, [initial.max_log_scale]
-        self.module, self.precision = initial.module.to(device), "float32"
+        # ENorm on the state of Adam synchronizes with the host, which a graph cannot.
+        graphs = run.spec["optimiser"]["name"] == "sgd" or not run.spec["rescaling"].get("enorm")
+        super().__init__([run], splits, device, use_graphs=self.gpu and graphs and not eager)
+        self.spec, self.trained = run.spec, False
+        paper = self.spec["model"]["kind"] not in networks.KINDS
+        default = "bfloat16" if self.spec["model"]["kind"] == "cifar_nv" else "tf32"
+        precision = self.spec.get("precision", default) if self.gpu else "float32"
+        self.bfloat16, self.precision = precision == "bfloat16", PRECISIONS[precision]
+        measured = self.spec["rescaling"].get("statistics") == "input"
+        with _tf32(False):
+            batch = self._normalised(splits.train.images[:RESCALE_BATCH]) if measured else None
+            initial = initialize(run.spec, run.seed, run.results, batch)
+        self.max_log_scale, self.rescale_seconds = [initial.max_log_scale], [initial.seconds]
+        self.module = initial.module.to(device)
         self.parameters = models.parameters(self.module)
-        self.bfloat16 = self.gpu and self.spec["model"]["kind"] == "cifar_nv"
         if self.bfloat16:
             self.module = self.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-            torch.backends.cudnn.benchmark, torch.backends.cudnn.benchmark_limit = True, 0  # try all algorithms
-            self.precision = "bfloat16 autocast"
-        elif self.gpu:
-            torch.backends.cuda.matmul.allow_tf32 = True
-            self.precision = "float32 with TF32 products"
-        self.forward: Callable[[Tensor], Tensor] = self._compiled() if self.gpu else self.module
-        self.optimisers = optimisers(self.module, self.spec["optimiser"], self.spec["lr"])
+            # All algorithms are tried for the paper's network, a few for one of many that train for a short time.
+            torch.backends.cudnn.benchmark, torch.backends.cudnn.benchmark_limit = True, 0 if paper else 10
+        if self.gpu:
+            torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+            torch.backends.cudnn.allow_tf32 = precision != "float32"
+        self.forward: Callable[[Tensor], Tensor] = self._compiled() if self.gpu and paper and not eager else self.module
+        scheduled = "schedule" in self.spec
+        self.optimisers = optimisers(
+            self.module, self.spec["optimiser"], self.spec["lr"], initial.lr_factors, scheduled and self.gpu
+        )
+        self.rates = rates(self.spec, self.steps * self.spec["epochs"]).to(device) if scheduled else None
+        self.at = torch.zeros(1, dtype=torch.long, device=device)  # number of the next step
+        self.draws = torch.zeros(self.count, len(DRAWS), dtype=torch.long, device=device)
+        self.running_loss = torch.zeros((), dtype=torch.float64, device=device)  # summed over the images of an epoch
+        self.train_metrics = self.spec.get("train_metrics", "eval")
+        if self.train_metrics == "running":
+            del self.evaluated["train"]
         self.enorm_cycle = self._enorm_cycle() if self.spec["rescaling"].get("enorm") else None
 
     def save(self, run: int) -> dict[str, Any]:
@@ -85,7 +106,10 @@ class ModuleTrainer(Trainer):
         """Restore the state of the run."""
         self.module.load_state_dict(state["module"])
         for optimiser, saved in zip(self.optimisers, state["optimisers"], strict=True):
+            mine = [group["lr"] for group in optimiser.param_groups]
             optimiser.load_state_dict(saved)
+            for group, lr in zip(optimiser.param_groups, mine, strict=True):
+                group["lr"] = lr  # a tensor of this device where there is a schedule, which sets it
 
     def teleport(self, epoch: int) -> None:
         """Rescale if the method teleports after this epoch."""
@@ -96,12 +120,23 @@ class ModuleTrainer(Trainer):
     def epoch(self, epoch: int) -> None:
         """Train one epoch."""
         self.module.train()
+        self.trained = True
+        self.at.fill_((epoch - 1) * self.steps)
+        self.running_loss.zero_()
+        if self.spec.get("augmentation"):
+            source = generator(self.runs[0].seed, "augmentation", epoch)  # methods share it, like the order
+            drawn = [torch.randint(0, count, (self.count,), generator=source) for count in DRAWS]
+            self.draws.copy_(torch.stack(drawn, 1))
         super().epoch(epoch)
 
     def evaluate(self) -> dict[str, Tensor]:
-        """Mean loss and accuracy of each split in eval mode, shape (1,) each."""
+        """Mean loss and accuracy of each split in eval mode, and the running loss if asked for, shape (1,) each."""
         self.module.eval()
-        return super().evaluate()
+        found = super().evaluate()
+        if self.train_metrics != "eval":
+            mean = self.running_loss / self.count if self.trained else self.running_loss * math.nan
+            found["running_train_loss"] = mean.view(1).cpu()
+        return found
 
     def _compiled(self) -> Callable[[Tensor], Tensor]:
         from paper.training.kernels.convolution import use_fast_kernels  # needs Triton
@@ -110,8 +145,9 @@ class ModuleTrainer(Trainer):
         return torch.compile(use_fast_kernels(self.module) if self._plain() else self.module, options=_TUNED)
 
     def _plain(self) -> bool:
-        """Whether the optimiser is SGD without state."""
-        return bool(self.spec["optimiser"] == {"name": "sgd"})
+        """Whether the optimiser is SGD without state, and precision the default, for which the kernels are made."""
+        reduced = self.spec.get("precision") in (None, "bfloat16")
+        return reduced and self.spec["optimiser"] == {"name": "sgd"} and "clip" not in self.spec
 
     def _enorm_cycle(self) -> Callable[[], None]:
         """A function that makes one cycle of ENorm."""
@@ -140,19 +176,27 @@ class ModuleTrainer(Trainer):
     def _single(self) -> Optimizer:
         """The optimiser whose state is rescaled with the weights."""
         if len(self.optimisers) > 1:
-            reason = "muon leaves vectors to adam, and the state of two optimisers cannot be rescaled"
+            reason = "muon leaves vectors to adamw, and the state of two optimisers cannot be rescaled"
             raise PaperError(f"optimiser: {reason}. Use sgd, adam or adamw with enorm and teleport.")
         return self.optimisers[0]
 
     def _cast(self) -> AbstractContextManager[Any]:
-        return torch.autocast("cuda", torch.bfloat16) if self.bfloat16 else nullcontext()
+        # A weight that is cast outside of a CUDA graph must not be kept for its replays; compilation casts by itself.
+        cached = self.forward is not self.module
+        return torch.autocast("cuda", torch.bfloat16, cache_enabled=cached) if self.bfloat16 else nullcontext()
+
+    def _normalised(self, images: Tensor) -> Tensor:
+        return images.to(torch.float32) * self.splits.scale + self.splits.shift
 
     def _inputs(self, images: Tensor) -> Tensor:
-        x = images.to(torch.float32) * self.splits.scale + self.splits.shift
-        return x.contiguous(memory_format=torch.channels_last) if self.bfloat16 else x
+        x = self._normalised(images)
+        return x.contiguous(memory_format=torch.channels_last) if self.bfloat16 and x.ndim == 4 else x
 
     def _step(self, index: Tensor) -> None:
-        x = self._inputs(self.splits.train.images[index[0]])
+        images = self.splits.train.images[index[0]]
+        if self.spec.get("augmentation"):
+            images = flip_and_crop(images, self.draws[index[0]], DATASETS[self.spec["dataset"]].channels)
+        x = self._inputs(images)
         with self._cast():
             y = self.forward(x)
         if self.task == "classify":
@@ -160,6 +204,13 @@ class ModuleTrainer(Trainer):
         else:
             loss = functional.mse_loss(y.float(), x.flatten(1))
         loss.backward()
+        if self.train_metrics != "eval":
+            self.running_loss.add_(loss.detach(), alpha=len(x))
+        if self.spec.get("clip"):
+            torch.nn.utils.clip_grad_norm_(self.module.parameters(), self.spec["clip"], foreach=True)
+        if self.rates is not None:
+            set_rate(self.optimisers, self.rates.index_select(0, self.at)[0])
+            self.at.add_(1)
         for optimiser in self.optimisers:
             optimiser.step()
             optimiser.zero_grad()
@@ -177,14 +228,25 @@ class ModuleTrainer(Trainer):
         if not self.bfloat16:
             return found
         # cuDNN's fused ReLU turns NaN into 0; a network that diverged must not look finite.
-        floats = [t for t in self._state_tensors() if t.is_floating_point()]
+        floats = [t for t in self._state_tensors() if t.dtype == torch.float32]
         zero_or_nan = torch.stack([t.norm() for t in floats]).sum() * 0
         return [(loss + zero_or_nan, correct) for loss, correct in found]
 
     def _state_tensors(self) -> list[Tensor]:
         states = [state for optimiser in self.optimisers for state in optimiser.state.values()]
         moments = [value for state in states for value in state.values() if torch.is_tensor(value)]
-        return [*self.module.parameters(), *self.module.buffers(), *moments]
+        return [*self.module.parameters(), *self.module.buffers(), *moments, self.at, self.running_loss]
+
+
+@contextmanager
+def _tf32(allowed: bool) -> Iterator[None]:
+    """Whether products on a GPU may have TF32, for a while."""
+    found = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = found
 
 
 def _to_cpu(value: Any) -> Any:

@@ -3,6 +3,7 @@
 A run is one spec (a dict, see `make specs`): one network, method, learning rate and seed. Runs that exist are reused.
 """
 
+import gc
 import math
 import multiprocessing
 import signal
@@ -17,21 +18,22 @@ import torch
 
 from paper import cli, hardware, results
 from paper.errors import PaperError
-from paper.runs import Spec, key, result_path
-from paper.training.batched_mlps import BatchedTrainer
+from paper.runs import FULLY_CONNECTED, Spec, key, result_path
+from paper.training.batched_mlps import BatchedTrainer, is_plain
 from paper.training.checkpoint import Checkpoint, lock_runs
 from paper.training.datasets import Splits
 from paper.training.datasets import load as load_splits
 from paper.training.modules import ModuleTrainer
+from paper.training.optimisers import can_stack
 from paper.training.progress import Progress
 from paper.training.trainer import Run, Trainer
 
 COLUMNS = ["seed", "epoch", "train_loss", "train_accuracy", "validation_loss", "validation_accuracy", "test_loss",
-           "test_accuracy", "max_log_scale", "diverged"]  # fmt: skip
+           "test_accuracy", "running_train_loss", "max_log_scale", "diverged"]  # fmt: skip
 FIELDS = ("preset", "task", "model", "rescaling", "optimiser", "lr", "epochs", "dataset", "images", "validation",
           "test_images", "batch", "seed")  # fmt: skip
 # Runs that agree in these fields can train in one batch.
-SHARED = ("task", "dataset", "images", "validation", "test_images", "model", "batch", "epochs", "optimiser")
+SHARED = ("task", "dataset", "images", "validation", "test_images", "model", "batch", "epochs", "optimiser", "schedule")
 POLL_SECONDS = 0.2
 MIN_RUNS_PER_DEVICE = 5  # a batch is not split over GPUs below this: smaller batches are not faster
 
@@ -57,6 +59,8 @@ class Options:
         every: seconds between two checkpoints.
         stop: whether to stop now; asked before each batch and after each epoch.
         most: runs trained in one batch, at most.
+        workers: processes per GPU, for networks that do not fill it.
+        eager: neither CUDA graphs nor compilation for networks that train alone.
     """
 
     results: Path
@@ -66,6 +70,8 @@ class Options:
     every: float = 30.0
     stop: Callable[[], bool] = never
     most: int = 96
+    workers: int = 1
+    eager: bool = False
 
 
 @dataclass
@@ -107,11 +113,15 @@ def train(runs: Sequence[Spec], options: Options) -> None:
             pending.append(spec)
     devices = visible_devices(options.device)
     batches = list(_batches(pending, options, len(devices)))
+    if options.workers > 1:
+        indexed = [torch.device("cuda", device.index or 0) if device.type == "cuda" else device for device in devices]
+        devices = indexed * options.workers
     if len(devices) > 1 and len(batches) > 1:
         _train_on_devices(batches, options, devices)
     else:
+        load = _Loader()
         for batch in batches:
-            _train_batch(batch, options)
+            _train_batch(batch, options, load)
 
 
 def _checked(spec: Spec) -> Spec:
@@ -129,10 +139,15 @@ def visible_devices(device: torch.device) -> list[torch.device]:
 
 
 def can_batch(spec: Mapping[str, Any]) -> bool:
-    """Whether the runs of a spec can train in one batch with others: an MLP with plain SGD."""
-    model = spec["model"]
+    """Whether the runs of a spec can train in one batch with others: MLPs with SGD, Adam or AdamW."""
+    model, how = spec["model"], spec["rescaling"]
     norm_and_bias = model.get("batchnorm", True) and model.get("bias")  # a batch has no biases before BatchNorm
-    return model["kind"] in ("mlp", "autoencoder") and not norm_and_bias and spec["optimiser"] == {"name": "sgd"}
+    if model["kind"] not in FULLY_CONNECTED or norm_and_bias or not can_stack(spec["optimiser"]):
+        return False
+    # State of an optimiser that is to follow a rescaling, and the settings of one module, are those of a run alone.
+    moved = (how.get("enorm") or how.get("teleport")) and not is_plain(spec)
+    alone = any(name in spec for name in ("augmentation", "precision", "clip", "train_metrics"))
+    return not moved and not alone and how.get("statistics") != "input"
 
 
 def _batches(specs: Sequence[Spec], options: Options, devices: int = 1) -> Iterator[list[Spec]]:
@@ -140,7 +155,7 @@ def _batches(specs: Sequence[Spec], options: Options, devices: int = 1) -> Itera
     groups: dict[str, list[Spec]] = {}
     for spec in specs:
         batched = options.device.type == "cuda" and can_batch(spec)
-        group = repr([spec[name] for name in SHARED]) if batched else key(spec)
+        group = repr([is_plain(spec), *(spec.get(name) for name in SHARED)]) if batched else key(spec)
         groups.setdefault(group, []).append(spec)
     for group in groups.values():
         group.sort(key=lambda spec: (bool(spec["rescaling"].get("enorm")), key(spec)))  # ENorm's runs are contiguous
@@ -190,10 +205,10 @@ def _device_worker(device: torch.device, options: Options, threads: int, tasks: 
     torch.set_num_threads(threads)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    report = ("done", "")
+    report, load = ("done", ""), _Loader()
     try:
         while (batch := tasks.get()) is not None:
-            _train_batch(batch, replace(options, device=device, stop=stop.is_set))
+            _train_batch(batch, replace(options, device=device, stop=stop.is_set), load)
     except TimeUp:
         report = ("time up", "")
     except PaperError as error:
@@ -205,7 +220,21 @@ def _device_worker(device: torch.device, options: Options, threads: int, tasks: 
 # ---- one batch
 
 
-def _train_batch(batch: Sequence[Spec], options: Options) -> None:
+class _Loader:
+    """Loads splits, and keeps the last ones for the batches that have the same."""
+
+    def __init__(self) -> None:
+        self.kept: tuple[Any, Splits] | None = None
+
+    def __call__(self, spec: Spec, options: Options) -> Splits:
+        same = [spec[name] for name in ("dataset", "images", "validation", "test_images", "batch", "model")]
+        if self.kept is None or self.kept[0] != same:
+            self.kept = None  # frees its memory first
+            self.kept = same, load_splits(spec, options.data / f"{spec['dataset']}.pt", options.device)
+        return self.kept[1]
+
+
+def _train_batch(batch: Sequence[Spec], options: Options, load: _Loader) -> None:
     """Train the specs of a batch; no other process trains them meanwhile."""
     if options.stop():
         raise TimeUp
@@ -215,10 +244,12 @@ def _train_batch(batch: Sequence[Spec], options: Options) -> None:
         pending = _pending(batch, options)
         if not pending:
             return
-        spec = pending[0].spec
-        splits = load_splits(spec, options.data / f"{spec['dataset']}.pt", options.device)
+        splits = load(pending[0].spec, options)
         for part in _by_epoch([run for run in pending if not run.finished], options):
             _train_together(part, splits, options)
+            if options.device.type == "cuda":  # memory of CUDA graphs is free only once their trainer is
+                gc.collect()
+                torch.cuda.empty_cache()
         for run in pending:
             _write_result(run, options)
 
@@ -251,7 +282,7 @@ def _trainer(runs: Sequence[Progressing], splits: Splits, options: Options) -> T
     given = [Run(run.spec, run.spec["seed"], options.results) for run in runs]
     if can_batch(given[0].spec):
         return BatchedTrainer(given, splits, options.device)
-    return ModuleTrainer(given[0], splits, options.device)
+    return ModuleTrainer(given[0], splits, options.device, options.eager)
 
 
 def _train_together(runs: Sequence[Progressing], splits: Splits, options: Options) -> None:
@@ -278,7 +309,7 @@ def _train_together(runs: Sequence[Progressing], splits: Splits, options: Option
             for run in runs:
                 run.state["seconds"] += (now - began) / len(runs)
             began = now
-            progress.update(runs[0].state["rows"][-1]["train_loss"])
+            progress.update(_loss(runs[0].state["rows"][-1]))
             stop = epoch < epochs and options.stop()
             if stop or now - saved >= options.every or epoch == epochs:
                 _save(runs, trainer)
@@ -294,9 +325,15 @@ def _evaluate(runs: Sequence[Progressing], trainer: Trainer, epoch: int) -> None
         row = {"seed": run.spec["seed"], "epoch": epoch}
         row |= {name: float(values[number]) for name, values in metrics.items()}
         row["max_log_scale"] = trainer.max_log_scale[number]
-        row["diverged"] = not math.isfinite(row["train_loss"])
+        row["diverged"] = not math.isfinite(_loss(row))
         run.state["rows"].append(row)
         run.state |= {"epoch": epoch, "precision": trainer.precision, "parameters": trainer.parameters}
+        run.state.setdefault("rescale_seconds", trainer.rescale_seconds[number])
+
+
+def _loss(row: Mapping[str, float]) -> float:
+    """The loss that shows whether a run diverged: the train loss in eval mode, or without it the test loss."""
+    return row.get("train_loss", row["test_loss"])
 
 
 def _save(runs: Sequence[Progressing], trainer: Trainer) -> None:
@@ -315,6 +352,7 @@ def _write_result(run: Progressing, options: Options) -> None:
         "precision": run.state["precision"],
         "parameters": run.state["parameters"],
         "seconds": round(run.state["seconds"], 3),
+        "rescale_seconds": round(run.state["rescale_seconds"], 4),
         "status": "diverged" if bool(table["diverged"].any()) else "done",
     }
     results.write_result(result_path(options.results, run.spec), table, run.spec, provenance)

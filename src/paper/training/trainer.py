@@ -32,11 +32,13 @@ class Trainer(ABC):
 
     Attributes:
         max_log_scale: the largest abs(log lambda) of each run's initial rescaling.
+        rescale_seconds: what that took.
         precision: numerical precision in words, for the provenance.
         parameters: number of parameters of one network.
     """
 
     max_log_scale: list[float]
+    rescale_seconds: list[float]
     precision: str
     parameters: int
     eval_batch: int  # examples evaluated at once
@@ -59,6 +61,12 @@ class Trainer(ABC):
         self._seed_order = torch.zeros(len(self._seeds), self.count, dtype=torch.long)
         self._shuffled_epoch = 0  # epoch of `_seed_order`
         self._graphs: dict[str, tuple[torch.cuda.CUDAGraph, Any]] = {}
+        self.evaluated = dict(splits.by_name)  # splits that are evaluated after each epoch
+
+    @property
+    def steps(self) -> int:
+        """Steps of an epoch."""
+        return -(-self.count // self.batch)
 
     @abstractmethod
     def save(self, run: int) -> Any:
@@ -117,8 +125,8 @@ class Trainer(ABC):
         with torch.no_grad():
             sums = self._replay("evaluate", self._sums) if self.use_graphs else self._sums()
         found = {}
-        for name, (loss, correct) in zip(self.splits.by_name, sums, strict=True):
-            count = len(self.splits.by_name[name])
+        for name, (loss, correct) in zip(self.evaluated, sums, strict=True):
+            count = len(self.evaluated[name])
             found[f"{name}_loss"] = loss.cpu() / count
             if self.task == "classify":
                 found[f"{name}_accuracy"] = correct.cpu() / count
@@ -139,7 +147,7 @@ class Trainer(ABC):
         self._step(self.order.index_select(1, positions))
 
     def _sums(self) -> list[tuple[Tensor, Tensor]]:
-        return [self._sums_of(part) for part in self.splits.by_name.values()]
+        return [self._sums_of(part) for part in self.evaluated.values()]
 
     def _sums_of(self, part: Split) -> tuple[Tensor, Tensor]:
         loss = correct = torch.zeros(len(self.runs), dtype=torch.float64, device=self.device)

@@ -32,10 +32,13 @@ from paper.verdicts import (
     judged,
 )
 from tests.paper.experiments import claim_cases as case
-from tests.paper.experiments.claim_cases import CASES, NEVER
+from tests.paper.experiments.claim_cases import CASES as PAPERS
+from tests.paper.experiments.claim_cases import NEVER
+from tests.paper.experiments.practice_cases import CASES as PRACTISED
 from tests.paper.experiments.tables import TRAINED
 from tests.paper.experiments.trained_tables import table as trained_table
 
+CASES = {**PAPERS, **PRACTISED}
 CLAIMS = {claim.id: (name, claim) for name, found in EXPERIMENTS.items() for claim in found.claims}
 # Claims that hold or do not, besides those whose levels have nothing between yes and no.
 WITHOUT_PARTLY = {"relu_exact", "gelu_error_any_init", "constant_diagonal", "mlp_lrs_never", "regimes_printed_root"}

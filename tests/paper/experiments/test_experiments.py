@@ -31,8 +31,8 @@ def run(program, folder=ROOT / "src"):
 def test_the_paper_s_order():
     names = list(EXPERIMENTS)
     assert names[:6] == ["toy", "mlp_depth", "cifar_nv", "regimes", "autoencoder", "timing"]
-    assert names[-3:] == ["conditioning", "controls", "tuned"]
-    assert len(names) == 19
+    assert names[-5:] == ["conditioning", "controls", "optimisers", "practice", "tuned"]
+    assert len(names) == 21
 
 
 def test_importing_experiments_is_light():
@@ -73,8 +73,8 @@ def test_what_is_incomplete_is_refused():
         Experiment(**given, claims=toy.claims)
     with pytest.raises(TypeError, match="label"):
         Method(rescale=True)
-    for look in ("label", "colour", "marker"):
-        assert len({getattr(method, look) for method in METHODS.values()}) == len(METHODS)
+    assert len({method.label for method in METHODS.values()}) == len(METHODS)
+    assert len({(method.colour, method.marker) for method in METHODS.values()}) == len(METHODS)
 
 
 @pytest.mark.parametrize("preset", ["paper", "preview", "tiny"])
@@ -150,12 +150,19 @@ def test_grids_name_their_networks_and_carry_the_protocol(name):
             *(f"autoencoder_c{factor}" for factor in (1, 2, 4, 7, 4)),
             "cifar_nv",
         ],
+        "optimisers": [
+            f"{network}_{optimiser}"
+            for networks in (("mlp_3x500", "mlp_6x500"), ("cifar_nv",))
+            for optimiser in ("momentum", "adamw", "muon")
+            for network in networks
+        ],
+        "practice": blocks("paper")["practice"]["trained"],
     }
     assert names == expected.get(name, ["cifar_nv"])
     protocol = {"methods", "lrs", "seeds", "optimiser", "dataset", "images", "validation", "test_images", "batch"}
     for grid in grids:
         assert protocol | {"epochs", "model", "network"} <= set(grid)
-        assert "hidden" in grid["model"] or "compression" in grid["model"] or grid["network"] == "cifar_nv"
+        assert {"hidden", "compression", "image"} & set(grid["model"])
     assert ("clamp" in grids[0]) == (name == "mlp_depth_gelu")
     assert ("longer" in grids[0]) == (name == "cifar_nv_lrs")
 

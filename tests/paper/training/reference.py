@@ -32,7 +32,7 @@ def make_spec(model, method="baseline", rescaling=None, **changes):
 
 def random_splits(spec, device=CPU):
     """As many images as a spec asks for: ten random patterns under noise, which can be learnt."""
-    source, flat = generator(7, "input"), spec["model"]["kind"] != "cifar_nv"
+    source, flat = generator(7, "input"), "image" not in spec["model"]
     side = spec["model"].get("image", 8)
     shape = (spec["model"]["inputs"],) if flat else (3, side, side)
 

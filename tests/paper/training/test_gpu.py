@@ -155,6 +155,42 @@ def test_a_run_alone_is_that_of_the_cpu_and_goes_on_from_what_was_saved(optimise
     near(curves(second, 2, first=3), {k: v[2:] for k, v in found.items()}, 3e-3)
 
 
+USUAL = {"schedule": {"name": "one_cycle", "warmup": 0.2}, "augmentation": "flip_crop", "train_metrics": "both"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "optimiser", "more"),
+    [
+        ("resnet18", {"name": "sgd", "momentum": 0.9, "nesterov": True, "weight_decay": 5e-4}, {}),
+        ("vit_tiny", {"name": "adamw", "weight_decay": 0.05, "decay_vectors": False}, {"clip": 1.0}),
+        ("mixer", {"name": "muon"}, {}),
+    ],
+)
+def test_a_network_as_people_train_it_is_the_same_in_graphs_and_without(kind, optimiser, more):
+    model = {"kind": kind, "image": 16, **({"width": 0.25} if kind == "resnet18" else {})}
+    sizes = {**SIZES, "lr": 0.003, "precision": "float32", **USUAL, **more}
+    one = make_spec(model, "default", optimiser=optimiser, **sizes)
+    graphs, eager = (ModuleTrainer(Run(one, 0), random_splits(one, CUDA), CUDA, flag) for flag in (False, True))
+    assert graphs.use_graphs
+    assert not eager.use_graphs
+    found, expected = (curves(trainer, 3) for trainer in (graphs, eager))
+    for name in ("train_loss", "test_loss"):
+        torch.testing.assert_close(found[name], expected[name], rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(found["running_train_loss"][1:], expected["running_train_loss"][1:], rtol=2e-2, atol=0)
+    half = make_spec(model, "default", optimiser=optimiser, **{**sizes, "precision": "bfloat16"})
+    trainer = ModuleTrainer(Run(half, 0), random_splits(half, CUDA), CUDA)
+    assert trainer.precision == "bfloat16 autocast"
+    losses = curves(trainer, 3)["train_loss"]
+    torch.testing.assert_close(losses, expected["train_loss"], rtol=0.1, atol=0.1)
+
+
+@pytest.mark.parametrize("optimiser", [{"name": "sgd", "momentum": 0.9}, {"name": "adamw"}], ids=["momentum", "adamw"])
+def test_stacked_runs_with_state_are_those_of_the_cpu(optimiser):
+    one = make_spec(MLP, "pathcond", optimiser=optimiser, lr=0.003, schedule=USUAL["schedule"], **SIZES)
+    chosen = [Run(one, seed) for seed in (0, 1)]
+    near(curves(together(chosen, CUDA), 3), curves(together(chosen, CPU), 3), 5e-2, 0.15)
+
+
 # ---- whole specs
 
 

@@ -4,22 +4,27 @@ import copy
 
 import pytest
 import torch
+from torch.optim import _muon
 
 import pathcond
 from paper import models
 from paper.errors import PaperError
+from paper.training.batched_mlps import BatchedMLPs, BatchedTrainer
 from paper.training.checkpoint import Checkpoint
-from paper.training.initialization import initialize
-from paper.training.modules import ModuleTrainer, optimisers
+from paper.training.initialization import initialize, lr_factors
+from paper.training.modules import ModuleTrainer
+from paper.training.optimisers import Muon, StackedOptimiser, optimisers, orthogonalised, rates, set_rate
 from paper.training.trainer import Run
 from tests.paper.training.reference import (
     AUTOENCODER,
+    BARE,
     CONV,
     CPU,
     MLP,
     assert_same,
     make_spec,
     random_splits,
+    take_step,
     train_epoch,
 )
 
@@ -47,12 +52,12 @@ def torchs(name, module, lr):
         "adamw": lambda: [torch.optim.AdamW(parameters, lr, weight_decay=0.1)],
         "adam decay": lambda: [torch.optim.Adam(parameters, lr, weight_decay=0.01)],
         "muon": lambda: [
-            torch.optim.Muon(matrices, lr, weight_decay=0),
-            torch.optim.Adam([p for p in parameters if p.ndim != 2], lr),
+            torch.optim.Muon(matrices, lr, weight_decay=0, adjust_lr_fn="match_rms_adamw"),
+            torch.optim.AdamW([p for p in parameters if p.ndim != 2], lr, weight_decay=0),
         ],
         "muon decay": lambda: [
-            torch.optim.Muon(matrices, lr, weight_decay=0.5),
-            torch.optim.Adam([p for p in parameters if p.ndim != 2], lr, weight_decay=0.5),
+            torch.optim.Muon(matrices, lr, weight_decay=0.5, adjust_lr_fn="match_rms_adamw"),
+            torch.optim.AdamW([p for p in parameters if p.ndim != 2], lr, weight_decay=0.5),
         ],
     }[name]()
 
@@ -68,13 +73,23 @@ def alone(run):
     return ModuleTrainer(Run(*run), random_splits(run[0]), CPU)
 
 
+def test_orthogonalised_is_near_torchs():
+    for shape in ((5, 9), (9, 5), (6, 6)):
+        matrix = torch.randn(shape, generator=torch.Generator().manual_seed(3))
+        found = orthogonalised(matrix)
+        theirs = _muon._zeropower_via_newtonschulz(matrix, (3.4445, -4.7750, 2.0315), 5, 1e-7)
+        torch.testing.assert_close(found, theirs.float(), rtol=0.05, atol=0.05)  # theirs is in bfloat16
+        values = torch.linalg.svdvals(found)
+        assert 0.3 < values.min() < values.max() < 1.4
+
+
 @pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize("model", [MLP, AUTOENCODER, CONV], ids=["mlp", "autoencoder", "conv"])
-def test_steps_are_those_of_torch(model, name):
+def test_steps_are_those_of_torch(model, name, monkeypatch):
+    monkeypatch.setattr(_muon, "_zeropower_via_newtonschulz", lambda matrix, *_: orthogonalised(matrix))
     run = (make_spec(model, "pathcond", optimiser=SETTINGS[name], lr=0.01), 1)
     if model is CONV and "muon" in name:
-        assert len(optimisers(models.make(model, 0), SETTINGS[name], 0.1)) == 1  # no matrices: all is Adam's
-        return
+        return  # torch's takes no kernels
     trainer, module = alone(run), initialize(*run).module
     began, mine = copy.deepcopy(module), torchs(name, module, 0.01)
     for epoch in (1, 2):
@@ -91,7 +106,7 @@ def test_a_run_goes_on_from_its_checkpoint_bit_for_bit(name, method, tmp_path):
     how = {"teleport": 1} if method == "teleport" else {}
     run = (make_spec(MLP, method, how, optimiser=SETTINGS[name], lr=0.01), 0)
     if "muon" in name and method != "baseline":
-        with pytest.raises(PaperError, match="muon leaves vectors to adam"):
+        with pytest.raises(PaperError, match="muon leaves vectors to adamw"):
             alone(run).teleport(1)
         return
     whole, stopped = alone(run), alone(run)
@@ -147,14 +162,152 @@ def test_averages_of_gradients_follow_enorm(name):
         assert_same(trainer.module, module, 1e-6, 1e-7)
 
 
-def test_muon_takes_the_matrices_and_adam_the_rest():
+def test_muon_takes_matrices_and_kernels_and_adamw_the_rest():
     muon, adam = optimisers(models.make(MLP, 0), {"name": "muon"}, 0.1)
-    assert isinstance(muon, torch.optim.Muon)
-    assert isinstance(adam, torch.optim.Adam)
+    assert isinstance(muon, Muon)
+    assert isinstance(adam, torch.optim.AdamW)
     assert {p.ndim for group in muon.param_groups for p in group["params"]} == {2}
     assert {p.ndim for group in adam.param_groups for p in group["params"]} == {1}
     (only,) = optimisers(torch.nn.Linear(2, 3, bias=False), {"name": "muon"}, 0.1)
-    assert isinstance(only, torch.optim.Muon)
+    assert isinstance(only, Muon)
+    kernels, _ = optimisers(models.make(CONV, 0), {"name": "muon"}, 0.1)
+    assert {p.ndim for group in kernels.param_groups for p in group["params"]} == {4}
+
+
+def test_muon_treats_a_kernel_as_a_matrix():
+    start, slope = torch.randn(6, 2, 3, 3), torch.randn(6, 2, 3, 3)
+    kernel, matrix = start.clone(), start.flatten(1).clone()
+    kernel = kernel.to(memory_format=torch.channels_last)
+    pair = [Muon([p.requires_grad_()], 0.1, 0.01, 0.9) for p in (kernel, matrix)]
+    for _ in range(3):
+        kernel.grad, matrix.grad = slope, slope.flatten(1)
+        for one in pair:
+            one.step()
+    torch.testing.assert_close(kernel.detach().flatten(1), matrix.detach(), rtol=1e-5, atol=1e-6)
+    assert not torch.allclose(kernel.detach(), start)
+
+
+STACKED = {
+    **{name: SETTINGS[name] for name in SETTINGS if "muon" not in name},
+    "plain": {"name": "sgd"},
+    "vectors": {"name": "adamw", "weight_decay": 0.1, "decay_vectors": False},
+}
+ONE_CYCLE = {"name": "one_cycle", "warmup": 0.3}
+
+
+@pytest.mark.parametrize("name", STACKED)
+@pytest.mark.parametrize("model", [MLP, {**BARE, "activation": "gelu"}, AUTOENCODER], ids=["mlp", "bare", "coder"])
+def test_stacked_steps_are_those_of_torch_in_float64(model, name):
+    """Three runs, each with its learning rates of a schedule and its factors, against a torch.optim each."""
+    task, lrs, steps = "reconstruct" if model is AUTOENCODER else "classify", (0.003, 0.01, 0.05), 6
+    modules = [models.make(model, seed).double() for seed in range(3)]
+    stack = BatchedMLPs(modules, CPU, torch.float64)
+    assert list(stack.parameters()) != []
+    assert set(stack.parameters()) == set(dict(modules[0].named_parameters()))
+    table = torch.stack([rates({"lr": lr, "schedule": ONE_CYCLE}, steps) for lr in lrs], 1)
+    factors = {key: torch.tensor([1.0, 0.5, 3.0]) for key in ("1.weight", "1.bias")}
+    names = list(stack.parameters())
+    mine = StackedOptimiser(
+        STACKED[name], list(stack.parameters().values()), [n >= len(stack.weights) for n in range(len(names))], table,
+        [factors.get(key, torch.ones(3)) for key in names],
+    )  # fmt: skip
+    theirs = [
+        optimisers(m, STACKED[name], lr, {key: float(f[run]) for key, f in factors.items()})
+        for run, (m, lr) in enumerate(zip(modules, lrs, strict=True))
+    ]
+    source = torch.Generator().manual_seed(2)
+    for step, size in enumerate((16, 16, 7, 16, 16, 7)):
+        x = torch.randn(3, size, model["inputs"], dtype=torch.float64, generator=source)
+        labels = torch.randint(0, 10, (3, size), generator=source)
+        mine.step(stack.gradients(x, labels if task == "classify" else x, task))
+        for run, module in enumerate(modules):
+            set_rate(theirs[run], table[step, run])
+            take_step(module, theirs[run], x[run], labels[run], task)
+            copied = copy.deepcopy(module)
+            stack.write_to(run, copied)
+            assert_same(copied, module, 1e-10, 1e-12)
+
+
+@pytest.mark.parametrize("name", ["momentum", "adamw", "plain", "layer_lrs"])
+def test_stacked_runs_resume_from_a_checkpoint_bit_for_bit(name, tmp_path):
+    method, schedule = ("layer_lrs", {}) if name == "layer_lrs" else ("pathcond", {"schedule": ONE_CYCLE})
+    settings = STACKED.get(name, {"name": "sgd"})
+    runs = [Run(make_spec(MLP, method, optimiser=settings, lr=lr, **schedule), seed) for lr in (0.01, 0.1)
+            for seed in (0, 1)]  # fmt: skip
+    whole, stopped, again = (BatchedTrainer(runs, random_splits(runs[0].spec), CPU) for _ in range(3))
+    for epoch in (1, 2, 3):
+        whole.epoch(epoch)
+        if epoch == 1:
+            stopped.epoch(1)
+    for number, run in enumerate(runs):
+        checkpoint = Checkpoint(tmp_path, {**run.spec, "seed": run.seed})
+        checkpoint.write({"epoch": 1, "state": stopped.save(number), "rows": [], "seconds": 0.0})
+        again.load(number, checkpoint.read()[0]["state"])
+    for epoch in (2, 3):
+        again.epoch(epoch)
+    for one, other in zip(whole._state_tensors(), again._state_tensors(), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("name", ["momentum", "adamw"])
+def test_a_run_together_and_alone_are_the_same(name):
+    spec = make_spec(MLP, "pathcond", optimiser=STACKED[name], lr=0.01, schedule=ONE_CYCLE)
+    splits = random_splits(spec)
+    together = BatchedTrainer([Run(spec, 0), Run(spec, 1)], splits, CPU)
+    apart = ModuleTrainer(Run(spec, 1), splits, CPU)
+    for epoch in (1, 2):
+        together.epoch(epoch)
+        apart.epoch(epoch)
+    found = copy.deepcopy(apart.module)
+    together.stack.write_to(1, found)
+    assert_same(found, apart.module, 1e-4, 1e-5)
+
+
+@pytest.mark.parametrize("name", ["momentum", "decay", "nesterov", "muon decay"])
+def test_rates_on_the_device_give_the_same_steps(name):
+    """As a CUDA graph needs them: the learning rate is a tensor."""
+    modules = [models.make(MLP, 0).double() for _ in range(2)]
+    pair = [optimisers(m, SETTINGS[name], 0.1, {"1.weight": 0.5}, on) for m, on in zip(modules, (0, 1), strict=True)]
+    assert all(torch.is_tensor(group["lr"]) for one in pair[1] for group in one.param_groups)
+    x, labels = torch.randn(9, 12, dtype=torch.float64), torch.arange(9) % 10
+    for rate in (0.05, 0.1, 0.01):
+        for module, mine in zip(modules, pair, strict=True):
+            set_rate(mine, torch.tensor(rate, dtype=torch.float64))
+            take_step(module, mine, x, labels, "classify")
+    assert_same(modules[1], modules[0], 1e-6, 1e-7)
+
+
+def test_schedules():
+    steps = 10
+    cycle = rates({"lr": 2.0, "schedule": {"name": "one_cycle", "warmup": 0.2}}, steps)
+    assert cycle.tolist() == pytest.approx([1.0, 2.0, 2.0, 1.75, 1.5, 1.25, 1.0, 0.75, 0.5, 0.25])
+    cosine = rates({"lr": 2.0, "schedule": {"name": "cosine"}}, steps)
+    assert cosine[0] == 2.0
+    assert cosine[5].item() == pytest.approx(1.0)
+    assert (cosine.diff() < 0).all()
+    assert 0 < cosine[-1] < 0.1
+    assert rates({"lr": 0.3}, 3).tolist() == [0.3] * 3
+
+
+def test_learning_rates_by_layer_are_those_of_the_rescaled_network():
+    """Where all units of a layer have one scale, plain SGD on the rescaled network is SGD with these rates."""
+    model = {**BARE, "activation": "relu", "bias": False}
+    module = models.make(model, 0).double()
+    x = torch.randn(9, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    labels = torch.arange(9) % 10
+    graph = pathcond.extract_graph(module, x)
+    by_group = zip(graph.groups, (0.7, -1.1, 0.4), strict=True)
+    u = torch.cat([torch.full((size,), value, dtype=torch.float64) for size, value in by_group])
+    scaled = copy.deepcopy(module)
+    pathcond.apply_scales_(scaled, graph, u)
+    rescaled_rates = optimisers(module, {"name": "sgd"}, 0.1, lr_factors(graph, u))
+    plain = optimisers(scaled, {"name": "sgd"}, 0.1)
+    for _ in range(3):
+        take_step(module, rescaled_rates, x, labels, "classify")
+        take_step(scaled, plain, x, labels, "classify")
+    pathcond.apply_scales_(scaled, graph, -u)
+    for name in ("1.weight", "3.weight", "5.weight"):
+        torch.testing.assert_close(scaled.get_parameter(name), module.get_parameter(name), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("settings", [{"name": "lion"}, {"name": "adam", "momentum": 0.9}])

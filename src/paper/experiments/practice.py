@@ -1,0 +1,395 @@
+"""Ours: does rescaling at the start help networks as people train them, at each method's own best learning rate?
+
+Every network is trained from the same start weights, on the same batches, with each method and each learning rate of
+its grid, by the optimiser it is usually trained with. A method's accuracy is that at the learning rate where the mean
+of the final test accuracy over seeds is highest; its gain is the difference to the baseline at the baseline's best
+rate, paired by seed. Intervals are 95% of Student's t; the deviation of paired differences is pooled over the methods
+of a network, since three seeds alone tell little about it.
+
+The rule for the library's default, stated before the runs:
+
+1. A candidate passes if on no network that is not held out the interval of its gain lies below zero.
+2. Of those that pass, the one with the largest mean gain over the networks that are not held out is chosen. A method
+   that has no meaning on a network (BatchNorm left out where there is none) counts there as the library's default.
+3. If none passes, the candidate with the smallest scales is chosen: it changes least.
+
+Held-out networks take no part in the choice and are reported apart.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from paper.experiments.base import Experiment, Runs
+from paper.settings import (
+    AtLeast2,
+    Block,
+    DatasetName,
+    Distinct,
+    Field,
+    Flag,
+    LearningRates,
+    MethodNames,
+    Name,
+    Network,
+    NonNegativeInt,
+    Optimiser,
+    Positive,
+    PositiveInt,
+    Schedule,
+    SeedList,
+    TrainingGrid,
+    TrainMetrics,
+    model_validator,
+    plain,
+)
+from paper.verdicts import LEVELS, NO, OURS, PARTLY, YES, Claim, Estimate, Finding, NotMeasured, decide, never, some
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+BASELINE, DEFAULT = "baseline", "default"
+NEAR = 1.0  # points of accuracy within which a learning rate is as good as the best; ours
+BATCHNORM = ("vgg11", "resnet18", "mobilenetv2", "efficientnet_b0")
+LAYERNORM = ("convnext_atto", "vit_tiny", "mixer")
+SMOOTH = (*LAYERNORM, "efficientnet_b0")
+
+
+class Trained(Block):
+    """A network and how it is trained; `held_out`: it takes no part in the choice of the default."""
+
+    model: Network
+    optimiser: Optimiser
+    lrs: LearningRates
+    clip: Positive | None = None
+    held_out: Flag = False
+
+
+class Settings(Block):
+    """Networks, of which those of `trained` are trained, and what they share."""
+
+    networks: dict[Name, Trained]
+    trained: Distinct[Name]
+    methods: MethodNames
+    dataset: DatasetName
+    images: AtLeast2
+    validation: NonNegativeInt = Field(default=0)
+    test_images: PositiveInt
+    batch: AtLeast2
+    epochs: PositiveInt
+    schedule: Schedule
+    augmentation: Literal["flip_crop"] | None = None
+    precision: Literal["float32", "tf32", "bfloat16"] | None = None
+    train_metrics: TrainMetrics | None = None
+    seeds: SeedList
+
+    @model_validator(mode="after")
+    def _goes_together(self) -> Settings:
+        for name in self.trained:
+            if name not in self.networks:
+                raise ValueError(f"trained: expected names of networks ({', '.join(self.networks)}), got {name!r}")
+        for needed in (BASELINE, DEFAULT):
+            if needed not in self.methods:
+                raise ValueError(f"methods: expected {needed} among them, got {', '.join(self.methods)}")
+        for grid in all_grids(self):
+            TrainingGrid.model_validate({key: value for key, value in grid.items() if key != "network"})
+        return self
+
+
+def run_as(method: str, model: Mapping[str, Any]) -> str | None:
+    """The method that does the same to a network and is run in its place; None where a method has no meaning."""
+    batchnorm = model["kind"] in BATCHNORM and model.get("batchnorm", True)
+    if method == "exclude":
+        return method if batchnorm else None
+    if method == "running" and not batchnorm and model["kind"] not in LAYERNORM:
+        return DEFAULT
+    if method == "smooth_paths" and model["kind"] not in SMOOTH:
+        return DEFAULT
+    return method
+
+
+def all_grids(settings: Settings) -> Iterator[dict[str, Any]]:
+    """One grid per network, with the methods that differ on it."""
+    block = plain(settings)
+    shared = {key: value for key, value in block.items() if key not in ("networks", "trained", "methods")}
+    for name in block["trained"]:
+        network = {key: value for key, value in block["networks"][name].items() if key != "held_out"}
+        methods = [method for method in block["methods"] if run_as(method, network["model"]) == method]
+        yield {"network": name, **network, "methods": methods, "validation": 0, **shared}
+
+
+# The table
+
+
+def table(runs: Runs, settings: Mapping[str, Any]) -> pd.DataFrame:
+    """Two panels: `run`, one row per run, and `best`, one row per network and method (see :func:`best`)."""
+    import pandas as pd
+
+    rows = []
+    for found, provenance in runs:
+        spec, last = provenance["spec"], found.sort_values("epoch").iloc[-1]
+        network = settings["networks"][spec["network"]]
+        diverged = bool(found["diverged"].any())
+        rows.append(
+            {
+                "panel": "run",
+                "network": spec["network"],
+                "held_out": bool(network.get("held_out", False)),
+                "method": spec["method"],
+                "lr": float(spec["lr"]),
+                "seed": spec["seed"],
+                "accuracy": 100 * float(last["test_accuracy"]),
+                "loss": float(last["test_loss"]),
+                "diverged": diverged,
+                "max_log_scale": float(last["max_log_scale"]),
+                "seconds": provenance["seconds"],
+                "rescale_seconds": provenance["rescale_seconds"],
+            }
+        )
+    every = pd.DataFrame(rows)
+    # Where two methods do the same, the one that is not run has the other's runs.
+    copies = []
+    for name in settings["trained"]:
+        for method in settings["methods"]:
+            same = run_as(method, settings["networks"][name]["model"])
+            if same not in (None, method):
+                copies.append(every[(every["network"] == name) & (every["method"] == same)].assign(method=method))
+    every = pd.concat([every, *copies], ignore_index=True)
+    return pd.concat([every, best(every)], ignore_index=True)
+
+
+def best(runs: pd.DataFrame) -> pd.DataFrame:
+    """Each network and method at its best learning rate: accuracy, loss, gain over the baseline with its interval."""
+    import pandas as pd
+
+    rows = []
+    for _, part in runs.groupby("network", sort=False):
+        means = part.groupby(["method", "lr"])["accuracy"].mean()
+        found = {str(method): means[method].idxmax() for method in part["method"].unique()}
+        chosen = {
+            method: part[(part["method"] == method) & (part["lr"] == lr)].set_index("seed")
+            for method, lr in found.items()
+        }
+        if BASELINE not in chosen:
+            continue
+        pairs = {method: (at["accuracy"] - chosen[BASELINE]["accuracy"]).dropna() for method, at in chosen.items()}
+        half = _half_width([pair for method, pair in pairs.items() if method != BASELINE])
+        for method, at in chosen.items():
+            near = means[method][means[method] >= means[method].max() - NEAR].index
+            gain = float(pairs[method].mean())
+            own = 0.0 if method == BASELINE else half
+            rows.append(
+                {
+                    "panel": "best",
+                    "network": part["network"].iloc[0],
+                    "held_out": part["held_out"].iloc[0],
+                    "method": method,
+                    "lr": found[method],
+                    "accuracy": at["accuracy"].mean(),
+                    "loss": at["loss"].mean(),
+                    "gain": gain,
+                    "low": gain - own,
+                    "high": gain + own,
+                    "lr_low": near.min(),
+                    "lr_high": near.max(),
+                    "lrs_near": len(near),
+                    "at_edge": found[method] in (part["lr"].min(), part["lr"].max()),
+                    "diverged": int(part.loc[part["method"] == method, "diverged"].sum()),
+                    "max_log_scale": part.loc[part["method"] == method, "max_log_scale"].max(),
+                    "seconds": part.loc[part["method"] == method, "seconds"].median(),
+                    "rescale_seconds": part.loc[part["method"] == method, "rescale_seconds"].median(),
+                    "n": len(pairs[method]),
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def _half_width(pairs: list[pd.Series]) -> float:
+    """Half of the 95% interval of a mean of paired differences, whose deviation is pooled; infinite for one seed."""
+    from scipy import stats
+
+    freedom = sum(len(pair) - 1 for pair in pairs)
+    if not pairs or freedom < 1:
+        return math.inf
+    deviation = math.sqrt(sum(float(((pair - pair.mean()) ** 2).sum()) for pair in pairs) / freedom)
+    return float(stats.t.ppf(0.975, freedom)) * deviation / math.sqrt(min(map(len, pairs)))
+
+
+# The choice
+
+
+def choose(table: pd.DataFrame) -> tuple[str, dict[str, tuple[float, list[str]]]]:
+    """The default by the rule above: its name, and the mean gain and the harmed networks of each candidate.
+
+    Raises:
+        NotMeasured: no network takes part in the choice, or a candidate lacks one.
+    """
+    rows = some(table, panel="best", held_out=False)
+    gains = rows.pivot(index="network", columns="method", values="gain")
+    scales = rows.groupby("method")["max_log_scale"].mean()
+    if DEFAULT not in gains or gains[DEFAULT].isna().any():
+        raise NotMeasured("the library's default is not there for every network")
+    found: dict[str, tuple[float, list[str]]] = {}
+    for method in (name for name in gains if name != BASELINE):
+        of_method = rows[rows["method"] == method]
+        harmed = of_method.loc[of_method["high"] < 0, "network"].tolist()
+        found[str(method)] = float(gains[method].fillna(gains[DEFAULT]).mean()), harmed
+    passed = {method: gain for method, (gain, harmed) in found.items() if not harmed}
+    chosen = (
+        max(passed, key=lambda name: passed[name]) if passed else str(scales.drop(BASELINE, errors="ignore").idxmin())
+    )
+    return chosen, found
+
+
+# The figure
+
+
+def plot(table: pd.DataFrame) -> Figure:
+    """Gain of each method by network with its interval, and against the largest log-rescaling; a page wide."""
+    from paper import plotting
+    from paper.methods import METHODS
+
+    rows = table[table["panel"] == "best"].sort_values("held_out", kind="stable")
+    names = rows["network"].drop_duplicates().tolist()
+    methods = [name for name in plotting.methods(rows) if name != BASELINE]
+    figure, axes = plotting.panels(1, 2, plotting.PAGE, 1.2 + 0.42 * len(names), width_ratios=[3, 2])
+    for number, method in enumerate(methods):
+        look: dict[str, Any] = {"color": METHODS[method].colour, "marker": METHODS[method].marker, "linestyle": ""}
+        one = rows[rows["method"] == method]
+        place = [names.index(name) + 0.7 * ((number + 0.5) / len(methods) - 0.5) for name in one["network"]]
+        width = (one["high"] - one["gain"]).where(lambda value: value < math.inf, 0.0)
+        axes[0].errorbar(one["gain"], place, xerr=width, elinewidth=0.6, label=METHODS[method].label, **look)
+        axes[1].plot(one["max_log_scale"], one["gain"], **look)
+    held = dict(zip(rows["network"], rows["held_out"], strict=True))
+    accuracy = rows[rows["method"] == BASELINE].set_index("network")["accuracy"]
+    labels = [f"{name}{'*' if held[name] else ''}\n{accuracy[name]:.1f}%" for name in names]
+    axes[0].set_yticks(range(len(names)), labels)
+    axes[0].set(
+        xlabel="gain in test accuracy (points)", ylim=(len(names) - 0.5, -0.5), title="Best learning rate of each"
+    )
+    axes[1].set(xlabel=r"largest $|\log\,\lambda|$", ylabel="gain (points)", title="Size of the rescaling")
+    axes[1].set_xscale("symlog", linthresh=1.0)
+    axes[1].set_xlim(left=0.0)
+    for line in (axes[0].axvline, axes[1].axhline):
+        line(0.0, color="#777777", linewidth=0.6, linestyle="--", zorder=1)
+    plotting.letters(axes)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
+    plotting.note(figure, "*: held out of the choice of the default; below each name the baseline's accuracy")
+    return figure
+
+
+# Claims
+
+
+def _estimate(row: Any) -> Estimate:
+    return Estimate(float(row.gain), float(row.low), float(row.high))
+
+
+def _no_harm(table: pd.DataFrame) -> Finding:
+    rows = some(table, panel="best", method=DEFAULT)
+    found = {f"{row.network}{'*' * bool(row.held_out)}": _estimate(row) for row in rows.itertuples()}
+    answers = {name: decide(estimate, LEVELS["practice_no_harm"]) for name, estimate in found.items()}
+    answer = never(answer for name, answer in answers.items() if not name.endswith("*"))
+    if answer != NO and NO in answers.values():
+        answer = PARTLY
+    worst = min(found, key=lambda name: found[name].value)
+    words = "gain " + ", ".join(f"{name} {estimate}" for name, estimate in found.items())
+    return Finding(words, answer, found[worst], f"points at {worst}", found)
+
+
+def _chosen(table: pd.DataFrame) -> Finding:
+    chosen, found = choose(table)
+    parts = [
+        f"{method} {gain:+.2f}" + (f", harms {' and '.join(harmed)}" if harmed else "")
+        for method, (gain, harmed) in found.items()
+    ]
+    answer = NO if found[DEFAULT][1] else YES if chosen == DEFAULT else PARTLY
+    return Finding(f"chosen: {chosen}; mean gain: {'; '.join(parts)}", answer)
+
+
+def _mean_gain(table: pd.DataFrame) -> Finding:
+    runs, at = some(table, panel="run"), some(table, panel="best")
+    chosen = runs.merge(at[["network", "method", "lr"]], on=["network", "method", "lr"])
+    sums = chosen.pivot_table(index="seed", columns="method", values="accuracy", aggfunc="mean")
+    if DEFAULT not in sums or BASELINE not in sums:
+        raise NotMeasured("no default or no baseline")
+    estimate = Estimate.of((sums[DEFAULT] - sums[BASELINE]).dropna())
+    words = f"{estimate.words} points, mean of {at['network'].nunique()} networks"
+    return Finding(words, decide(estimate, LEVELS["practice_gain"]), estimate, "points")
+
+
+def _range(table: pd.DataFrame) -> Finding:
+    import numpy as np
+
+    rows = some(table, panel="best")
+    widths = rows.assign(width=np.log2(rows["lr_high"] / rows["lr_low"])).pivot(
+        index="network", columns="method", values="width"
+    )
+    if DEFAULT not in widths or BASELINE not in widths:
+        raise NotMeasured("no default or no baseline")
+    difference = (widths[DEFAULT] - widths[BASELINE]).dropna()
+    estimate = Estimate.of(difference)
+    wider, narrower = int((difference > 0).sum()), int((difference < 0).sum())
+    words = f"wider on {wider}, narrower on {narrower} of {len(difference)} networks; {estimate.words} doublings"
+    return Finding(words, decide(estimate, LEVELS["practice_range"]), estimate, "doublings")
+
+
+_CLAIMS = (
+    Claim(
+        "practice_no_harm",
+        "The library's default makes no network worse than the baseline, each at its own best learning rate",
+        "not looked at",
+        "gain in test accuracy on each network, in points, paired by seed, its deviation pooled over the methods of a "
+        "network; less on a held-out network alone: holds partly",
+        _no_harm,
+        kind=OURS,
+    ),
+    Claim(
+        "practice_choice",
+        "The rule that was stated before the runs chooses the library's default",
+        "not looked at",
+        "a candidate passes if on no network that is not held out the interval of its gain lies below zero; of those "
+        "the largest mean gain is chosen: the default: holds; the default passes, but another gains more: holds partly",
+        _chosen,
+        kind=OURS,
+    ),
+    Claim(
+        "practice_gain",
+        "Over all networks the library's default gains test accuracy at the best learning rate",
+        "not looked at",
+        "mean over networks of the difference to the baseline, in points, paired by seed",
+        _mean_gain,
+        kind=OURS,
+    ),
+    Claim(
+        "practice_range",
+        "After the library's default a wider range of learning rates is good",
+        "not looked at",
+        f"log2 of the largest over the smallest learning rate within {NEAR:g} point of the best, difference to the "
+        "baseline, mean over networks",
+        _range,
+        kind=OURS,
+    ),
+)
+
+
+EXPERIMENT = Experiment(
+    name="practice",
+    title="Networks as people train them",
+    where="ours",
+    caption=(
+        "Gain in test accuracy over the baseline, each method at its own best learning rate, by network: {images:,} "
+        "training images, {epochs} epochs, flips and crops, one-cycle schedule, {seeds_count} seeds. Bars are 95% "
+        "intervals of the difference paired by seed, with a deviation pooled over the methods of a network. Right: the "
+        "same gains against the largest log-rescaling. Networks with a star took no part in the choice of the default."
+    ),
+    settings=Settings,
+    plot=plot,
+    claims=_CLAIMS,
+    keys=("epoch",),
+    grids=all_grids,
+    table=table,
+)

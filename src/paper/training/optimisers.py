@@ -1,0 +1,246 @@
+"""Optimisers and learning-rate schedules: of one module by torch.optim, of stacked networks by the same formulas.
+
+A run without `schedule` has a constant learning rate. On a GPU a schedule is a table on the device, where a CUDA graph
+reads the learning rate of its step.
+"""
+
+# pyright: reportPrivateImportUsage=false
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from paper.errors import PaperError
+
+ADAM = ("adam", "adamw")
+BETAS, EPS = (0.9, 0.999), 1e-8  # of torch.optim.Adam
+MATCHED_RMS = 0.2  # size of Muon's updates, as AdamW's usual ones, so that both have one learning rate
+
+
+def rates(spec: Mapping[str, Any], steps: int) -> Tensor:
+    """Learning rate of each step of a run, (steps,) in float64."""
+    schedule, lr = spec.get("schedule"), float(spec["lr"])
+    if schedule is None:
+        return torch.full((steps,), lr, dtype=torch.float64)
+    warm = round(schedule.get("warmup", 0.0) * steps)
+    step = torch.arange(1, steps + 1, dtype=torch.float64)
+    rising = step / max(1, warm)
+    done = ((step - warm - 1) / max(1, steps - warm)).clamp(min=0)
+    falling = 1 - done if schedule["name"] == "one_cycle" else (1 + torch.cos(math.pi * done)) / 2
+    return lr * torch.where(step <= warm, rising, falling)
+
+
+# One module
+
+
+class ScheduledSGD(torch.optim.SGD):
+    """torch.optim.SGD whose learning rate is a tensor on the device, so that a step can be part of a CUDA graph."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """One step."""
+        for group in self.param_groups:
+            parameters = [p for p in group["params"] if p.grad is not None]
+            change = [p.grad for p in parameters]
+            if group["weight_decay"]:
+                change = torch._foreach_add(change, parameters, alpha=group["weight_decay"])
+            if momentum := group["momentum"]:
+                for p in parameters:
+                    if self.state[p].get("momentum_buffer") is None:
+                        self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+                averages = [self.state[p]["momentum_buffer"] for p in parameters]
+                torch._foreach_mul_(averages, momentum)
+                torch._foreach_add_(averages, change)
+                change = torch._foreach_add(change, averages, alpha=momentum) if group["nesterov"] else averages
+            torch._foreach_sub_(parameters, torch._foreach_mul(change, group["lr"]))
+
+
+class Muon(Optimizer):
+    """torch.optim.Muon with updates of AdamW's size, for kernels of convolutions too, each flattened to a matrix.
+
+    The learning rate may be a tensor on the device, and a step a part of a CUDA graph.
+    """
+
+    def __init__(self, params: Any, lr: float, weight_decay: float, momentum: float) -> None:
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """One step, with Nesterov's momentum."""
+        for group in self.param_groups:
+            lr, momentum = group["lr"], group["momentum"]
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                state = self.state[p]
+                if "momentum_buffer" not in state:
+                    state["momentum_buffer"] = torch.zeros_like(p)
+                average = state["momentum_buffer"]
+                average.lerp_(p.grad, 1 - momentum)
+                update = orthogonalised(p.grad.lerp(average, momentum).flatten(1)).reshape(p.shape)
+                size = MATCHED_RMS * math.sqrt(max(len(p), p.numel() // len(p)))
+                p.mul_(1 - lr * group["weight_decay"])
+                if isinstance(lr, Tensor):
+                    p.sub_(update.to(p.dtype) * (lr * size))
+                else:
+                    p.add_(update, alpha=-lr * size)
+
+
+def orthogonalised(matrix: Tensor, steps: int = 5) -> Tensor:
+    """A matrix with singular values near 1 in place of its own, by Newton and Schulz's iteration.
+
+    It is in bfloat16 on a GPU, as torch.optim.Muon's, and in float32 on a CPU, where bfloat16 is slow.
+    """
+    a, b, c = 3.4445, -4.7750, 2.0315
+    tall = matrix.shape[0] > matrix.shape[1]
+    x = (matrix.T if tall else matrix).to(torch.bfloat16 if matrix.is_cuda else torch.float32)
+    x = x / x.norm().clamp(min=1e-7)
+    for _ in range(steps):
+        gram = x @ x.T
+        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.T if tall else x
+
+
+def optimisers(
+    module: nn.Module,
+    settings: Mapping[str, Any],
+    lr: float,
+    factors: Mapping[str, float] | None = None,
+    scheduled: bool = False,
+) -> list[Optimizer]:
+    """The optimiser of a configuration; Muon takes matrices and kernels and leaves the rest to AdamW.
+
+    Args:
+        module: whose parameters are trained.
+        settings: `name` and its options.
+        lr: learning rate.
+        factors: of the learning rate, by parameter; 1 for those left out.
+        scheduled: the learning rate is a tensor on the device of the parameters, which :func:`set_rate` writes; for
+            CUDA graphs.
+    """
+    name, options = settings["name"], {key: value for key, value in settings.items() if key != "name"}
+    if name not in ("sgd", "muon", *ADAM):
+        raise PaperError(f"optimiser: expected sgd, {', '.join(ADAM)} or muon, got {name!r}.")
+    if name in ADAM and "momentum" in options:
+        raise PaperError(f"optimiser: {name} has no momentum setting, got one. Leave it out, or use sgd or muon.")
+    named = dict(module.named_parameters())
+    device = next(iter(named.values())).device
+
+    def groups(chosen: Mapping[str, Tensor], vectors_decay: bool = True) -> list[dict[str, Any]]:
+        kinds: dict[tuple[float, bool], list[Tensor]] = {}
+        for key, p in chosen.items():
+            kinds.setdefault(((factors or {}).get(key, 1.0), vectors_decay or p.ndim > 1), []).append(p)
+        found = []
+        for (factor, decays), parameters in kinds.items():
+            rate = torch.tensor(factor * lr, device=device) if scheduled else factor * lr
+            found.append(
+                {"params": parameters, "lr": rate, "factor": factor, **({} if decays else {"weight_decay": 0})}
+            )
+        return found
+
+    # A CUDA graph needs Adam's count of steps, and the rate of a schedule, on the device.
+    adam: dict[str, Any] = {"capturable": True} if device.type == "cuda" else {}
+    if name == "sgd":
+        sgd = ScheduledSGD if scheduled else torch.optim.SGD
+        return [sgd(groups(named), lr=lr, **options)]
+    vectors = options.pop("decay_vectors", True)
+    if name in ADAM:
+        kind = torch.optim.Adam if name == "adam" else torch.optim.AdamW
+        return [kind(groups(named, vectors), lr=lr, weight_decay=options.get("weight_decay", 0.0), **adam)]
+    matrices = {key: p for key, p in named.items() if p.ndim > 1}
+    others = {key: p for key, p in named.items() if p.ndim <= 1}
+    decay, momentum = options.get("weight_decay", 0.0), options.get("momentum", 0.95)
+    found: list[Optimizer] = [Muon(groups(matrices), lr, decay, momentum)] if matrices else []
+    return [*found, torch.optim.AdamW(groups(others), lr=lr, weight_decay=decay, **adam)] if others else found
+
+
+def set_rate(found: Sequence[Optimizer], rate: float | Tensor) -> None:
+    """Set the learning rate of this step."""
+    for optimiser in found:
+        for group in optimiser.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].copy_(rate * group["factor"])
+            else:
+                group["lr"] = float(rate) * group["factor"]
+
+
+# Stacked networks
+
+
+def can_stack(settings: Mapping[str, Any]) -> bool:
+    """Whether the optimiser works entry by entry, so that runs stack along a first axis."""
+    return settings["name"] in ("sgd", *ADAM)
+
+
+class StackedOptimiser:
+    """SGD with momentum, Adam or AdamW of parameters stacked along a first axis of runs, by torch.optim's formulas.
+
+    All state is on the device and changes in place.
+
+    Args:
+        settings: `name` and its options.
+        parameters: stacked; the first axis is the run.
+        vectors: whether each is a bias or a gain of the single networks.
+        table: learning rate of each step and run, (steps, runs).
+        factors: of the learning rate, (runs,) for each parameter.
+    """
+
+    def __init__(
+        self,
+        settings: Mapping[str, Any],
+        parameters: Sequence[Tensor],
+        vectors: Sequence[bool],
+        table: Tensor,
+        factors: Sequence[Tensor],
+    ) -> None:
+        self.settings, self.parameters, self.vectors = settings, list(parameters), vectors
+        dtype, device = parameters[0].dtype, parameters[0].device
+        self.table = table.to(device, dtype)
+        self.factors = [_along(f.to(device, dtype), p) for f, p in zip(factors, parameters, strict=True)]
+        self.at = torch.zeros(1, dtype=torch.long, device=device)  # number of the next step
+        count = 2 if settings["name"] in ADAM else 1 if settings.get("momentum", 0.0) else 0
+        self.moments = [[torch.zeros_like(p) for p in parameters] for _ in range(count)]
+
+    def state(self) -> list[Tensor]:
+        """Tensors that belong to runs, beside the parameters; the first axis is the run."""
+        return [tensor for moment in self.moments for tensor in moment]
+
+    @torch.no_grad()
+    def step(self, gradients: Sequence[Tensor]) -> None:
+        """One step of all runs."""
+        rate = self.table.index_select(0, self.at)[0]
+        self.at.add_(1)
+        update: Callable[..., None] = self._adam if self.settings["name"] in ADAM else self._sgd
+        for number, (p, gradient) in enumerate(zip(self.parameters, gradients, strict=True)):
+            decay = self.settings.get("weight_decay", 0.0)
+            if self.vectors[number] and not self.settings.get("decay_vectors", True):
+                decay = 0.0
+            update(p, gradient, _along(rate, p) * self.factors[number], decay, [m[number] for m in self.moments])
+
+    def _sgd(self, p: Tensor, gradient: Tensor, rate: Tensor, decay: float, moments: list[Tensor]) -> None:
+        gradient = gradient + decay * p if decay else gradient
+        if moments:
+            momentum = self.settings["momentum"]
+            moments[0].mul_(momentum).add_(gradient)
+            gradient = gradient + momentum * moments[0] if self.settings.get("nesterov") else moments[0]
+        p.sub_(rate * gradient)
+
+    def _adam(self, p: Tensor, gradient: Tensor, rate: Tensor, decay: float, moments: list[Tensor]) -> None:
+        (first, second), (beta1, beta2) = moments, BETAS
+        if decay and self.settings["name"] == "adamw":
+            p.mul_(1 - rate * decay)
+        elif decay:
+            gradient = gradient + decay * p
+        first.lerp_(gradient, 1 - beta1)
+        second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        count = self.at.double()
+        size = rate / (1 - beta1**count).to(p.dtype)
+        p.sub_(size * first / (second.sqrt() / (1 - beta2**count).sqrt().to(p.dtype) + EPS))
+
+
+def _along(values: Tensor, parameter: Tensor) -> Tensor:
+    """Values (runs,) in a shape that multiplies a stacked parameter."""
+    return values.view(-1, *[1] * (parameter.ndim - 1))

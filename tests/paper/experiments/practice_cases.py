@@ -1,0 +1,130 @@
+"""Made-up runs of `practice` and `optimisers`, their tables, and a table for every answer of their claims."""
+
+from itertools import product
+
+import numpy as np
+import pandas as pd
+
+from paper.experiments import optimisers, practice
+from paper.verdicts import NO, PARTLY, UNDECIDED, YES
+from tests.paper.experiments.trained_tables import CIFAR_NV, cell, mlp
+
+MODELS = {
+    "mlp": {"kind": "mlp", "inputs": 3072, "hidden": [8], "outputs": 10, "batchnorm": False},
+    "vgg": {"kind": "vgg11", "image": 32},
+    "vit": {"kind": "vit_tiny", "image": 32},
+}
+LRS = (0.01, 0.1, 1.0)
+NOISE = (-0.1, 0.0, 0.1)  # of the baseline, by seed: shared by all methods but for what a case adds
+
+
+def run(network, method, lr, seed, accuracy, scale=0.0, diverged=False):
+    """Table and provenance of a run that ends at an accuracy in percent."""
+    rows = pd.DataFrame({"seed": seed, "epoch": [0, 1], "test_loss": 1.0, "test_accuracy": [0.1, accuracy / 100]})
+    spec = {"network": network, "model": MODELS[network], "method": method, "lr": lr, "seed": seed}
+    rows = rows.assign(max_log_scale=scale, diverged=diverged)
+    return rows, {"spec": spec, "seconds": 3.0, "rescale_seconds": 0.5}
+
+
+def practised(gains, held_out=("vit",), spread=0.05, lrs=LRS, falls=(5.0, 0.0, 9.0), methods=None):
+    """The table of methods with these gains in points by network, best at the middle learning rate.
+
+    Args:
+        gains: by method, by network.
+        held_out: networks that take no part in the choice.
+        spread: of the gains over seeds.
+        lrs: the grid.
+        falls: points that each learning rate is below the best, or by method.
+        methods: names in the settings, where not those of the gains.
+    """
+    falls = falls if isinstance(falls, dict) else dict.fromkeys(("baseline", *gains), falls)
+    found = []
+    for network in MODELS:
+        by_method = {"baseline": 0.0, **{method: by[network] for method, by in gains.items() if network in by}}
+        for (method, gain), (lr, fall), (seed, noise) in product(
+            by_method.items(), zip(lrs, (0, 1, 2), strict=True), enumerate(NOISE)
+        ):
+            more = 0.0 if method == "baseline" else gain + spread * (seed - 1)
+            scale = 0.0 if method == "baseline" else 0.5 if method == "damped" else 1.0
+            found.append(run(network, method, lr, seed, 60 + noise + more - falls[method][fall], scale))
+    networks = {name: {"model": model, "held_out": name in held_out} for name, model in MODELS.items()}
+    settings = {"networks": networks, "trained": list(MODELS), "methods": methods or ["baseline", *gains]}
+    return practice.table(found, settings)
+
+
+def same(gain, **other):
+    """One gain on every network, but for some."""
+    return {**dict.fromkeys(MODELS, gain), **other}
+
+
+def tuned(gains, optimiser="adamw", spread=0.001, method="pathcond", epochs=(20, 10), vary=0, networks=None):
+    """A table of `optimisers`: gains in test accuracy by network, and epochs to the target of baseline and method."""
+    found = []
+    for network, gain in zip(networks or (mlp(3), CIFAR_NV), gains, strict=True):
+        name, model = network
+        for kind, lr in product(("baseline", method), (1e-3, 1e-2)):
+            for seed in range(3):
+                rows, provenance = cell((f"{name}_{optimiser}", model), kind, lr, seeds=(seed,), epochs=30)
+                more = 0.0 if kind == "baseline" else gain + spread * (seed - 1)
+                worse = 0.0 if lr == 1e-2 else 0.2
+                rows["test_accuracy"] = 0.5 + 0.01 * seed + more - worse
+                needed = epochs[kind != "baseline"] + vary * seed * (kind != "baseline")
+                rows["train_accuracy"] = np.where(rows["epoch"] >= needed + seed * (lr > 1e-3), 1.0, 0.1)
+                found.append((rows, provenance))
+    return optimisers.table(found, {"mlp_adamw": {"target": 0.99}})
+
+
+def mixed(first, second):
+    """One network of the first table, the others of the second."""
+    return pd.concat([first[first["network"] == "vgg"], second[second["network"] != "vgg"]], ignore_index=True)
+
+
+CASES = {
+    "practice_no_harm": [
+        (YES, practised({"default": same(-0.3)})),
+        (PARTLY, practised({"default": same(0.0, vit=-1.0)})),
+        (NO, practised({"default": same(0.0, vgg=-1.0)})),
+        (UNDECIDED, practised({"default": same(0.0, vgg=-0.5)}, spread=1.0)),
+    ],
+    "practice_choice": [
+        (YES, practised({"default": same(1.0), "free": same(0.5)})),
+        (YES, practised({"default": same(1.0), "exclude": {"vgg": 0.5}})),
+        (PARTLY, practised({"default": same(0.5), "free": same(1.0)})),
+        (PARTLY, practised({"default": same(0.5), "exclude": {"vgg": 1.0}})),
+        (NO, practised({"default": same(1.0, vgg=-1.0), "free": same(0.1)})),
+    ],
+    "practice_gain": [
+        (YES, practised({"default": same(0.8)})),
+        (PARTLY, practised({"default": same(0.3)})),
+        (NO, practised({"default": same(-0.3)})),
+        (UNDECIDED, practised({"default": same(0.3)}, spread=1.0)),
+    ],
+    "practice_range": [
+        (YES, practised({"default": same(0.0)}, falls={"baseline": (5, 0, 9), "default": (5, 0, 0.5)})),
+        (NO, practised({"default": same(0.0)}, falls={"baseline": (0.5, 0, 0.5), "default": (5, 0, 9)})),
+        (NO, practised({"default": same(0.0)})),
+        (UNDECIDED, mixed(
+            practised({"default": same(0.0)}),
+            practised({"default": same(0.0)}, falls={"baseline": (5, 0, 9), "default": (5, 0, 0.5)}),
+        )),
+    ],
+    **{
+        claim: [
+            (YES, tuned((0.02, 0.01), optimiser, method=method)),
+            (PARTLY, tuned((0.02, 0.0), optimiser, method=method)),
+            (NO, tuned((0.0, -0.02), optimiser, method=method)),
+            (UNDECIDED, tuned((0.005, 0.005), optimiser, method=method, spread=0.01)),
+        ]
+        for claim, optimiser, method in (
+            ("optimisers_accuracy", "momentum", "pathcond"),
+            ("optimisers_muon", "muon", "pathcond"),
+            ("optimisers_teleport", "adamw", "teleport"),
+        )
+    },
+    "optimisers_speed": [
+        (YES, tuned((0.0, 0.0), networks=(mlp(3), mlp(6)))),
+        (PARTLY, pd.concat([tuned((0.0,), networks=(mlp(3),)), tuned((0.0,), epochs=(20, 20), networks=(mlp(6),))])),
+        (NO, tuned((0.0, 0.0), epochs=(10, 20), networks=(mlp(3), mlp(6)))),
+        (UNDECIDED, tuned((0.0,), epochs=(20, 17), vary=2, networks=(mlp(3),))),
+    ],
+}  # fmt: skip

@@ -1,0 +1,58 @@
+"""`practice`: which methods run, the best learning rate, paired gains, and the rule that chooses the default."""
+
+import math
+
+import pytest
+from pydantic import ValidationError
+from scipy import stats
+
+from paper.experiments import practice
+from tests.paper.experiments.practice_cases import MODELS, practised, same
+from tests.paper.experiments.tables import blocks, settings
+
+
+def test_methods_without_a_meaning_are_not_run():
+    assert practice.run_as("exclude", MODELS["mlp"]) is None
+    assert practice.run_as("exclude", {**MODELS["vgg"], "batchnorm": False}) is None
+    assert practice.run_as("running", MODELS["mlp"]) == "default"
+    assert practice.run_as("running", MODELS["vit"]) == "running"
+    assert practice.run_as("smooth_paths", MODELS["vgg"]) == "default"
+    grids = {grid["network"]: grid for grid in practice.all_grids(settings("practice", "paper"))}
+    assert grids["mlp3"]["methods"] == ["baseline", "default", "free", "damped", "per_layer"]
+    assert "exclude" in grids["resnet18"]["methods"]
+    assert len({tuple(grid["seeds"]) for grid in grids.values()}) == 1
+    held = [name for name, net in blocks("paper")["practice"]["networks"].items() if net.get("held_out")]
+    assert len(held) >= 3
+
+
+def test_the_best_rate_and_the_gain_of_each():
+    table = practised({"default": same(1.0), "running": {"vgg": -2.0, "vit": 0.0}}, spread=0.2)
+    found = table[table["panel"] == "best"].set_index(["network", "method"])
+    assert (found["lr"] == 0.1).all()
+    assert found.loc[("vgg", "default"), "gain"] == pytest.approx(1.0)
+    assert found.loc[("vgg", "running"), "gain"] == pytest.approx(-2.0)
+    assert found.loc[("mlp", "running"), "gain"] == pytest.approx(1.0), "the same as the default, which is run"
+    half = stats.t.ppf(0.975, 4) * 0.2 / math.sqrt(3)  # of two methods with three seeds each
+    assert found.loc[("vgg", "default"), "high"] == pytest.approx(1.0 + half)
+    assert (found["lrs_near"] == 1).all()
+    assert not found["at_edge"].any()
+    assert found.loc[("vgg", "baseline"), "high"] == 0
+
+
+def test_the_rule():
+    gains = {"default": same(0.2), "free": same(2.0, mlp=-1.0), "damped": same(0.4)}
+    assert practice.choose(practised(gains))[0] == "damped", "free harms a network"
+    assert practice.choose(practised({**gains, "free": same(2.0, vit=-1.0)}))[0] == "free", "held out"
+    harmful = {"default": same(-1.0), "damped": same(-2.0)}
+    assert practice.choose(practised(harmful))[0] == "damped", "none passes: the one that changes least"
+
+
+def test_settings_go_together():
+    block = blocks("tiny")["practice"]
+    for change, said in (
+        ({"trained": ["nothing"]}, "trained: expected names of networks"),
+        ({"methods": ["baseline", "damped"]}, "methods: expected default among them"),
+        ({"images": 641}, "images and validation: expected at most 640"),
+    ):
+        with pytest.raises(ValidationError, match=said):
+            practice.Settings.model_validate({**block, **change})
