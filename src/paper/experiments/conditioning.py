@@ -386,11 +386,7 @@ def _factor(logs: pd.Series) -> Estimate:
 
 
 def _points(table: pd.DataFrame) -> pd.DataFrame:
-    """Means over the seeds of each trained network: name, is_mlp, fall, max_log_scale, speedup, bound.
-
-    Raises:
-        NotMeasured: no network has a speed-up.
-    """
+    """Means over the seeds of each network that has a speed-up: name, is_mlp, fall, max_log_scale, speedup, bound."""
     import numpy as np
     import pandas as pd
 
@@ -402,9 +398,7 @@ def _points(table: pd.DataFrame) -> pd.DataFrame:
             kind = {"name": name, "is_mlp": bool(rows["compression"].isna().all())}
             more = {"max_log_scale": rows["max_log_scale"].mean(), "bound": bool(rows["bound"].any())}
             found.append({**kind, **means, **more})
-    if not found:
-        raise NotMeasured("no network with a speed-up")
-    return pd.DataFrame(found)
+    return pd.DataFrame(found, columns=["name", "is_mlp", "fall", "speedup", "max_log_scale", "bound"])
 
 
 def _correlation(points: pd.DataFrame, value: str) -> Estimate:
@@ -413,9 +407,9 @@ def _correlation(points: pd.DataFrame, value: str) -> Estimate:
     Raises:
         NotMeasured: fewer than three networks, or a side is constant.
     """
-    found = points[~points["bound"]]
+    found = points[points["bound"] == False]  # noqa: E712 - an empty column has no negation
     if len(found) < LEAST:
-        raise NotMeasured(f"{len(found)} networks with a speed-up, {LEAST} needed for a rank correlation")
+        raise NotMeasured(f"networks with a speed-up: {len(found)}; {LEAST} needed for a rank correlation")
     return rank_estimate(found[value].tolist(), found["speedup"].tolist())
 
 
@@ -499,14 +493,7 @@ def _draw_speedups(axes: Axes, table: pd.DataFrame, value: str) -> None:
     """One point per trained network, named; open where the speed-up is a bound."""
     from paper import plotting
 
-    try:
-        points = _points(table)
-        found = _correlation(points, value)
-    except NotMeasured as error:
-        axes.text(
-            0.5, 0.5, str(error), ha="center", va="center", transform=axes.transAxes, fontsize="x-small", wrap=True
-        )
-        return
+    points = _points(table)
     for is_mlp, part in points.groupby("is_mlp", sort=False):
         colour, marker = (plotting.BLUE, "o") if is_mlp else (plotting.ORANGE, "s")
         for row in part.to_dict("records"):
@@ -515,8 +502,13 @@ def _draw_speedups(axes: Axes, table: pd.DataFrame, value: str) -> None:
             name = row["name"].replace("MLP ", "").replace("c = ", "c")
             axes.annotate(name, (row[value], row["speedup"]), (3, 3), textcoords="offset points", fontsize="x-small")
         axes.plot([], [], color=colour, marker=marker, linestyle="", label="MLP" if is_mlp else "autoencoder")
-    axes.set_title(f"rank correlation {found.words}", loc="right", fontsize="x-small", color=plotting.GREY)
-    axes.legend(loc="best", handletextpad=0.2)
+    try:
+        text = f"rank correlation {_correlation(points, value).words}"
+    except NotMeasured:
+        text = "too few networks for a rank correlation"
+    axes.set_title(text, loc="right", fontsize="x-small", color=plotting.GREY)
+    if len(points):
+        axes.legend(loc="best", handletextpad=0.2)
 
 
 # Claims
