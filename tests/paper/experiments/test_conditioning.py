@@ -1,0 +1,141 @@
+"""Conditioning: the path kernel against listed paths, the NTK against torch.func, gains against made-up curves."""
+
+import math
+from itertools import product
+
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+import pathcond
+from paper import models
+from paper.experiments import conditioning
+from paper.methods import describe
+from tests.paper.experiments.tables import CPU, runs
+
+SMALL = {"kind": "mlp", "inputs": 3, "hidden": [4, 2], "outputs": 2, "batchnorm": False}
+
+
+def listed_paths(module):
+    """The Jacobian of the path-lifting: every path by its own loop, differentiated by autograd."""
+    layers = [layer for layer in module.modules() if isinstance(layer, nn.Linear)]
+    widths = [layers[0].in_features, *(layer.out_features for layer in layers)]
+    values = []
+    for first in range(len(layers) + 1):  # 0: from an input; k: from a bias of layer k
+        for units in product(*map(range, widths[first:])):
+            value = layers[first - 1].bias[units[0]] if first else torch.ones((), dtype=torch.float64)
+            for layer, before, after in zip(layers[first:], units, units[1:], strict=False):
+                value = value * layer.weight[after, before]
+            values.append(value)
+    rows = [torch.autograd.grad(value, list(module.parameters()), allow_unused=True) for value in values]
+    every = [
+        [torch.zeros_like(p) if g is None else g for p, g in zip(module.parameters(), row, strict=True)] for row in rows
+    ]
+    return torch.stack([torch.cat([part.flatten() for part in row]) for row in every])
+
+
+def test_path_kernel_against_listed_paths():
+    module = models.make(SMALL, 0).double()
+    fast, slow = conditioning.path_jacobian(module), listed_paths(module)
+    assert fast.shape == slow.shape
+    gram = fast.T @ fast
+    torch.testing.assert_close(gram, slow.T @ slow, rtol=1e-12, atol=1e-14)
+    x = models.example_input(SMALL).double()
+    graph = pathcond.extract_graph(module, x)
+    g = pathcond.compute_diag_g(module, x, graph=graph)
+    torch.testing.assert_close(gram.diagonal(), torch.cat([g[name].flatten() for name, _ in module.named_parameters()]))
+    with pytest.raises(ValueError, match="expected parameters of linear layers alone"):
+        conditioning.path_jacobian(models.make({**SMALL, "batchnorm": True}, 0))
+
+
+def test_path_kernels_lose_one_rank_per_unit_and_keep_it():
+    table = runs("conditioning")[0][0]
+    assert (table["rank_before"] == table["parameters"] - table["units"]).all()
+    assert (table["rank_after"] == table["rank_before"]).all()
+    assert (table["condition_before"] >= table["low_before"]).all()
+
+
+def test_rescaling_divides_the_path_jacobian():
+    """dPhi(D theta) = dPhi(theta) D^-1, so that G after the rescaling follows from G before."""
+    module = models.make(SMALL, 1).double()
+    before, start = conditioning.path_jacobian(module), nn.utils.parameters_to_vector(module.parameters())
+    pathcond.rescale_(module, models.example_input(SMALL).double())
+    factors = nn.utils.parameters_to_vector(module.parameters()) / start
+    assert (factors - 1).abs().max() > 0.01
+    torch.testing.assert_close(conditioning.path_jacobian(module), before / factors)
+
+
+@pytest.mark.parametrize(
+    ("model", "training"),
+    [
+        ({"kind": "mlp", "inputs": 5, "hidden": [4, 3], "outputs": 3}, False),
+        ({"kind": "mlp", "inputs": 5, "hidden": [4, 3], "outputs": 3}, True),
+        ({"kind": "autoencoder", "inputs": 9, "compression": 2}, False),
+    ],
+)
+def test_ntk_against_torch_func(model, training):
+    module = models.make(model, 0).double().train(training)
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            if parameter.ndim == 1:  # as after some training: scales and shifts of their own
+                parameter.uniform_(0.5, 1.5, generator=torch.Generator().manual_seed(len(name)))
+    x = torch.randn(7, model["inputs"], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
+    kept = {name: value.clone() for name, value in buffers.items()}
+
+    def outputs(values):
+        return torch.func.functional_call(module, {**values, **{n: b.clone() for n, b in buffers.items()}}, (x,))
+
+    jacobian = torch.func.jacrev(outputs)({name: value.detach() for name, value in parameters.items()})
+    rows = torch.cat([part.flatten(2) for part in jacobian.values()], 2)  # (images, outputs, parameters)
+    for count, chosen in ((1, [0]), (2, [0, rows.shape[1] - 1]), (99, range(rows.shape[1]))):
+        expected = sum(rows[:, c] @ rows[:, c].T for c in chosen)
+        torch.testing.assert_close(conditioning.tangent_kernel(module, x, count), expected)
+    assert all(torch.equal(kept[name], value) for name, value in module.named_buffers()), "the module is left as it is"
+
+
+def test_ntk_takes_no_other_layers():
+    with pytest.raises(ValueError, match="expected linear and BatchNorm layers"):
+        conditioning.tangent_kernel(nn.Sequential(nn.Conv2d(3, 4, 1), nn.Flatten()), torch.ones(2, 3, 1, 1), 1)
+
+
+def test_the_states_are_those_of_training():
+    """Before is the network that training starts from; after has the scales that PathCond's runs have."""
+    rescaling = describe("pathcond")
+    seen = []
+
+    def spectrum(module):
+        seen.append([parameter.detach().clone() for parameter in module.parameters()])
+        return torch.ones(2)
+
+    model = {"kind": "mlp", "inputs": 12, "hidden": [4, 4], "outputs": 10, "activation": "relu"}
+    facts, _ = conditioning.compared(models.make(model, 3), model, rescaling, CPU, [spectrum])
+    start = models.make(model, 3).eval()
+    assert all(torch.equal(a, b.double()) for a, b in zip(seen[0], start.parameters(), strict=True))
+    report = pathcond.rescale_(start, models.example_input(model), batchnorm="exclude", sweeps=10)
+    torch.testing.assert_close(seen[1], [p.detach().double() for p in start.parameters()], rtol=1e-5, atol=1e-7)
+    assert facts["max_log_scale"] == pytest.approx(max(float(u.abs().max()) for u in report.u.values()) / 2, rel=1e-5)
+
+
+def curve(epochs, accuracies=None, losses=None):
+    rows = pd.DataFrame({"seed": 0, "epoch": range(epochs + 1), "train_loss": losses or [1.0] * (epochs + 1)})
+    return rows if accuracies is None else rows.assign(train_accuracy=accuracies)
+
+
+@pytest.mark.parametrize(
+    ("slow", "fast", "expected"),
+    [
+        (curve(4, [0, 0.2, 0.4, 0.6, 0.9]), curve(4, [0, 0.5, 0.9, 0.9, 0.9]), (2.0, False)),
+        (curve(4, [0, 0.2, 0.4, 0.6, 0.7]), curve(4, [0, 0.9, 0.9, 0.9, 0.9]), (4.0, True)),  # the baseline misses it
+        (curve(4, [0, 0.9, 0.9, 0.9, 0.9]), curve(4, [0, 0.2, 0.4, 0.6, 0.7]), (math.nan, False)),
+        (curve(4, losses=[9, 8, 7, 6, 5]), curve(4, losses=[9, 5, 4, 3, 2]), (4.0, False)),
+        (curve(4, losses=[9, 5, 4, 3, 2]), curve(4, losses=[9, 8, 7, 6, 5]), (0.25, False)),
+        (curve(2, [0.95, 1, 1]), curve(2, [0.95, 1, 1]), (1.0, False)),  # the start itself
+    ],
+)
+def test_speedups(slow, fast, expected):
+    trained = [(rows, {"spec": {"network": "n", "method": m}}) for m, rows in (("baseline", slow), ("pathcond", fast))]
+    measured = pd.DataFrame({"network": ["n"], "seed": [0], "kernel": ["ntk"]})
+    found = conditioning.table([(measured, {}), *trained], {"mlp": {"target": 0.9}}).iloc[0]
+    assert (found["speedup"], found["bound"]) == (pytest.approx(expected[0], nan_ok=True), expected[1])
