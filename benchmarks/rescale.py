@@ -18,6 +18,9 @@ What was found
 - Solver on an H200: from a recurrence on the host (24 ms) to one kernel a layer (10 ms) to one captured graph (2 ms).
   The kernel repeats the triangular recurrence for all units at once until it settles, about ten rounds; done so on the
   CPU it is slower than the plain loop.
+- Waits and small operations, counted but not yet timed on a GPU: the objective and the solve read their numbers in one
+  transfer each (2 waits, not 6), indices of units stay on the device, and one bound for all parameters checks their
+  ranges. Scales are applied to CIFAR-NV in 109 operations instead of 347.
 - Summing g in its own float32 instead of float64 changes u by 4e-7 and saves 3 ms of an MLP's 40.
 """
 
