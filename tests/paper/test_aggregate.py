@@ -72,8 +72,22 @@ def test_regimes_have_median_and_quartiles(tmp_path):
         {**row, "alpha": 10.0} for row in regimes(enumerate([1.0, 1.0, 1.0, 1.0, 6.0]))
     ]
     table = aggregate("regimes", [write(tmp_path, "regimes", rows, seeds=[0, 1, 2, 3, 4])])
-    assert list(table.columns) == ["variance", "alpha", "median", "low", "high", "printed_root_fails", "n"]
-    assert table.to_numpy().tolist() == [[0.1, 1.0, 3.0, 2.0, 4.0, 0.2, 5], [0.1, 10.0, 1.0, 1.0, 1.0, 0.2, 5]]
+    columns = ["variance", "alpha", "median", "low", "high", "printed_root_fails", "n"]
+    assert table[columns].to_numpy().tolist() == [
+        [0.1, 1.0, 3.0, 2.0, 4.0, 0.2, 5],
+        [0.1, 10.0, 1.0, 1.0, 1.0, 0.2, 5],
+    ]
+    assert table["ratio"].isna().all(), "there is no larger variance"
+
+
+def test_regimes_are_compared_with_the_next_larger_variance_by_seed(tmp_path):
+    large = regimes(enumerate([1.0, 2.0, 4.0]))
+    small = [{**row, "variance": 0.01} for row in regimes(enumerate([2.0, 8.0, 24.0]))]
+    table = aggregate("regimes", [write(tmp_path, "regimes", large + small, seeds=[0, 1, 2])])
+    ratio = table.set_index("variance")
+    assert ratio.loc[0.01, "ratio"] == 4.0
+    assert ratio.loc[0.01, "ratio_sd"] == 2.0
+    assert math.isnan(ratio.loc[0.1, "ratio"])
 
 
 def test_smooth_has_mean_and_deviation_over_seeds(tmp_path):

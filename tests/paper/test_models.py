@@ -110,7 +110,9 @@ def test_images_are_cut_and_flattened():
 
 
 def test_errors_list_what_there_is():
-    with pytest.raises(PaperError, match="expected one of mlp, cifar_nv, resnet18_c, autoencoder, vgg11, .*, got 'vgg'"):
+    with pytest.raises(
+        PaperError, match="expected one of mlp, cifar_nv, resnet18_c, autoencoder, vgg11, .*, got 'vgg'"
+    ):
         models.build({"kind": "vgg"})
     with pytest.raises(PaperError, match="got None"):
         models.example_input({})
