@@ -383,7 +383,7 @@ def large_table() -> str:
     text = (
         "## Large models\n\nRandom weights in float32, two sequences of 32 tokens; made by "
         "`python -m tests.transformers_zoo --large DEVICE`. `graph, no weights`: `extract_graph` on the meta device. "
-        "`seconds`: of the processor, on a GPU wall time. `extra memory`: peak above that of the weights.\n\n"
+        "`seconds`: CPU time, or wall time on a GPU. `extra memory`: peak above the memory of the weights.\n\n"
     )
     return text + "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
@@ -406,13 +406,13 @@ def markdown(rows: list[Row]) -> str:
     head = (
         f"Tiny models with random weights, torch {torch.__version__.partition('+')[0]}, transformers {hf.__version__}; "
         "made by `python -m tests.transformers_zoo --table docs/transformers.md`.\n\n"
-        "`symmetries`: exact scales that exist, counted from the configuration; `free`: those that are found. `eval` "
-        "and `train`: change of the output in float64 under random scales. `moved` and `float32`: units that "
-        "`rescale_` moved, and the change of the output then. `graph s`: seconds for `extract_graph`; `total s`: for "
+        "`symmetries`: exact scales that exist, counted from the configuration; `free`: those that the library finds. "
+        "`eval` and `train`: change of the output in float64 under random scales. `moved`: units that `rescale_` moved; "
+        "`float32`: change of the output after that call. `graph s`: seconds for `extract_graph`; `total s`: for "
         "`rescale_`. "
-        "The last column has the main reasons for which hidden units outside of that list are frozen. "
+        "The last column counts the frozen hidden units and gives the main reasons. "
         + ", ".join(f"`{name}`" for name in sorted(ROUNDED))
-        + " compute parts of their forward pass in float32 whatever the dtype of the weights."
+        + " compute parts of their forward pass in float32 for weights of any dtype."
     )
     table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
     parts = ["# Transformers", head, table, "\n".join(["Notes:", "", *notes]) if notes else "", large_table()]
