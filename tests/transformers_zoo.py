@@ -407,9 +407,9 @@ def markdown(rows: list[Row]) -> str:
         f"Tiny models with random weights, torch {torch.__version__.partition('+')[0]}, transformers {hf.__version__}; "
         "made by `python -m tests.transformers_zoo --table docs/transformers.md`.\n\n"
         "`symmetries`: exact scales that exist, counted from the configuration; `free`: those that the library finds. "
-        "`eval` and `train`: change of the output in float64 under random scales. `moved`: units that `rescale_` moved; "
-        "`float32`: change of the output after that call. `graph s`: seconds for `extract_graph`; `total s`: for "
-        "`rescale_`. "
+        "`eval` and `train`: change of the output in float64 under random scales. `moved`: units that `rescale_` "
+        "moved; `float32`: change of the output after that call. `graph s`: seconds for `extract_graph`; `total s`: "
+        "for `rescale_`. "
         "The last column counts the frozen hidden units and gives the main reasons. "
         + ", ".join(f"`{name}`" for name in sorted(ROUNDED))
         + " compute parts of their forward pass in float32 for weights of any dtype."

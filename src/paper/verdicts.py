@@ -214,7 +214,7 @@ class Claim:
             parts.append(LEVELS[self.id].words(self.kind))
         if self.cases:
             yes, partly = WORDS[self.kind][YES], WORDS[self.kind][PARTLY]
-            parts.append(f"every {self.cases}: {yes}, some: {partly}")
+            parts.append(f"{yes} if so for every {self.cases}, {partly} if for some")
         return "; ".join(parts)
 
 

@@ -221,7 +221,7 @@ _CLAIMS = (
     Claim("table1_units", "Table 1: numbers of hidden units", "six rows", _RULE, _count("units_table", 1), cases="row"),
     Claim(
         "table1_paths",
-        "Table 1: numbers of paths, with max-pool kept as a maximum and average pool as an average",
+        "Table 1: numbers of paths, with max pools kept as maxima and average pools as averages",
         "six rows",
         _RULE,
         _paths("paths_paper"),
@@ -229,7 +229,7 @@ _CLAIMS = (
     ),
     Claim(
         "table1_paths_exact",
-        "With pools that count their inputs, as paths do, the numbers of paths in Table 1 are larger",
+        "The true numbers of paths, with one path for each input of a pool, are larger than in Table 1",
         "said to be exact",
         "some row differs in a printed digit: confirmed",
         _not_exact,
@@ -244,9 +244,9 @@ EXPERIMENT = Experiment(
     where="Table 1",
     caption=(
         "Parameters, hidden units and paths of {networks_count} networks on images of {image}x{image} pixels, with a "
-        "mark at each number that the paper prints alike. Free units are the scales that can be chosen freely: "
-        "channels tied by skip connections share one. Paths are counted with pools left as they are, as the paper has "
-        "them, and with each input of a pool."
+        "mark at each number that agrees with the paper. Free units are the scales that can be chosen freely: channels "
+        "tied by skip connections share one. Paths are counted in two ways: with pools kept as maxima and averages, as "
+        "in the paper, and with one path for each input of a pool."
     ),
     settings=Settings,
     plot=plot,

@@ -92,7 +92,7 @@ def _compression(table: pd.DataFrame) -> Finding:
     slopes = [float(np.polyfit(np.log2(list(gaps)), values, 1)[0]) for values in gaps.to_numpy()]
     slope = Estimate.of(slopes, digits=4)
     each = {factor: Estimate.of(gaps[factor], digits=4) for factor in gaps}
-    text = f"final train loss, baseline less PathCond at {listed(each, 'compression', intervals=True)}"
+    text = f"final train loss, baseline minus PathCond at {listed(each, 'compression', intervals=True)}"
     unit = "more for each doubling of the compression"
     return Finding(text, decide(slope, LEVELS["autoencoder_compression"]), slope, unit)
 
@@ -117,14 +117,14 @@ _CLAIMS = (
         "autoencoder_compression",
         "The more compression, the more PathCond helps",
         "a clear trend",
-        "slope of the gap that the figure shows, final train loss of the baseline less PathCond's, over the logarithm "
-        "of the compression",
+        "slope, over the logarithm of the compression, of the gap in the figure: final train loss of the baseline "
+        "minus PathCond's",
         _compression,
     ),
     Claim(
         "autoencoder_rescaling",
         "The more compression, the larger the rescaling at the start",
-        "a clear trend (it plots twice the log)",
+        "a clear trend (the paper plots twice the log)",
         "growth of the largest |log lambda| from one compression to the next",
         _rescaling,
         cases="step",

@@ -52,7 +52,8 @@ def _loss(table: pd.DataFrame) -> Finding:
 _CLAIMS = (
     Claim(
         "autoencoder_lrs_rescaling",
-        "At every learning rate the rescaling at the start grows with the compression (the start is the same for all)",
+        "At every learning rate, the rescaling at the start grows with the compression (it does not depend on the "
+        "rate)",
         "at every rate",
         "growth of the largest |log lambda| from one compression to the next",
         _rescaling,

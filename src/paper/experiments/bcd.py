@@ -189,7 +189,7 @@ def _words(found: Mapping[str, Estimate]) -> str:
 
 def _label(network: str, among: Mapping[str, Estimate]) -> str:
     """The network's name, with a remark where both variants of ResNet-18-C are listed."""
-    held = " (held)" if network.endswith("_held") and network.removesuffix("_held") in among else ""
+    held = " held" if network.endswith("_held") and network.removesuffix("_held") in among else ""
     return LABELS.get(network, network) + held
 
 
@@ -267,7 +267,7 @@ _CLAIMS = (
     ),
     Claim(
         "bcd_conv_ten_remaining",
-        "Read the other way, ten sweeps leave 20-30% of the decrease",
+        "For CIFAR-NV and ResNet-18-C, ten sweeps leave 20-30% of the decrease, as the paper may have meant",
         "20-30% made",
         "share of the decrease that is left",
         _remaining,
@@ -278,7 +278,8 @@ _CLAIMS = (
         "bcd_conv_needed",
         "25-30 sweeps are needed to approach convergence on CIFAR-NV and ResNet-18-C",
         "25-30",
-        "sweeps until the mean curve has made 95% of the decrease; its interval is that of the curve's ends",
+        "sweeps until the mean curve has made 95% of the decrease; the interval is where the ends of the curve's "
+        "interval do",
         _needed,
         cases="network",
     ),
@@ -299,7 +300,7 @@ _CLAIMS = (
     ),
     Claim(
         "bcd_converged_in_ten",
-        "Typically fewer than ten sweeps converge",
+        "Typically the solver converges in fewer than ten sweeps",
         "fewer than 10",
         "share of the decrease to the true optimum that is left after ten sweeps",
         _optimum,
@@ -322,9 +323,9 @@ EXPERIMENT = Experiment(
     title="Convergence of the sweeps",
     where="appendix H.2",
     caption=(
-        "How far the objective is above its last value, as a fraction of its whole decrease, after each sweep (a), and "
-        "mean absolute change of u = 2 log λ in each sweep (b). Means over {seeds_count} seeds; bands are one standard "
-        'deviation. The MLP has no pools, so both ways to count them give the same curves. In "held", the channels '
+        "Objective minus its last value after each sweep, as a fraction of its whole decrease (a). Mean absolute "
+        "change of u = 2 log λ in each sweep (b). Means over {seeds_count} seeds; bands are one standard deviation. "
+        'The MLP has no pools, so both ways to count them give the same curves. In ResNet-18-C "held", the channels '
         "before the last layer are not rescaled, as in the paper's solver."
     ),
     settings=Settings,

@@ -157,9 +157,9 @@ def _all_classes(table: pd.DataFrame) -> Finding:
 _CLAIMS = (
     Claim(
         "cifar_earlier",
-        "On CIFAR-NV, PathCond is near its best some 20 epochs before the baseline",
+        "On CIFAR-NV, PathCond gets near its best test accuracy about 20 epochs before the baseline",
         "about 20",
-        "first epoch at which a seed's smoothed test accuracy is what the baseline's is at the end, baseline less "
+        "first epoch at which a seed's smoothed test accuracy reaches the baseline's final one, baseline minus "
         "PathCond",
         _earlier,
     ),
@@ -167,30 +167,30 @@ _CLAIMS = (
         "cifar_best_test",
         "CIFAR-NV's best test accuracy is 80% with PathCond, 77% without",
         "80% against 77%",
-        "each run's best epoch, less the paper's number, in points, for both methods; else partly if PathCond's is at "
-        "least a point above the baseline's",
+        "best test accuracy of a run minus the paper's number, in points, for both methods; otherwise partly if "
+        "PathCond is at least a point above the baseline",
         _best,
     ),
     Claim(
         "cifar_generalisation",
         "The faster training of CIFAR-NV does not cost test accuracy",
         "no loss",
-        "best test accuracy over the epochs, PathCond less baseline, in points",
+        "best test accuracy over the epochs, PathCond minus baseline, in points",
         _not_degraded,
     ),
     Claim(
         "cifar_enorm",
-        "ENorm's best test accuracy is that of the baseline",
+        "On CIFAR-NV, ENorm's best test accuracy equals the baseline's",
         "no gain, 77% both",
-        "best test accuracy over the epochs, ENorm less baseline, in points",
+        "best test accuracy over the epochs, ENorm minus baseline, in points",
         _enorm,
     ),
     Claim(
         "cifar_all_classes",
         "From every start CIFAR-NV learns all ten classes at lr 1e-3",
         "not discussed",
-        "some method passes 90.1% of the training images, which is more than nine of ten classes; all seeds: holds, "
-        "at least half of them: holds partly",
+        "some method classifies more than 90.1% of the training images correctly, which takes all ten classes; all "
+        "seeds: holds, at least half of them: holds partly",
         _all_classes,
         OURS,
     ),

@@ -109,8 +109,8 @@ _CLAIMS = (
         "cifar_lrs_shrinks",
         "PathCond's advantage on CIFAR-NV fades to nothing as the learning rate grows",
         "gone at the largest rate",
-        "share of the epochs saved until a seed's smoothed test accuracy is what the baseline's is at the end: at the "
-        "largest rate as below, at every other rate more",
+        "share of the epochs saved until a seed's smoothed test accuracy reaches the baseline's final one; the "
+        "threshold is for the largest rate, and every other rate must save more than that",
         _shrinks,
         cases="rate",
     ),
@@ -118,15 +118,16 @@ _CLAIMS = (
         "cifar_lrs_small",
         "At small to moderate learning rates CIFAR-NV both trains faster and generalises better with PathCond",
         "both better",
-        "share of the epochs saved, as above, and gain of best test accuracy in points, at each lr up to 0.001",
+        "share of the epochs saved, as in `cifar_lrs_shrinks`, and gain in best test accuracy in points, at each "
+        "learning rate up to 0.001",
         _small,
         cases="rate and measure",
     ),
     Claim(
         "cifar_lrs_tuned",
-        "CIFAR-NV gains test accuracy with PathCond also when each method has its own best learning rate",
-        "not looked at",
-        "best test accuracy over the epochs, each method at the rate where its mean is largest, PathCond less "
+        "With each method at its own best learning rate, CIFAR-NV still gains test accuracy with PathCond",
+        "not studied",
+        "best test accuracy over the epochs, each method at the rate where its mean is largest, PathCond minus "
         "baseline, in points",
         _tuned,
         OURS,

@@ -573,8 +573,8 @@ _CLAIMS = (
     ),
     Claim(
         "conditioning_ntk",
-        "PathCond lowers the condition number of the NTK at the start, in eval mode",
-        "not looked at",
+        "PathCond lowers the condition number of the neural tangent kernel (NTK) at the start, in eval mode",
+        "not studied",
         "condition number before over after, geometric mean over seeds",
         lambda table: _ntk(table, NTK, "conditioning_ntk"),
         OURS,
@@ -583,7 +583,7 @@ _CLAIMS = (
     Claim(
         "conditioning_ntk_batch",
         "PathCond lowers the condition number of the NTK at the start in train mode, where BatchNorm takes part",
-        "not looked at",
+        "not studied",
         "condition number before over after on one batch, geometric mean over seeds",
         lambda table: _ntk(table, BATCH, "conditioning_ntk_batch"),
         OURS,
@@ -592,24 +592,25 @@ _CLAIMS = (
     Claim(
         "conditioning_predicts",
         "The more the NTK's condition number falls, the larger the speed-up",
-        "not looked at",
-        f"rank correlation of the fall, in the mode of training, with the speed-up in epochs, {_BOOTSTRAP}",
+        "not studied",
+        "rank correlation of the fall of the condition number, in the mode of training, with the speed-up in epochs, "
+        + _BOOTSTRAP,
         lambda table: _predicts(table, "fall", "conditioning_predicts"),
         OURS,
     ),
     Claim(
         "conditioning_step",
         "At the start of training PathCond makes the NTK larger, as larger steps would, rather than better conditioned",
-        "not looked at",
-        "growth of the mean eigenvalue over the fall of the condition number, in the mode of training, geometric mean "
-        "over seeds",
+        "not studied",
+        "factor by which the mean eigenvalue grows over the factor by which the condition number falls, in the mode of "
+        "training, geometric mean over seeds",
         _step,
         OURS,
         cases="network",
     ),
     Claim(
         "conditioning_scales",
-        "The larger PathCond's scales, as where widths vary, the larger the speed-up",
+        "The larger PathCond's scales, for example where widths vary, the larger the speed-up",
         "larger where widths vary",
         f"rank correlation of the largest |log lambda| with the speed-up in epochs, {_BOOTSTRAP}",
         lambda table: _predicts(table, "max_log_scale", "conditioning_scales"),
@@ -623,12 +624,12 @@ EXPERIMENT = Experiment(
     title="Conditioning and speed-up",
     where="ours",
     caption=(
-        "Condition number of the non-zero spectrum of the path kernel G of small networks, before and after PathCond "
-        "(a). How many times smaller PathCond makes the condition number of the NTK at the start of training, for MLPs "
-        "by hidden layers and autoencoders by compression c: on {images} images in eval mode, and on one batch in "
-        "train mode where there is BatchNorm; bars are 95% intervals over seeds (b). Speed-up in epochs against that "
-        "fall, in the mode of training (c), and against the largest scale (d), one point per network; open: a bound, "
-        "as the baseline missed the target."
+        "Condition number of the non-zero spectrum of the path kernel of small networks, before and after PathCond "
+        "(a). Factor by which PathCond lowers the condition number of the neural tangent kernel (NTK) at the start of "
+        "training, for MLPs by hidden layers and autoencoders by compression c: on {images} images in eval mode and, "
+        "for networks with BatchNorm, on one batch in train mode; bars are 95% intervals over seeds (b). Speed-up in "
+        "epochs against this factor, in the mode of training (c), and against the largest scale (d). One point per "
+        "network; open markers are lower bounds, because the baseline missed the target."
     ),
     settings=Settings,
     plot=plot,

@@ -294,7 +294,8 @@ _COMMON = ("theta_norm", "gradient_norm", "hessian_trace", "hessian_norm", "cond
 _CLAIMS = (
     Claim(
         "criteria_uv",
-        "For f = u v x, the least norm, gradient norm, Hessian trace, Hessian norm and condition number coincide",
+        "For f = u v x, the norm, gradient norm, Hessian trace, Hessian norm and condition number are smallest at the "
+        "same rescaling",
         "all coincide",
         _RULE,
         _agree(_COMMON, chains=False),
@@ -302,7 +303,8 @@ _CLAIMS = (
     ),
     Claim(
         "criteria_chain",
-        "For a product of L numbers, the least gradient norm, Hessian trace and norm of the inverses coincide",
+        "For a product of L numbers, the gradient norm, Hessian trace and norm of the inverses are smallest at the "
+        "same rescaling",
         "all coincide",
         _RULE,
         _agree(("gradient_norm", "hessian_trace", "inverse_norm"), chains=True),
@@ -310,7 +312,7 @@ _CLAIMS = (
     ),
     Claim(
         "criteria_pathcond",
-        "PathCond's minimiser is the same point",
+        "For f = u v x, PathCond's objective is smallest at this rescaling too",
         "not said, but implied",
         _RULE,
         _agree(("pathcond",), False),
@@ -319,9 +321,10 @@ _CLAIMS = (
     ),
     Claim(
         "criteria_any_norm",
-        "The first equivalence needs a norm that treats all entries alike",
+        "Parameters and gradient have their smallest norm at the same rescaling only for norms that treat all entries "
+        "alike",
         "any norm",
-        f"the two minimisers differ by more than {TOLERANCE:g} in log lambda for a norm that does not",
+        f"for a norm that does not, the two minimisers differ by more than {TOLERANCE:g} in log lambda",
         _any_norm,
         ERRATUM,
         cases="orbit",
@@ -335,10 +338,10 @@ EXPERIMENT = Experiment(
     where="appendix C",
     caption=(
         "Criteria along rescalings of products of numbers: the norm of the parameters, of their inverses, of the "
-        "gradient and of the Hessian, the Hessian's trace and condition number, and PathCond's objective. Above: along "
-        "one orbit, relative to the minimum. Below: where each criterion is least on {seeds_count} orbits, all at the "
-        "balanced rescaling. The last column is ours: two minima differ for a norm that treats the coordinates "
-        "differently."
+        "gradient and of the Hessian, the Hessian's trace and condition number, and PathCond's objective. An orbit is "
+        "the set of all rescalings of one point. Top: values along one orbit, relative to the minimum. Bottom: where "
+        "each criterion is smallest on {seeds_count} orbits, always at the balanced rescaling. Last column, not in the "
+        "paper: two minima differ for a norm that treats the coordinates differently."
     ),
     settings=Settings,
     plot=plot,

@@ -341,7 +341,7 @@ _CLAIMS = (
     Claim(
         "practice_no_harm",
         "The library's default makes no network worse than the baseline, each at its own best learning rate",
-        "not looked at",
+        "not studied",
         "gain in test accuracy on each network, in points, paired by seed, its deviation pooled over the methods of a "
         "network; less on a held-out network alone: holds partly",
         _no_harm,
@@ -350,7 +350,7 @@ _CLAIMS = (
     Claim(
         "practice_choice",
         "The rule that was stated before the runs chooses the library's default",
-        "not looked at",
+        "not studied",
         "a candidate passes if on no network that is not held out the interval of its gain lies below zero; of those "
         "the largest mean gain is chosen: the default: holds; the default passes, but another gains more: holds partly",
         _chosen,
@@ -359,7 +359,7 @@ _CLAIMS = (
     Claim(
         "practice_gain",
         "Over all networks the library's default gains test accuracy at the best learning rate",
-        "not looked at",
+        "not studied",
         "mean over networks of the difference to the baseline, in points, paired by seed",
         _mean_gain,
         kind=OURS,
@@ -367,7 +367,7 @@ _CLAIMS = (
     Claim(
         "practice_range",
         "After the library's default a wider range of learning rates is good",
-        "not looked at",
+        "not studied",
         f"log2 of the largest over the smallest learning rate within {NEAR:g} point of the best, difference to the "
         "baseline, mean over networks",
         _range,

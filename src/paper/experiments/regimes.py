@@ -295,9 +295,11 @@ def _root(table: pd.DataFrame) -> Finding:
 _CLAIMS = (
     Claim(
         "regimes_irregular_widths",
-        "The largest rescaling grows as the widths of the layers become more irregular (alpha falls)",
+        "The largest rescaling grows as the widths of the layers become more irregular (their Dirichlet concentration "
+        "alpha falls)",
         "a clear trend at every variance",
-        "rank correlation of the median over networks with alpha; interval by bootstrap over the values of alpha",
+        "rank correlation of the largest |log lambda|, median over networks, with alpha; interval by bootstrap over "
+        "the values of alpha",
         _irregular,
         cases="variance",
     ),
@@ -311,10 +313,11 @@ _CLAIMS = (
     ),
     Claim(
         "regimes_printed_root",
-        "The root of an update, computed as printed, cancels: it is not positive in float64 in some networks",
+        "Computed as printed, the root of an update loses its digits by cancellation: in some networks it is not "
+        "positive in float64",
         "printed in the algorithm",
-        "some unit's first update has no positive root in some network: confirmed (ours uses the form that does not "
-        "cancel)",
+        "some unit's first update has no positive root in some network: confirmed (our solver uses a form without "
+        "cancellation)",
         _root,
         ERRATUM,
     ),
@@ -326,8 +329,8 @@ EXPERIMENT = Experiment(
     title="When PathCond has something to do",
     where="Figure 4",
     caption=(
-        "Largest log-rescaling, |log λ|, that PathCond asks for at initialisation, against how even the widths of the "
-        "hidden layers are (Dirichlet concentration), for {variances_count} variances of the weights. Medians over "
+        "Largest |log λ| of PathCond at initialisation, against the Dirichlet concentration alpha of the widths of the "
+        "hidden layers (the larger, the more even), for {variances_count} variances of the weights. Medians over "
         "{seeds_count} networks; bands are the quartiles."
     ),
     settings=Settings,

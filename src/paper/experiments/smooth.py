@@ -248,8 +248,8 @@ _CLAIMS = (
     ),
     Claim(
         "batchnorm_training",
-        "Networks with BatchNorm keep their function too, in train mode as well, where gradients are taken",
-        "not told apart",
+        "Networks with BatchNorm keep their function in train mode too",
+        "train and eval mode not distinguished",
         f"relative change of the output in train mode, ReLU, default initialisation, below {EXACT:g}",
         _training,
         OURS,
@@ -259,7 +259,8 @@ _CLAIMS = (
         "gelu_error",
         "For GELU the relative change falls with depth, from about 0.1 to 0.001",
         "0.1 at 2 layers to 0.001 at 9",
-        "falls at every depth, both ends within a factor 5; all three: reproduced, some: partly",
+        "it falls with every layer, and both ends are within a factor 5 of the paper's; all three conditions: "
+        "reproduced, some: partly",
         _falls,
     ),
     Claim(
@@ -272,7 +273,7 @@ _CLAIMS = (
     ),
     Claim(
         "gelu_near_identity",
-        "GELU's error is smaller than SiLU's, being nearer to the identity",
+        "GELU's error is smaller than SiLU's, because GELU is nearer to the identity",
         "given as consistent with what is seen",
         "GELU's error, mean over seeds, is smaller at the default initialisation",
         _identity,
@@ -282,8 +283,8 @@ _CLAIMS = (
         "gelu_clamp",
         "Without a bound on u, MLPs with GELU can give NaN",
         "NaN without |u| <= 5",
-        f"NaN seen without the bound, with the activation left out of diag(G) or kept there: reproduced; |u| above "
-        f"{BOUND:g}: partly; neither: not",
+        "NaN without the bound, with the activation left out of diag(G) or kept in it: reproduced; no NaN, but |u| "
+        f"above {BOUND:g}: partly",
         _clamp,
     ),
 )

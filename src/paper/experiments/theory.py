@@ -397,7 +397,7 @@ def _unit_gain(table: pd.DataFrame) -> Finding:
     found = _near(rows)
     if off > 1e-9:
         return Finding(f"the formula is off by {off:.1g}", NO)
-    return Finding(f"so is the formula; {found.ours}", found.answer)
+    return Finding(f"the formula gives 1 + k/n; {found.ours}", found.answer)
 
 
 def _constant(table: pd.DataFrame) -> Finding:
@@ -424,7 +424,7 @@ def _printed(name: str) -> Callable[[pd.DataFrame], Finding]:
     return judge
 
 
-_NEAR = f"random networks within {FAR:g} standard errors; all: reproduced, half: partly"
+_NEAR = f"random networks within {FAR:g} standard errors of the formula; all values: reproduced, half: partly"
 _RULE = "the printed formula is off in some layer, by algebra and by random networks: confirmed"
 _CLAIMS = (
     Claim(
@@ -438,7 +438,7 @@ _CLAIMS = (
         "theory_unit_gain",
         "At constant width n and a = 1 the expected diagonal is 1 + k/n in layer k, so nearly constant",
         "1 + k/n",
-        f"the formula is that, and {_NEAR}",
+        f"the formula gives 1 + k/n, and {_NEAR}",
         _unit_gain,
     ),
     Claim(
@@ -465,7 +465,8 @@ _CLAIMS = (
     ),
     Claim(
         "theory_general",
-        "Expected diagonal of the weights for any variances by layer: a product leaves out one factor too few",
+        "Expected diagonal of the weights for any variances by layer: the printed product must leave out one more "
+        "factor",
         "formula (appendix)",
         _RULE,
         _printed("expected_ak"),
@@ -503,9 +504,9 @@ EXPERIMENT = Experiment(
     title="Expected diagonal of G",
     where="Proposition 5.1 and appendix J",
     caption=(
-        "Expected diag(G) of fully connected networks at initialisation, by layer and by a = n σ². Lines are the "
-        "formulas as corrected, markers the means over {draws:,} random networks with two standard errors, crosses "
-        "what the paper prints where it differs, each tied to its own curve."
+        "Expected diag(G) of fully connected networks at initialisation, by layer and by a = n σ². Lines: corrected "
+        "formulas. Markers: means over {draws:,} random networks, with two standard errors. Crosses: the paper's "
+        "formula where it differs, each joined to its curve."
     ),
     settings=Settings,
     plot=plot,

@@ -381,7 +381,7 @@ _CLAIMS = (
     Claim(
         "timing_half_epoch",
         "Ten sweeps cost about half an epoch to one epoch, whatever the network",
-        "half to one (its own 22% is less)",
+        "half to one epoch (the paper's own 22% is less)",
         _NOT_COMPARED,
         _other_solver,
     ),
@@ -394,9 +394,9 @@ EXPERIMENT = Experiment(
     where="Figure 6",
     caption=(
         "Time of the whole rescaling at initialisation as a fraction of one training epoch on CIFAR-10, for "
-        "{networks_count} networks; means over {repeats} runs after a warm-up, bars are one standard deviation. "
+        "{networks_count} networks. Means over {repeats} runs after a warm-up; bars are one standard deviation. "
         "Dashed: the fractions that the paper prints, on its own hardware and with its own solver. The MLP has no "
-        "pools: both ways to count them are one computation, and drawn once."
+        "pools, so both ways to count them are the same computation, drawn once."
     ),
     settings=Settings,
     plot=plot,

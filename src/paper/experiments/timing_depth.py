@@ -200,9 +200,9 @@ EXPERIMENT = Experiment(
     title="Cost by depth and by step",
     where="appendix H.1",
     caption=(
-        "Time of the rescaling of MLPs against depth, beside that of one training epoch (a); means over {repeats} "
-        "runs, bars are one standard deviation. How the time of the rescaling splits into its four steps, for each "
-        "network of the figure on cost (b)."
+        "Time of the rescaling of MLPs against depth, beside the time of one training epoch (a). Means over {repeats} "
+        "runs; bars are one standard deviation. Shares of the four steps in the time of the rescaling, for each "
+        "network of Figure 6 (b)."
     ),
     settings=Settings,
     plot=plot,

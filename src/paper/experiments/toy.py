@@ -341,17 +341,18 @@ _CLAIMS = (
     ),
     Claim(
         "toy_closer",
-        "Its path in lifted space is closer to that of gradient descent in lifted space",
+        "From the rescaled start, the trajectory of the path lifting is closer to that of gradient descent on the "
+        "lifting itself",
         "all three starts",
-        "mean distance to the ideal path is smaller",
+        "mean distance to the ideal trajectory is smaller",
         _closer,
         cases="start",
     ),
     Claim(
         "toy_any_start",
-        "The same holds whatever the start",
-        "says it of three starts",
-        "steps to a loss of 0.0001 are fewer, from a start with |u| > |(v, w)| too",
+        "From any start, gradient descent is faster after PathCond's rescaling",
+        "stated for three starts",
+        "steps to a loss of 0.0001 are fewer, also from a start with |u| > |(v, w)|",
         _everywhere,
         OURS,
         cases="start",
@@ -364,9 +365,10 @@ EXPERIMENT = Experiment(
     title="Gradient descent on one neuron",
     where="Figure 1",
     caption=(
-        "Gradient descent on f(x) = u relu(v x + w) from {starts_count} starts, each as it is and rescaled by "
-        "PathCond: the loss (a), the path of Φ = (uv, uw) beside the ideal one, which descends on Φ itself (b; star: "
-        "optimum), and the path of the parameters (c; grey: optima). Ours: a start from which PathCond is slower (d)."
+        "Gradient descent on f(x) = u relu(v x + w) from {starts_count} starts, each original and rescaled by "
+        "PathCond. Loss (a). Trajectory of Φ = (uv, uw), beside the ideal one of gradient descent on Φ itself; star: "
+        "optimum (b). Trajectory of the parameters; grey: optima (c). Not in the paper: a start from which PathCond is "
+        "slower (d)."
     ),
     settings=Settings,
     plot=plot,
