@@ -94,7 +94,7 @@ LEVELS = {
     "mlp_speedup": at_least(1.35, 1.1),  # the paper's 1.5, less 10%
     "mlp_speedup_earliest": Levels((1.35, 1.65), (1.1, math.inf)),  # the paper's 1.5, more or less 10%
     "mlp_deeper": at_least(1.0),
-    "mlp_parameters": at_least(1 / 1.05, 1 / 1.2),
+    "mlp_parameters": at_least(0.95, 0.83),
     "mlp_enorm": at_most(1.05),
     "mlp_lrs_never_hurts": at_least(0.97),
     "mlp_lrs_never": at_least(0.97),

@@ -544,8 +544,8 @@ CASES |= {
     "mlp_parameters": [
         *((YES, mlps(("baseline", 8, 40.0), ("pathcond", 5, ours), ("pathcond", 8, 1.0))) for ours in (41.9, 10.0)),
         (YES, mlps(("baseline", 8, [NEVER, NEVER]), ("pathcond", 5, 80.0))),
-        *((PARTLY, mlps(("baseline", 8, 40.0), ("pathcond", 5, ours))) for ours in (42.1, 47.9)),
-        (NO, mlps(("baseline", 8, 40.0), ("pathcond", 5, 48.1), ("baseline", 5, 99.0))),
+        *((PARTLY, mlps(("baseline", 8, 40.0), ("pathcond", 5, ours))) for ours in (42.2, 47.9)),
+        (NO, mlps(("baseline", 8, 40.0), ("pathcond", 5, 48.3), ("baseline", 5, 99.0))),
         (UNDECIDED, mlps(("baseline", 8, [40.0, 80.0]), ("pathcond", 5, 50.0))),
     ],
     "mlp_enorm": [
