@@ -47,7 +47,7 @@ def _prelu_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
 
 
 def _is_relu(a: Arguments) -> bool:
-    """Whether a clamp or threshold is one at zero from below."""
+    """Whether a clamp or threshold is a ReLU: its only bound is 0, from below."""
     low = a.get("min", a.get("threshold"))
     return isinstance(low, (int, float)) and low == 0 and a.get("max") is None and a.get("value", 0) == 0
 
