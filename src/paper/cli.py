@@ -50,7 +50,7 @@ def positive(text: str) -> int:
 
 def add_threads(parser: argparse.ArgumentParser) -> None:
     """Add the option for the number of threads on a CPU."""
-    words = "on a CPU (default: OMP_NUM_THREADS, else 1); the same number gives the same bytes"
+    words = "threads on a CPU (default: OMP_NUM_THREADS, else 1); results are reproducible for one number"
     parser.add_argument("--threads", type=positive, metavar="N", help=words)
 
 

@@ -556,7 +556,7 @@ def _is_called(option: Any, name: str) -> bool:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of a program that reads the configuration; `chosen` reads them."""
     parser.add_argument("--folder", type=Path, default=CHECKOUT, help="checkout with config.yaml (default: this one)")
-    parser.add_argument("--preset", help="in place of the one in config.yaml")
+    parser.add_argument("--preset", help="name of the preset (default: the one in config.yaml)")
 
 
 def chosen(arguments: argparse.Namespace) -> Config:

@@ -422,8 +422,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m paper.runs", description=main.__doc__)
     config.add_options(parser)
     parser.add_argument("--experiments", nargs="+", choices=tuple(EXPERIMENTS), default=(), metavar="NAME",
-                        help="only the runs of these experiments, also of those that are not recorded yet")  # fmt: skip
-    parser.add_argument("--queue", nargs="*", metavar="NAME", help="the runs of queue.yaml, or of these of its blocks")
+                        help="only the runs of these experiments, even if they are not recorded yet")  # fmt: skip
+    parser.add_argument("--queue", nargs="*", metavar="NAME", help="the runs of queue.yaml, or only of these blocks")
     parser.add_argument("--output", type=Path, required=True)
     given = parser.parse_args()
     if given.queue is not None:

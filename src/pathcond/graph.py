@@ -211,7 +211,7 @@ def _propagate_call(s: ScalePropagation, call: Call, reads: set[int], flow: _Flo
         if operation is not None and operation.constant:
             operation.scales(s, call, operation.bind(call.args, call.kwargs))
         else:
-            s.freeze_through(call, f"enters `{call.name}`, which is not followed where no data comes in")
+            s.freeze_through(call, f"enters `{call.name}`, which has no rule for values without data")
     elif operation is None or not (operation.logical or s.floating(call.outs[0])):
         s.freeze_through(call)
         if any(sum(n > 1 for n in s.shape(value)) > 1 for value in reads & flow.weights):

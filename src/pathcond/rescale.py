@@ -276,9 +276,7 @@ def rescale_(
         with clock("apply"):
             scale_optimizer_state_(model, graph, solution.u, optimizer)
     if not tensors_in(as_arguments(example_input)):
-        more += (
-            "the example input shows no tensor (those in tuples, lists and dicts are seen), so no unit depends on it",
-        )
+        more += ("the example input shows no tensor (tuples, lists and dicts are searched), so no unit depends on it",)
     norms = _read_norms(before, _parameter_norms(model, graph))
     report = Rescaling(
         units=graph.units,
