@@ -7,7 +7,7 @@ RULES := Snakefile $(wildcard workflow/rules/*.smk)
 PYTEST_FLAGS ?= -n 2 --dist loadgroup
 CORES ?= $(shell nproc)
 PRESET ?= paper
-# Quiet: one line for each finished job; errors and the logs of failed jobs are shown in full.
+# Quiet output: one line per finished job; errors and the logs of failed jobs are shown in full.
 SNAKEMAKE = $(PY) -m snakemake --quiet rules reason host --cores $(CORES)
 
 # Pyright would otherwise ask the network whether a newer release exists.
@@ -62,7 +62,7 @@ docs: env ## fill README.md and docs/ with the recorded numbers
 docs-check: env ## README.md and docs/ show the recorded numbers (after figures)
 	$(PY) -m paper.docs --check
 
-# The site's tools stay out of the environment.
+# The tools that build the site are installed outside of the environment.
 build/docs/.installed: requirements-docs.txt | env
 	rm -rf build/docs
 	$(PY) -m pip install --quiet --no-deps --target build/docs -r requirements-docs.txt
@@ -74,7 +74,7 @@ docs-site: env build/docs/.installed ## build the documentation site into build/
 	$(PY) -m mkdocs build --quiet --strict
 	@echo "The site is built: open build/site/index.html"
 
-# One thread for each test process: the processes share the cores.
+# One thread per test process, because the processes share the cores.
 test: export OMP_NUM_THREADS := 1
 test: lint ## style, types, and all tests without a target of their own
 	$(PY) -m pytest $(PYTEST_FLAGS) -m "not slow and not gpu and not slurm and not faults and not workflow and not site"
@@ -94,7 +94,7 @@ test-slow: env ## the few tests that take long each
 test-gpu: env ## tests that need a GPU (skipped where there is none)
 	$(PY) -m pytest $(PYTEST_FLAGS) -m gpu
 
-# The executor is looked for here too: in the environment it would slow every start of Snakemake.
+# The Slurm executor may be in build/slurm: in the environment it would slow every start of Snakemake.
 test-slurm: export PYTHONPATH := $(CURDIR)/build/slurm
 test-slurm: export OMP_NUM_THREADS := 1
 test-slurm: env ## the tiny preset on a Slurm of its own (skipped without one)

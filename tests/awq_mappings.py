@@ -137,7 +137,7 @@ def as_entries(mapping: Mapping) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Finding:
-    """What came out for one entry of a mapping, in the first block of a model."""
+    """The result for one entry of a mapping, in the first block of a model."""
 
     smooth: str
     balance: tuple[str, ...]
@@ -145,7 +145,7 @@ class Finding:
 
 
 def verify(name: str) -> tuple[list[Finding], list[str]]:
-    """Verify a published mapping on a tiny random model: one finding an entry, and the exact groups it misses."""
+    """Verify a published mapping on a tiny random model: one finding per entry, and missed exact groups."""
     if name == "mixtral_modules":
         torch.manual_seed(0)
         model, example_input = ExpertBlock(), torch.randn(5, 16)

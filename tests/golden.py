@@ -1,4 +1,4 @@
-"""What runs of the tiny preset gave when their versions were set: python -m tests.golden writes tests/golden.json.
+"""Numbers of runs of the tiny preset at their present versions: python -m tests.golden writes tests/golden.json.
 
 Run it after raising a version (of an experiment, or `TRAINING_VERSION` in src/paper/runs.py), not otherwise.
 """
@@ -23,7 +23,7 @@ from paper.training.runner import Options, train
 ROOT = Path(__file__).parents[1]
 FILE = ROOT / "tests" / "golden.json"
 CPU = torch.device("cpu")
-# One network and method of each way to train, two seeds each; the rest differs in numbers only.
+# One network and method for each code path of training, two seeds each; other runs differ in settings only.
 TRAINED = ("mlp_2x16/enorm", "mlp_2x16/pathcond-lr0.001", "mlp_2x16_gelu/pathcond", "cifar_nv/enorm-lr0.001",
          "cifar_nv/pathcond-lr0.001", "autoencoder_c2/pathcond-lr0.001", "mlp_2x16/rows", "mlp_2x16/exact",
          "mlp_2x16_adamw/pathcond", "mlp_2x16_muon/pathcond", "resnet18_tiny/default")  # fmt: skip
@@ -37,7 +37,7 @@ def specs() -> dict[str, Spec]:
 
 
 def results(folder: Path) -> Iterator[tuple[str, Spec, dict[str, Any]]]:
-    """Make every watched run in a folder, and sum it up."""
+    """Compute every watched run in a folder, and summarise it."""
     torch.set_num_threads(1)
     prepare("generated", folder / "data" / "generated.pt")
     for name, spec in specs().items():

@@ -1,7 +1,7 @@
 """Does the preview show the effect? python -m tests.preview, after `make preview`; exit status 1 if not.
 
 At the small learning rate PathCond's train loss must lie below the baseline's from the first epoch on, for every MLP
-and for every autoencoder that is compressed. How long training took is told, not judged.
+and for every autoencoder that is compressed. The training time is printed, not judged.
 """
 
 import argparse
@@ -13,7 +13,7 @@ import pandas as pd
 
 
 def curves(folder: Path, item: str) -> pd.DataFrame:
-    """Mean train losses of an item at its smallest rate: a column a network and method, a row an epoch from 1 on."""
+    """Mean train losses of an experiment at its smallest rate: columns are networks and methods, rows epochs from 1."""
     table = pd.read_csv(folder / "aggregate" / f"{item}.csv")
     table = table[(table.panel == "curve") & (table.epoch >= 1) & (table.lr == table.lr.min())]
     return table.pivot_table(index="epoch", columns=["network", "method"], values="train_loss_mean")

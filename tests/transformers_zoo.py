@@ -253,7 +253,7 @@ def change(before: list[Tensor], after: list[Tensor]) -> float:
 
 @dataclass(frozen=True)
 class Row:
-    """What came out for one model."""
+    """The results of one model."""
 
     model: str
     symmetries: int
@@ -345,7 +345,7 @@ def measure_large(name: str, device: str) -> dict[str, Any]:
 
     clock = time.perf_counter if device == "cuda" else time.process_time
     inputs = torch.randint(3, 1000, (2, 32), generator=_draws())
-    pathcond.rescale_(build("llama")[0], _tokens())  # what is loaded once
+    pathcond.rescale_(build("llama")[0], _tokens())  # loads modules that are imported on first use
     torch.manual_seed(0)
     with torch.device(device):
         model = LARGE[name]().eval()

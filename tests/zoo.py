@@ -7,7 +7,7 @@
    before, in eval and in training mode.
 
 Rows are kept in ``build/zoo.json``, and a later run computes those that are missing; a change of the library's code or
-of a package makes all of them anew. The exit status is 1 if a model fails. With a limit on the time the families are
+of a package recomputes all of them. The exit status is 1 if a model fails. With a limit on the time the families are
 mixed, in the same order each time. Run ``python -m tests.zoo --help`` for the options.
 """
 
@@ -76,7 +76,7 @@ TIMM = [
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What came out for one model; errors are relative to the largest entry of the output."""
+    """The results of one model; errors are relative to the largest entry of the output."""
 
     family: str
     model: str

@@ -1,10 +1,10 @@
-"""Rewrites results/paper of version 0.1 (one file per cell of several seeds) as one file per run; run once.
+"""Rewrite results/paper of version 0.1 (one file for several seeds) as one file per run; it was run once.
 
 python tools/migrate_results.py OLD NEW --table FILE
 
-OLD holds the results as they were (`git show` of the commit before), NEW is written. No number changes: the lines of a
-seed are copied as text. FILE lists the sha256 (20 digits) of every copied table under its old and its new key, for the
-test that compares both (tests/paper/test_recorded_numbers.py).
+OLD is the folder of the old results (from the commit before), NEW the folder to write. No number changes: the lines of
+a seed are copied as text. FILE lists the sha256 (20 digits) of every copied table under its old and its new key, for
+the test that compares both (tests/paper/test_recorded_numbers.py).
 
 The fully connected networks at learning rate 1e-3 and seeds 0 to 2 were recorded twice, in batches of three and of ten
 seeds, with different rounding. The batch of ten seeds is kept.
@@ -29,7 +29,7 @@ def renamed(old: dict) -> dict:
 
 
 def split(spec: dict, text: str) -> Iterator[tuple[dict, str, str, int]]:
-    """New specs of an old result, what names each in the old one, the lines of each, and among how many it is one."""
+    """For each run in an old result: its new spec, its name there, its lines, and how many runs the result holds."""
     head, *lines = text.splitlines(keepends=True)
     columns = head.strip().split(",")
     if spec["stage"] == "train":

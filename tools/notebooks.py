@@ -1,4 +1,4 @@
-"""Run notebooks and keep what they print and draw: python tools/notebooks.py docs/tutorials/*.ipynb.
+"""Run notebooks and store what they print and draw: python tools/notebooks.py docs/tutorials/*.ipynb.
 
 Cells are plain Python that prints and calls `plt.show()`, so they run here without Jupyter and in Jupyter alike.
 """

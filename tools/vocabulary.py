@@ -1,6 +1,6 @@
 """Check that the project's text uses the field's words: python tools/vocabulary.py (part of `make lint`).
 
-Each entry is a pattern that has no other meaning in this project, and what to write instead.
+Each entry has a pattern that has no other meaning in this project, and what to write instead.
 """
 
 import re

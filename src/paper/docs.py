@@ -63,7 +63,7 @@ class Facts:
         return results.read_json(self.results / "claims.json")
 
     def claim(self, id: str) -> dict[str, Any]:
-        """The claim of an id."""
+        """The claim with this id."""
         return next(claim for claim in self.claims if claim["id"] == id)
 
     def claims_of(self, experiment: str) -> list[dict[str, Any]]:
@@ -71,7 +71,7 @@ class Facts:
         return [claim for claim in self.claims if claim["experiment"] == experiment]
 
     def short(self, ids: list[str] | None = None) -> list[dict[str, Any]]:
-        """Claims, or those of these ids in this order, with findings cut to a line."""
+        """All claims, or those with these ids in this order, with findings cut to one line."""
         found = {claim["id"]: {**claim, "ours": short(claim["ours"])} for claim in self.claims}
         return list(found.values()) if ids is None else [found[name] for name in ids]
 
@@ -81,7 +81,7 @@ class Facts:
         return {key: results.read_provenance(self.results / f"{key}.csv") for key in self.plan.specs}
 
     def without(self, experiment: str) -> list[str]:
-        """In words, the runs that an experiment is drawn without."""
+        """The missing runs of an experiment, in words."""
         return self.plan.missing[experiment]
 
     def caption(self, experiment: str) -> str:
@@ -89,7 +89,7 @@ class Facts:
         return EXPERIMENTS[experiment].described(self.config.plain[experiment])
 
     def cost(self, experiment: str | None = None) -> pd.DataFrame:
-        """Time by hardware and stage, of all runs or those of an experiment: hardware, stage, runs, seconds."""
+        """Time of all runs, or of one experiment, by hardware and stage; columns hardware, stage, runs, seconds."""
         keys = list(self.provenance) if experiment is None else self.plan.asked[experiment]
         found = [self.provenance[key] for key in keys]
         rows = [(p["hardware"], p["spec"]["stage"], p["seconds"]) for p in found]
@@ -97,7 +97,7 @@ class Facts:
         return pd.DataFrame({"runs": groups.size(), "seconds": groups.sum()}).reset_index()
 
     def gpu_minutes(self, paper: bool) -> float:
-        """Minutes of all runs on GPUs, or of those that the paper's own figures and tables need."""
+        """GPU minutes of all runs, or of those that the paper's own figures and tables need."""
         asked = {key for name, keys in self.plan.asked.items() if EXPERIMENTS[name].where != "ours" for key in keys}
         found = [p for key, p in self.provenance.items() if key in asked or not paper]
         return sum(p["seconds"] for p in found if not p["hardware"].startswith("CPU")) / 60
@@ -115,10 +115,10 @@ class Facts:
         return "; ".join(parts) + (f" ({', '.join(precisions)})" if precisions else "")
 
     def plain_loop(self) -> tuple[float, float]:
-        """Seconds that MLPs and CIFAR-NV would take one by one in a plain PyTorch loop, and that they took.
+        """Seconds that MLPs and CIFAR-NV would take one by one in a plain PyTorch loop, and that they took here.
 
-        The plain loop's epochs are those that `timing` and `timing_depth` measured on the same hardware, without
-        evaluation; ours include it.
+        Times of the plain loop are those that `timing` and `timing_depth` measured on the same hardware, without
+        evaluation; our times include evaluation.
         """
         times = results.read_table(self.results / "aggregate/timing_depth.csv")
         epochs = times[(times["step"] == "epoch") & (times["pooling"].isna() | (times["pooling"] != "exact"))]
@@ -165,7 +165,7 @@ class Facts:
 
 
 def short(text: str) -> str:
-    """A finding without remarks in brackets, cut at a semicolon where it grows long."""
+    """A finding without remarks in brackets, and cut at a semicolon if it is long."""
     first, *more = re.sub(r" \([^()]*\)", "", text).split("; ")
     while more and len(f"{first}; {more[0]}") <= LONG:
         first = f"{first}; {more.pop(0)}"
@@ -173,7 +173,7 @@ def short(text: str) -> str:
 
 
 def pages(facts: Facts) -> dict[Path, str]:
-    """Every page as it should be.
+    """The up-to-date text of every page.
 
     Raises:
         PaperError: a pair of markers is unknown or not closed.
@@ -215,7 +215,7 @@ def figures(facts: Facts) -> dict[Path, tuple[Path, str]]:
 
 
 def _small(png: Path, source: str) -> bytes:
-    """A figure in few colours, which takes a third of the space, with a note of what was drawn."""
+    """A figure reduced to few colours, a third of its size, with the checksum of what was drawn."""
     from PIL import Image
     from PIL.PngImagePlugin import PngInfo
 
@@ -238,7 +238,7 @@ def source(png: Path) -> str:
 
 
 def outdated(facts: Facts, texts: Mapping[Path, str]) -> list[str]:
-    """Pages and figures that are not as they should be."""
+    """Pages and figures that are out of date."""
     wrong = [page for page, text in texts.items() if (facts.root / page).read_text("utf-8") != text]
     wrong += [path for path, (_, checksum) in figures(facts).items() if source(facts.root / path) != checksum]
     return [str(path) for path in wrong]

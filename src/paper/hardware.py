@@ -1,4 +1,4 @@
-"""What a measurement runs on, in words and as a record; nothing that names a host, a path or a user."""
+"""The hardware of a measurement, in words and for the provenance; never the name of a host, a path or a user."""
 
 import os
 import platform
@@ -13,8 +13,8 @@ from paper.errors import PaperError
 def choose(name: str, threads: int | None = None) -> torch.device:
     """The device a name stands for; `auto` is a GPU if there is one.
 
-    A CPU computes with the threads given, or as many as OMP_NUM_THREADS says (Snakemake sets it), or one: another
-    number rounds sums differently, so results would depend on the machine.
+    A CPU uses `threads`, else OMP_NUM_THREADS (which Snakemake sets), else one thread. It does not use all cores of the
+    machine, because another number of threads rounds sums differently.
     """
     if name == "cuda" and not torch.cuda.is_available():
         raise PaperError("device: expected a CUDA device, torch sees none. Use --device cpu (config: device: cpu).")
@@ -34,7 +34,7 @@ def describe(device: torch.device) -> str:
 
 
 def record(device: torch.device) -> dict[str, Any]:
-    """Hardware, threads and versions, for the record beside a result."""
+    """Hardware, threads and versions, for the provenance of a result."""
     return {
         "hardware": describe(device),
         "threads": torch.get_num_threads(),

@@ -1,6 +1,7 @@
 """Methods that are compared: what each does to the start weights, after a step, and between epochs.
 
-To add one: an entry here, with its label and colour, and its name in config.yaml. No torch: the workflow reads this.
+A new method is one entry here, with its label and colour, and its name in config.yaml. This module does not import
+torch, because the workflow reads it each time it starts.
 """
 
 from collections.abc import Mapping
@@ -23,13 +24,13 @@ class Method:
 
     Attributes:
         label: its name in figures.
-        colour: of its curves.
-        marker: of its points.
+        colour: colour of its curves.
+        marker: marker of its points.
         dash: line style of its curves.
         rescale: apply PathCond to the start weights.
         part: what the scales are applied to: ``both`` sides of a unit, ``rows`` (incoming alone), ``columns`` (outgoing
-            alone), or ``rates``: no weights, but each layer's learning rate is multiplied by the mean of what the
-            rescaling would do to it.
+            alone), or ``rates``: the weights do not change, and the learning rate of each parameter is multiplied by
+            the mean factor that imitates the rescaling.
         batchnorm: ``exclude`` (the paper's way) or ``affine`` (keeps the function).
         solver: ``sweeps`` (ten, as in the paper) or ``optimum``.
         sweeps: number of sweeps.
@@ -37,8 +38,8 @@ class Method:
         enorm: balance the layers' norms after every step.
         teleport: epochs between two rescalings during training; 0 for never.
         statistics: ``running`` (the paper's) or ``input``: those of normalisations are measured on a batch.
-        bound: of every abs(log lambda); None for none.
-        damping: factor of the log-scales.
+        bound: bound on every abs(log lambda); None for none.
+        damping: factor by which the log-scales are multiplied.
         per_layer: one scale for each layer, the mean of its units' log-scales.
         smooth: scales cross GELU and the like.
         smooth_paths: path sums cross GELU and the like, though scales do not; else they stop there.
@@ -64,15 +65,15 @@ class Method:
     smooth_paths: bool = False
 
 
-# Settings that were added after results had been recorded: at these values they are no part of a run's settings.
+# Settings added after results had been recorded: at these values a run's settings leave them out.
 _ADDED_LATER = {
     "statistics": "running", "bound": None, "damping": 1.0, "per_layer": False, "smooth": True, "smooth_paths": False,
 }  # fmt: skip
-BOUND = 1.5  # of the library's default
+BOUND = 1.5  # the library's default
 
 
 def _library(label: str, colour: str, marker: str, dash: str = "-", **changes: Any) -> Method:
-    """What :func:`pathcond.rescale_` does to a batch by default, or a candidate that differs in some settings."""
+    """The default of :func:`pathcond.rescale_` given a batch, or a candidate that differs in some settings."""
     default: dict[str, Any] = {
         "rescale": True, "batchnorm": "affine", "pooling": "exact", "statistics": "input", "bound": BOUND,
         "smooth": False,
@@ -102,7 +103,7 @@ METHODS: dict[str, Method] = {
 
 
 def describe(name: str) -> dict[str, Any]:
-    """What of a method is part of a run's settings: the fields that matter to it; not how it is drawn."""
+    """The fields of a method that are part of a run's settings: those its numbers depend on, not how it is drawn."""
     if name not in METHODS:
         raise PaperError(f"method: expected one of {', '.join(METHODS)}, got {name!r}.")
     method = METHODS[name]

@@ -1,4 +1,4 @@
-"""Networks built from blocks of config.yaml: the paper's here, those people train in `paper.networks`."""
+"""Networks built from blocks of config.yaml: the paper's own are here, common architectures in `paper.networks`."""
 
 import dataclasses
 import inspect
@@ -51,7 +51,7 @@ def cifar_nv(
 
     Args:
         width: multiplies the numbers of hidden channels, 128, 256 and 320.
-        batchnorm: whether there is BatchNorm at all.
+        batchnorm: whether there is any BatchNorm.
         bn: ``blocks``: after the third and the sixth convolution; ``last``: after the last one.
         activation: relu, gelu or silu.
         bias: biases in all convolutions.
@@ -126,11 +126,11 @@ KINDS: dict[str, Callable[..., nn.Module]] = {
     **networks.KINDS,
 }
 _IMAGES = ("cifar_nv", "resnet18_c", *networks.KINDS)  # kinds that take images, of side `image`
-_MORE = dict.fromkeys(_IMAGES, ("image",)) | {"resnet18_c": ("image", "held")}  # keys not always for the function
+_MORE = dict.fromkeys(_IMAGES, ("image",)) | {"resnet18_c": ("image", "held")}  # keys that `build` may handle itself
 
 
 def build(model: Mapping[str, Any]) -> nn.Module:
-    """A network with weights from torch's generator as it stands.
+    """A network with weights from torch's global generator in its present state.
 
     Args:
         model: ``kind`` and the arguments of the function of that name in this module; convolutional networks may also
@@ -153,7 +153,7 @@ def make(model: Mapping[str, Any], seed: int, *names: object, initialisation: st
     Args:
         model: as for :func:`build`.
         seed: the seed.
-        names: what else keeps the streams of random numbers apart, such as a depth.
+        names: other values that separate the streams of random numbers, such as a depth.
         initialisation: ``default``: torch's own (Kaiming uniform with a = sqrt(5), so variance 1 / (3 fan_in)).
             ``he``: weights of variance 2 / fan_in, biases as by default.
     """
@@ -196,9 +196,10 @@ def fit_images(images: Tensor, model: Mapping[str, Any]) -> Tensor:
 
 
 def units(module: nn.Module, x: Tensor, model: Mapping[str, Any]) -> pathcond.ScaleGraph:
-    """The units of a network as the paper counts them, BatchNorm left out; ``held`` leaves those before the last layer.
+    """The units of a network as the paper counts them, without those of BatchNorm.
 
-    The paper's solver holds the channels that ResNet-18-C's last block puts out, though they can be rescaled.
+    The paper's solver does not rescale the output channels of ResNet-18-C's last block, though it could. With ``held``
+    in the model they have no scale here either.
     """
     graph = pathcond.extract_graph(module, x, batchnorm="exclude")
     if not model.get("held"):
@@ -208,7 +209,7 @@ def units(module: nn.Module, x: Tensor, model: Mapping[str, Any]) -> pathcond.Sc
 
 
 def _without(graph: pathcond.ScaleGraph, held: Tensor) -> pathcond.ScaleGraph:
-    """A graph in which these units have no scale; the others are counted anew."""
+    """A graph in which these units have no scale; the others are renumbered."""
     free = torch.ones(graph.units + 1, dtype=torch.bool)
     free[held] = free[0] = False
     number = free.cumsum(0) * free

@@ -1,4 +1,4 @@
-"""Small networks as people train them, for 32 x 32 pixels and ten classes; torchvision's where it has them."""
+"""Common architectures for 32 x 32 pixels and ten classes, from torchvision where it has them."""
 
 from collections.abc import Callable
 

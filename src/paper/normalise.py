@@ -1,4 +1,4 @@
-"""Mean and deviation by which the images of a data set are normalised."""
+"""Mean and standard deviation by which the images of a data set are normalised."""
 
 import torch
 from torch import Tensor

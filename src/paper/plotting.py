@@ -1,7 +1,7 @@
-"""How every figure looks, and the panels that figures of trained networks share.
+"""The look of all figures, and the panels that figures of trained networks share.
 
-Sizes, colours and labels are defined once: a method's in `paper.methods`, the others here. Runs that miss the target or
-diverge are marked, never dropped. A table of trained networks has the panels of `paper.aggregate`.
+Sizes, colours and labels are defined once: those of methods in `paper.methods`, all others here. Runs that miss the
+target or diverge are marked, never dropped. `paper.aggregate` describes the tables of trained networks.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,20 +30,20 @@ NETWORKS = {
     "resnet18_c": (GREEN, "^", "ResNet-18-C"),
     "resnet18_c_held": (PINK, "D", "ResNet-18-C, held"),
 }
-# Steps of the rescaling, where a figure splits its time.
+# Colours and labels of the steps of the rescaling, where a figure splits its time.
 STEPS = {"diag_g": (SKY, "diag(G)"), "graph": (GREEN, "graph"), "solve": (RED, "solve"), "apply": (YELLOW, "apply")}
-# Colours and markers of values that are not of a kind above, in this order.
+# Colours and markers for all other values, used in this order.
 SERIES = ((BLUE, "o"), (ORANGE, "s"), (GREEN, "^"), (PINK, "D"), (SKY, "v"), (BLACK, "P"))
 
-PAPER_LR = 1e-3  # of the paper's main figures
-PAPER_DEPTH = 3  # hidden layers of the network whose curves it shows
+PAPER_LR = 1e-3  # learning rate of the paper's main figures
+PAPER_DEPTH = 3  # hidden layers of the network whose curves the paper shows
 ROW = 7.0  # points between rows of markers beyond the end of training
 OPEN = "open: target not reached"
 SOME = " (k/n: by k of n seeds)"
 END = "end of training"
 CROSS = "cross: diverged (k/n: k of n seeds)"
 EPOCHS = tuple(float(f"{first}e{power}") for power in range(4) for first in (1, 2, 3, 5, 7))  # ticks
-SEPARATOR = "  ·  "  # of the parts of the line below a figure
+SEPARATOR = "  ·  "  # between the parts of the line below a figure
 LINE = 22.0  # characters per inch of that line
 LABELS = {"train_loss": "train loss", "train_accuracy": "train accuracy (%)", "test_accuracy": "test accuracy (%)"}
 PALETTE = {name: method.colour for name, method in METHODS.items()}
@@ -51,7 +51,7 @@ PALETTE = {name: method.colour for name, method in METHODS.items()}
 
 @contextmanager
 def theme(font_size: float) -> Iterator[None]:
-    """Seaborn's theme with our sizes, restored afterwards."""
+    """Seaborn's theme with our sizes, within the block."""
     settings: dict[str, Any] = {
         **sns.axes_style("whitegrid"),
         **sns.plotting_context("paper"),
@@ -100,7 +100,7 @@ def panels(rows: int, columns: int, width: float, height: float, **options: Any)
 
 
 def letters(axes: Sequence[Axes]) -> None:
-    """Letter the panels, each before its title, which moves to the left."""
+    """Put a letter before the title of each panel, and align the title to the left."""
     for letter, place in zip(ascii_lowercase, axes, strict=False):
         title = place.get_title()
         place.set_title("")
@@ -115,13 +115,13 @@ def band(axes: Axes, rows: pd.DataFrame, x: str, look: dict[str, Any], label: st
 
 
 def spread(rows: pd.DataFrame, value: str, least: float = 0.0) -> pd.DataFrame:
-    """Rows with the columns middle, low and high: mean and deviation; `low` is at least this fraction of the mean."""
+    """Rows with the columns middle, low and high: from mean and deviation; `low` is at least `least` times the mean."""
     mean, deviation = rows[f"{value}_mean"], rows[f"{value}_sd"].fillna(0.0)
     return rows.assign(middle=mean, low=(mean - deviation).clip(lower=least * mean), high=mean + deviation)
 
 
 def note(figure: Figure, text: str) -> None:
-    """A remark about the figure, which `stamp` sets above its own line."""
+    """Store a remark about the figure, which `stamp` prints above its own line."""
     figure.supxlabel(text)
 
 
@@ -137,7 +137,7 @@ def stamp(figure: Figure, text: str) -> None:
     figure.supxlabel("\n".join(lines), x=0.5, fontsize=mpl.rcParams["font.size"] - 2, color=GREY)
 
 
-# Ordinates of losses.
+# Vertical axes of losses.
 
 
 def wide(values: pd.Series) -> bool:
@@ -147,13 +147,13 @@ def wide(values: pd.Series) -> bool:
 
 
 def losses(axes: Axes, values: pd.Series, room: float = 0.0, log: bool = False) -> None:
-    """Limits of an ordinate of losses, logarithmic where they span a factor of three or more.
+    """Limits of a vertical axis of losses, logarithmic if they span a factor of three or more.
 
     Args:
-        axes: where.
+        axes: the panel.
         values: the losses that are drawn; only finite positive ones count.
         room: fraction of the height left free at the top.
-        log: logarithmic however little they span.
+        log: use a logarithmic axis whatever their span.
     """
     finite = _finite(values)
     if finite.empty:
@@ -173,7 +173,7 @@ def losses(axes: Axes, values: pd.Series, room: float = 0.0, log: bool = False) 
 
 
 def _finite(values: pd.Series) -> pd.Series:
-    """Those that have a place on a logarithmic axis."""
+    """Values that a logarithmic axis can show."""
     return values[np.isfinite(values) & (values > 0)]
 
 
@@ -211,7 +211,7 @@ def shown_network(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def network_label(table: pd.DataFrame) -> str:
-    """What network the rows are of, in words."""
+    """The network of the rows, in words."""
     row = table.iloc[0]
     if pd.notna(row["hidden_layers"]):
         return f"{row['hidden_layers']:.0f} hidden layers"
@@ -235,7 +235,7 @@ def by_depth(table: pd.DataFrame) -> Figure:
 
 
 def parameters_axis(axes: Axes, table: pd.DataFrame) -> None:
-    """An abscissa of parameters: a tick per network, with its hidden layers below."""
+    """A horizontal axis of parameters: a tick per network, with its number of hidden layers below."""
     found = panel(table, "cell").drop_duplicates("parameters").sort_values("parameters")
     depths = ["" if pd.isna(depth) else f"\n{depth:.0f}" for depth in found["hidden_layers"]]
     names = [f"{size / 1e6:#.2g}{depth}" for size, depth in zip(found["parameters"], depths, strict=True)]
@@ -244,7 +244,7 @@ def parameters_axis(axes: Axes, table: pd.DataFrame) -> None:
 
 
 def rates_axis(axes: Axes, table: pd.DataFrame) -> None:
-    """A logarithmic abscissa of learning rates, with a tick at each."""
+    """A logarithmic horizontal axis of learning rates, with a tick at each."""
     lrs = sorted(set(table["lr"]))
     axes.set(xscale="log", xlabel="learning rate", xlim=(lrs[0] / 1.5, lrs[-1] * 1.5))
     axes.set_xticks(lrs, [f"{lr:g}" for lr in lrs])
@@ -252,7 +252,7 @@ def rates_axis(axes: Axes, table: pd.DataFrame) -> None:
 
 
 def epochs_axis(axes: Axes, table: pd.DataFrame, log: bool = False) -> None:
-    """An ordinate of epochs up to the end of training, with a row above it for each method that has open runs."""
+    """A vertical axis of epochs to the end of training, with a row above for each method whose runs miss the target."""
     limit, met = float(panel(table, "cell")["epochs"].max()), panel(table, "run")["reached"].dropna()
     low = 0.7 * max(1.0, min(met.min(), limit)) if log and len(met) else 0.7 if log else 0.0
     high = limit
@@ -397,7 +397,7 @@ def _open_methods(table: pd.DataFrame) -> list[str]:
 def legend(
     figure: Figure, table: pd.DataFrame, spare: Axes | None = None, markers: bool = True, more: Sequence[Line2D] = ()
 ) -> None:
-    """The methods and how gaps are drawn, above the panels or in place of a spare one."""
+    """A legend of methods and of the markers of missed targets, above the panels or in an empty one."""
     handles: list[Line2D] = []
     for name in methods(table):
         method = METHODS[name]
@@ -420,7 +420,7 @@ def legend(
 
 
 def _by_method(table: pd.DataFrame, x: str) -> Iterator[tuple[pd.DataFrame, dict[str, Any]]]:
-    """Each method's cells, and its colour and marker."""
+    """The rows of the panel `cell` of each method, with its colour and marker."""
     cells = panel(table, "cell")
     for name in methods(table):
         look = {"color": METHODS[name].colour, "marker": METHODS[name].marker}
@@ -432,14 +432,14 @@ def _means(axes: Axes, table: pd.DataFrame, cells: pd.DataFrame, x: str, value: 
     mean, deviation = (cells[f"{value}_{part}"].replace(np.inf, np.nan) for part in ("mean", "sd"))
     line = METHODS[cells["method"].iloc[0]].dash if len(cells) else "-"
     axes.errorbar(cells[x], mean, yerr=deviation.fillna(0.0), linestyle=line, **look)
-    if value == "reached":  # the way to runs at the end of training
+    if value == "reached":  # dotted lines lead to runs that miss the target, at the end of training
         axes.plot(cells[x], mean.fillna(cells["epochs"]), ":", color=look["color"], linewidth=0.8)
     runs = panel(table, "run").merge(cells.loc[mean.isna(), ["method", "network", "lr"]])
     axes.plot(runs[x], runs[value].replace(np.inf, np.nan), ".", color=look["color"], markersize=3)
 
 
 def _moved(axes: Axes, right: float, up: float, transform: Transform | None = None) -> Transform:
-    """Data coordinates (or others), a few points away."""
+    """Data coordinates (or those of `transform`), moved by a few points."""
     return offset_copy(transform or axes.transData, axes.get_figure(root=True), right, up, units="points")
 
 
@@ -455,21 +455,21 @@ def _around(values: pd.Series, share: float = 0.09) -> tuple[float, float]:
 
 
 def _compressions(axes: Axes, table: pd.DataFrame) -> None:
-    """An abscissa of compression factors, with a tick at each."""
+    """A horizontal axis of compression factors, with a tick at each."""
     factors = sorted(set(table["compression"]))
     axes.set(xlabel="compression factor", xlim=_around(table["compression"], 0.15))
     axes.set_xticks(factors, [f"{factor:g}" for factor in factors])
 
 
 def _values(table: pd.DataFrame, value: str) -> pd.Series:
-    """What is drawn of a final value: that of each run, and the ends of the bars."""
+    """All numbers that a panel of a final value shows: one per run, and the ends of the bars."""
     cells = panel(table, "cell")
     mean, deviation = cells[f"{value}_mean"], cells[f"{value}_sd"].fillna(0.0)
     return pd.concat([panel(table, "run")[value], mean - deviation, mean + deviation])
 
 
 def _diverged(table: pd.DataFrame) -> pd.DataFrame:
-    """Cells with seeds that diverged."""
+    """Rows of the panel `cell` with seeds that diverged."""
     cells = panel(table, "cell")
     return cells[cells["diverged_n"] > 0]
 

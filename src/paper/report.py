@@ -17,7 +17,7 @@ from paper.verdicts import NO, PARTLY, WORDS, YES, counted
 from paper.workflow import Workflow
 
 TEMPLATES = Path("workflow/templates")
-CLASSES = {YES: "reproduced", PARTLY: "partly", NO: "not"}  # of the style sheet
+CLASSES = {YES: "reproduced", PARTLY: "partly", NO: "not"}  # classes of the style sheet
 MARKS = {word: CLASSES[answer] for words in WORDS.values() for answer, word in words.items()}
 LONGEST_TABLE = 200  # rows that a page shows; the CSV file has all
 

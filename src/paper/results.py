@@ -53,13 +53,13 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def beside(path: Path) -> Iterator[Path]:
-    """As `replacing`, without a message of its own where the file system fails."""
+    """As `replacing`, but errors of the file system are not translated."""
     temporary = _new_temporary(path)
     try:
         yield temporary
         os.replace(temporary, path)
     finally:
-        # Also after success: replacing a file by a link to itself leaves the link.
+        # Needed after success too: if both names are links to one file, the replacement leaves the temporary name.
         with suppress(OSError):
             temporary.unlink()
 
@@ -105,7 +105,7 @@ def _new_temporary(path: Path, attempts: int = 100) -> Path:
 
 @cache
 def _machine() -> str:
-    """Where process ids mean the same: this machine, or this container."""
+    """Identifies the machine or container within which process ids are unique."""
     namespace = ""
     with suppress(OSError):
         namespace = os.readlink("/proc/self/ns/pid")
@@ -124,7 +124,7 @@ def _alive(process: int) -> bool:
 
 
 def check_folder(path: Path) -> None:
-    """Refuse a folder that cannot be written before hours are spent on what would go there."""
+    """Raise if a folder cannot be written, before hours are spent on results for it."""
     there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     if not (there.is_dir() and os.access(there, os.W_OK)):
         raise PaperError(f"cannot write {path}: {there} is not a folder that may be written. Choose another.")
@@ -179,7 +179,7 @@ def read_table(path: Path) -> pd.DataFrame:
 
 @contextmanager
 def of_experiment(path: Path, table: pd.DataFrame) -> Iterator[None]:
-    """Around code that draws or judges an experiment's table: a missing row or column is an error that names the file.
+    """Wraps code that draws or judges an experiment's table: a missing row or column raises an error with the file.
 
     Raises:
         PaperError: the table has no rows, or lacks a column.
@@ -198,10 +198,10 @@ def of_experiment(path: Path, table: pd.DataFrame) -> Iterator[None]:
 
 
 def write_result(path: Path, table: pd.DataFrame, spec: Mapping[str, Any], provenance: Mapping[str, Any]) -> None:
-    """Write a result: the table, then the provenance that vouches for it.
+    """Write a result: the table, then the provenance with its checksum.
 
     Args:
-        path: of the table; the provenance has the suffix ``.json``.
+        path: path of the table; the provenance has the suffix ``.json``.
         table: rows of the result.
         spec: the settings of the run.
         provenance: how it was computed: hardware, versions, commit, wall time, status.
@@ -251,10 +251,10 @@ def read_provenance(path: Path) -> dict[str, Any]:
 
 
 def check(path: Path) -> dict[str, Any]:
-    """The provenance of a result whose two files are checked.
+    """Check both files of a result; returns its provenance.
 
     Raises:
-        PaperError: what is wrong with it.
+        PaperError: a file is missing or damaged.
     """
     provenance = read_provenance(path)
     try:
@@ -268,7 +268,7 @@ def check(path: Path) -> dict[str, Any]:
 
 
 def exists(path: Path) -> bool:
-    """Whether a result has both its files, whatever they hold."""
+    """Whether both files of a result exist; their content is not checked."""
     return path.exists() and path.with_suffix(".json").exists()
 
 

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from paper.config import Config
     from paper.experiments.base import Experiment
 
-TRAINING_VERSION = 1  # raised by hand when the numbers of training change (tests/paper/test_golden.py notices)
+TRAINING_VERSION = 1  # raised by hand when the numbers of training change; tests/paper/test_golden.py detects a change
 Spec = dict[str, Any]
 
-# Settings that were added after results had been kept, with the value that leaves their keys as they were.
+# Settings added after results had been recorded: at these values they do not enter a key.
 ADDED_LATER: dict[str, Any] = {}
-MEASURING_JOBS = 4  # of one experiment, at most
+MEASURING_JOBS = 4  # most jobs of one measured experiment
 FULLY_CONNECTED = ("mlp", "autoencoder")
-# Settings of training that a spec has only where they are given; without them training is the paper's.
+# Optional settings of training: a spec has them only if they are given; without them training is the paper's.
 OPTIONAL = ("schedule", "augmentation", "precision", "clip", "train_metrics")
 
 
@@ -86,7 +86,7 @@ def training_specs(grid: Mapping[str, Any], preset: str, sweeps: int | None = No
             test_images; where it has them, `clamp` (bound on abs(u)), `longer` (learning rates with more epochs) and
             the settings of OPTIONAL.
         preset: `paper`, `preview` or `tiny`.
-        sweeps: of coordinate descent, for methods that rescale by sweeps; None: the method's own.
+        sweeps: sweeps of coordinate descent, for methods that rescale by sweeps; None: the method's own number.
     """
     model = grid["model"]
     optional = {name: grid[name] for name in OPTIONAL if grid.get(name) is not None}
@@ -121,8 +121,8 @@ def training_specs(grid: Mapping[str, Any], preset: str, sweeps: int | None = No
 def measurement_specs(experiment: Experiment, settings: Any, preset: str) -> Iterator[Spec]:
     """One spec per part of a measured experiment.
 
-    Where an experiment has `rows`, the name of a list in the settings of its parts, a part has one row per entry, and
-    the list is no part of the key: a part that lacks rows is completed.
+    An experiment's `rows` names a list in the settings of its parts. A part then has one row per entry. The list does
+    not enter the key, so that a part that lacks rows is completed instead of computed again.
     """
     for part, chosen in experiment.all_parts(settings):
         spec = {
@@ -176,8 +176,8 @@ class Batch:
 
     Attributes:
         stage: ``train`` or ``measure``.
-        name: of the job's index file.
-        keys: of its runs.
+        name: name of the job's index file.
+        keys: keys of its runs.
     """
 
     stage: str
@@ -192,10 +192,10 @@ class Plan:
     Attributes:
         preset: its name.
         settings: checked settings of each experiment, as plain dictionaries.
-        specs: by key.
+        specs: specs of all runs, by key.
         asked: keys by experiment, in the order of its settings, with those of the experiments that it reads too.
-        missing: in words, by experiment, the runs that the configuration leaves out.
-        batches: by (stage, name).
+        missing: the runs that the configuration leaves out, in words, by experiment.
+        batches: the jobs, by (stage, name).
     """
 
     preset: str
@@ -247,7 +247,7 @@ def slice_of(config: Config, experiment: str, experiments: Mapping[str, Experime
 
 
 def specs_of(given: Mapping[str, Any], experiment: str, experiments: Mapping[str, Experiment]) -> list[Spec]:
-    """The runs that an experiment's table is made of, from what `slice_of` gave, in the order of the settings."""
+    """The runs that an experiment's table is made of, in the order of the settings; `given` comes from `slice_of`."""
     found: dict[str, Spec] = {}
     for name in (experiment, *experiments[experiment].also):
         settings = experiments[name].settings.model_validate(given["settings"][name])
@@ -273,10 +273,11 @@ def _matches(spec: Spec, patterns: Iterable[Mapping[str, Any]]) -> bool:
 
 
 def _batches(own: Mapping[str, Mapping[str, Spec]], specs: Mapping[str, Spec], sizes: Mapping[str, int]) -> list[Batch]:
-    """Runs by the experiments that ask for them, so that an experiment's jobs compute nothing else; then by size.
+    """Group runs by the set of experiments that need them, then split each group by size.
 
-    A new run changes the jobs of its own experiments alone. On a GPU the runs of a job that have one shape train
-    together; convolutional networks take few runs per job, so that a cluster can spread them.
+    So the jobs of an experiment compute no other runs, and a new run changes only the jobs of its own experiments. On a
+    GPU, runs of one shape in a job train together; convolutional networks take few runs per job, so that a cluster can
+    spread them.
     """
     groups: dict[tuple[str, str, int], list[str]] = {}
     for name, spec in specs.items():
@@ -304,7 +305,7 @@ def _shape(spec: Spec) -> tuple[str, int]:
 
 
 def packed(specs: Sequence[Spec]) -> str:
-    """Specs as short JSON for a command line: what they share once, then what differs."""
+    """Specs as short JSON for a command line: common fields once, then the fields that differ."""
     if not specs:
         return json.dumps({"shared": {}, "runs": []})
     first = specs[0]
@@ -355,14 +356,14 @@ def _read(text: str) -> Iterator[Spec]:
 
 
 def check_specs(specs: Iterable[Spec]) -> None:
-    """Refuse specs of other code, that lead out of their folder, or that cannot work, before they are computed.
+    """Refuse invalid specs before anything is computed: of another version, with unsafe names, or impossible settings.
 
     Raises:
         PaperError: lists every mistake of the first such spec.
     """
     try:
         from paper.config import check_spec
-    except ModuleNotFoundError as error:  # a machine that only computes may lack pydantic: `make specs` checked them
+    except ModuleNotFoundError as error:  # on a machine without pydantic, specs were checked by `make specs`
         if error.name not in ("pydantic", "yaml"):
             raise
         for spec in specs:
@@ -382,7 +383,7 @@ def flops(spec: Mapping[str, Any]) -> float:
     return 6.0 * multiplications(spec["model"]) * spec["images"] * spec["epochs"]
 
 
-# Of one forward pass on 32 x 32 pixels, at width 1.
+# Multiplications of one forward pass on 32 x 32 pixels, at width 1.
 MULTIPLICATIONS = {
     "vgg11": 1.53e8, "resnet18": 5.6e8, "mobilenetv2": 4.4e7, "efficientnet_b0": 3.3e7, "convnext_atto": 4.5e7,
     "vit_tiny": 1.75e8, "mixer": 1.28e8,
@@ -415,14 +416,14 @@ def main() -> None:
     """Write the specs of a preset's runs as a JSON list, for a machine without Snakemake."""
     import argparse
 
-    from paper import config, results  # not on machines that only read specs
+    from paper import config, results  # not needed on machines that only read specs
     from paper.experiments import EXPERIMENTS
 
     parser = argparse.ArgumentParser(prog="python -m paper.runs", description=main.__doc__)
     config.add_options(parser)
     parser.add_argument("--experiments", nargs="+", choices=tuple(EXPERIMENTS), default=(), metavar="NAME",
-                        help="only the runs of these experiments, also of those that are not recorded yet")  # fmt: skip
-    parser.add_argument("--queue", nargs="*", metavar="NAME", help="the runs of queue.yaml, or of these of its blocks")
+                        help="only the runs of these experiments, even if they are not recorded yet")  # fmt: skip
+    parser.add_argument("--queue", nargs="*", metavar="NAME", help="the runs of queue.yaml, or only of these blocks")
     parser.add_argument("--output", type=Path, required=True)
     given = parser.parse_args()
     if given.queue is not None:

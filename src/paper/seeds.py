@@ -1,4 +1,4 @@
-"""Random numbers by (seed, purpose): methods at one seed share them, purposes do not."""
+"""Random numbers by (seed, purpose): all methods share those of a seed; purposes have separate streams."""
 
 import hashlib
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ PURPOSES = ("init", "order", "input", "widths", "augmentation")
 
 
 def number(seed: int, purpose: str, *names: object) -> int:
-    """The 63-bit number that stands for a seed, a purpose and what else keeps streams apart, such as a depth."""
+    """A 63-bit number from a seed, a purpose and other values that separate streams, such as a depth."""
     if purpose not in PURPOSES:
         raise ValueError(f"purpose: expected one of {', '.join(PURPOSES)}, got {purpose!r}")
     text = "/".join(map(str, (seed, purpose, *names)))
@@ -24,7 +24,7 @@ def generator(seed: int, purpose: str, *names: object) -> torch.Generator:
 
 @contextmanager
 def seeded(seed: int, purpose: str, *names: object) -> Iterator[None]:
-    """Torch's own generator, which initialises layers, set for a while; its state is put back afterwards."""
+    """Torch's own generator, which initialises layers, seeded within the block; its state is restored afterwards."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(number(seed, purpose, *names))
         yield

@@ -1,4 +1,4 @@
-"""Field types and models that the settings of all experiments share, with what ties their values together.
+"""Field types and models that the settings of all experiments share, with checks across their fields.
 
 A model is closed (an unknown key is an error) and frozen. Numbers may be written as 0.001, 1e-3 or "1e-3". A machine
 that only computes needs no pydantic: specs arrive there validated, as plain dictionaries.
@@ -17,14 +17,14 @@ from paper.methods import METHODS
 
 if TYPE_CHECKING or find_spec("pydantic"):
     from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
-else:  # models can be declared here, not validated
+else:  # without pydantic, models can be declared but not validated
 
     class BaseModel:
-        """In the place of pydantic's."""
+        """Stands in for pydantic's class."""
 
         @classmethod
         def model_validate(cls, value: object) -> None:
-            """Name what is missing."""
+            """Raise an error that names the missing package."""
             raise PaperError("settings: expected pydantic to validate them, got no such package. Install pydantic.")
 
     def _inert(*_: object, **__: object) -> Any:
@@ -37,14 +37,14 @@ _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 
 def _number(value: object) -> object:
-    """Text such as "1e-3" as a number; true and false are none."""
+    """Text such as "1e-3" as a number; true and false are refused."""
     if isinstance(value, bool):
         raise ValueError(f"expected a number, got {str(value).lower()}")
     return float(value) if isinstance(value, str) and _NUMBER.fullmatch(value) else value
 
 
 def _integer(value: object) -> object:
-    """Text such as "1e3" as an integer; 3.0 is none, since in a path or a loop it is not one."""
+    """Text such as "1e3" as an integer; 3.0 is refused, because it is no integer in a path or a loop."""
     number = _number(value)
     return int(number) if isinstance(value, str) and isinstance(number, float) and number.is_integer() else number
 
@@ -78,7 +78,7 @@ AtLeast2 = Annotated[int, BeforeValidator(_integer), Field(strict=True, ge=2)]
 AtLeast3 = Annotated[int, BeforeValidator(_integer), Field(strict=True, ge=3)]
 ImageSide = Annotated[int, BeforeValidator(_integer), Field(strict=True, ge=8)]
 Flag = Annotated[bool, BeforeValidator(_flag), Field(strict=True)]
-# A run's name is a path, so what it is made of may not lead elsewhere.
+# Names are parts of paths, so they may not contain separators.
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_]*$")]
 MethodName = Annotated[str, AfterValidator(_known_method)]
 Activation = Literal["relu", "gelu", "silu"]
@@ -247,7 +247,7 @@ class Schedule(Block):
     """The learning rate over the steps: a linear warm-up from 0, then a decay to 0, linear or as a cosine."""
 
     name: Literal["one_cycle", "cosine"]
-    warmup: Momentum = 0.0  # share of the steps
+    warmup: Momentum = 0.0  # fraction of the steps
 
 
 class TrainingSetup(Block):
@@ -389,7 +389,7 @@ Misfit = tuple[str, str]  # key, and what was expected and got
 
 
 def misfits(model: Mapping[str, Any], dataset: str) -> Iterator[Misfit]:
-    """Where a network cannot take the images of a data set, or separate its classes."""
+    """Settings with which a network cannot take the images of a data set, or separate its classes."""
     data = DATASETS[dataset]
     if "inputs" in model:
         side = math.isqrt(model["inputs"] // data.channels)
@@ -419,7 +419,7 @@ def misfits(model: Mapping[str, Any], dataset: str) -> Iterator[Misfit]:
 
 
 def odd_batch(model: Mapping[str, Any], images: int, batch: int) -> Iterator[Misfit]:
-    """Where a last batch of one image meets BatchNorm."""
+    """Settings that give BatchNorm a last batch of one image."""
     normed = model["kind"] not in ("autoencoder", "vit_tiny", "mixer", "convnext_atto") and model.get("batchnorm", True)
     if normed and (images % batch or batch) == 1:
         yield (
@@ -432,6 +432,6 @@ def odd_batch(model: Mapping[str, Any], images: int, batch: int) -> Iterator[Mis
 
 
 def refuse(found: Iterator[Misfit] | Sequence[Misfit]) -> None:
-    """Raise what was found, if anything."""
+    """Raise a ValueError that lists the misfits, if there are any."""
     if texts := [f"{key}: {text}" for key, text in found]:
         raise ValueError("; ".join(texts))

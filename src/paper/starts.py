@@ -2,7 +2,7 @@
 
 `init` saves start weights by network and seed; `rescale` saves log-scales, the objective per sweep, residual and time.
 
-A file that exists is not computed again. Training computes what has no file by itself, with the same numbers.
+A file that exists is not computed again. If a file is missing, training computes the same numbers itself.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def network(spec: Mapping[str, Any], folder: Path | None = None) -> nn.Module:
     """The network a run starts from, before any rescaling; methods share it at one seed.
 
     Args:
-        spec: of the run.
-        folder: of the results; saved start weights are read from there.
+        spec: spec of the run.
+        folder: folder of the results; saved start weights are read from there.
     """
     from paper import models
 
@@ -49,9 +49,9 @@ def log_scales(
     """The scale graph of a network, and the solution of its rescaling.
 
     Args:
-        spec: of the run, whose method rescales.
+        spec: spec of the run, whose method rescales.
         module: its network, not yet rescaled.
-        folder: of the results; a saved solution is read from there.
+        folder: folder of the results; a saved solution is read from there.
         batch: images on the device of the network, for a method that measures statistics of normalisations.
 
     Returns:
@@ -114,7 +114,7 @@ def save_scales(spec: Mapping[str, Any], folder: Path) -> Path:
 
 
 def row(spec: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """The line of a rescaling in the table."""
+    """The row of a rescaling in the table."""
     tensors, told = _read(path)
     objective, u = tensors["objective"].tolist(), tensors["u"]
     values = (
@@ -129,7 +129,7 @@ def _write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str
 
     tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
     facts = json.dumps({**metadata, "sha256": _sha256(tensors)}, sort_keys=True)
-    results.write_bytes(path, save(tensors, {"facts": facts}))  # one entry: the order of several is random
+    results.write_bytes(path, save(tensors, {"facts": facts}))  # one entry: several are in random order
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

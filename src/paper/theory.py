@@ -7,8 +7,8 @@ Symbols of the paper and their names here:
     a_k            a                  n_k sigma_k^2; standard initialisations have one `a` for all layers
     E[g_i]         ExpectedDiagonal   expected entry of diag(G), the same for all parameters of one kind in one layer
 
-The bias of layer k is added to the n_{k+1} units which that layer feeds.
-`printed_edges` alone gives formulas that are wrong: those the paper prints.
+The bias of layer k is added to the n_{k+1} units that the layer feeds. All formulas here are correct but those of
+`printed_edges`, which are the paper's as printed.
 """
 
 import math

@@ -1,9 +1,9 @@
-"""Claims, what the runs say of them, and the verdict; with the statistics that decide it.
+"""Claims, what the runs show about them, and the verdict; with the statistics that decide it.
 
-One rule serves every claim about runs. Its statistic is a mean over seeds, of differences or ratios paired by seed
-where methods are compared, with a 95% interval. The claim's levels (:data:`LEVELS`, all of them ours) say which values
-answer yes, and which partly. The whole interval must lie there; if it also holds values of the other answer, the
-verdict is "undecided". A claim about several cases asks each of them (:func:`over_cases`).
+One rule decides every claim about runs. Its statistic is a mean over seeds with a 95% interval; where methods are
+compared, it is a mean of differences or ratios paired by seed. The claim's levels (:data:`LEVELS`, all of them ours)
+give the range of values for yes and the range for partly. The answer is yes, partly or no if the whole interval lies in
+its range, and "undecided" otherwise. A claim about several cases joins their answers (:func:`over_cases`).
 
 A run that misses its target is censored: it counts with the epochs it had, which bounds a ratio from one side. The
 interval of such a ratio is open on the other side. Where bounds point both ways, the ratio itself is open.
@@ -18,11 +18,11 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import pandas as pd  # else only where a table is judged: the workflow reads the claims each time it starts
+    import pandas as pd  # elsewhere imported inside functions: the workflow reads this module each time it starts
 
 
 class Answer(StrEnum):
-    """What the runs say of a claim; :data:`WORDS` has the verdict in words."""
+    """What the runs show about a claim; :data:`WORDS` has the verdict in words."""
 
     YES = "yes"
     PARTLY = "partly"
@@ -163,12 +163,12 @@ TOLERATED = 0.1  # share of cases that may answer no where a claim says "everywh
 
 @dataclass(frozen=True)
 class Finding:
-    """What the runs say of a claim.
+    """What the runs show about a claim.
 
     Attributes:
-        ours: in words, as printed.
-        answer: of the runs.
-        estimate: the number that decides, where it is one.
+        ours: our value in words, as printed.
+        answer: the answer of the runs.
+        estimate: the number that decides, if there is one.
         unit: what that number is, with its unit.
         cases: the numbers of several cases, by their name.
     """
@@ -186,16 +186,16 @@ class NotMeasured(Exception):
 
 @dataclass(frozen=True)
 class Claim:
-    """A statement that runs decide.
+    """A statement that is decided by runs.
 
     Attributes:
         id: slug, unique.
         text: the claim in our words.
         paper: the paper's value.
         rule: the statistic that is judged, in words.
-        judge: from the experiment's table to what it says.
+        judge: function from the experiment's table to the finding.
         kind: PAPER for a claim of the paper, OURS for a hypothesis of ours, ERRATUM for an error in a printed formula.
-        cases: what the claim holds for each of, such as "depth"; empty if it is one statement.
+        cases: name of the cases that the claim is about, such as "depth"; empty if it is one statement.
     """
 
     id: str
@@ -260,7 +260,7 @@ def markdown(claims: Sequence[Mapping[str, Any]], columns: Sequence[str] = COLUM
 
 
 def counted(claims: Sequence[Mapping[str, Any]]) -> str:
-    """How many claims have which verdict: the paper's claims, our hypotheses and errata apart."""
+    """Number of claims by verdict, separately for the paper's claims, our hypotheses and errata."""
     parts = []
     for kind, name in ((PAPER, "Claims of the paper"), (OURS, "hypotheses of ours"), (ERRATUM, "errata")):
         found = [claim["verdict"] for claim in claims if claim["kind"] == kind]
@@ -286,7 +286,7 @@ def decide(estimate: Estimate, levels: Levels) -> Answer:
 
 
 def over_cases(answers: Iterable[Answer]) -> Answer:
-    """One answer for several cases: yes or undecided if all are, no if some are and none is yes, else partly.
+    """One answer for several cases: theirs if all agree; no if none is yes or partly; else partly.
 
     Raises:
         NotMeasured: there are none.
@@ -319,7 +319,7 @@ def never(answers: Iterable[Answer], tolerated: float = 0.0) -> Answer:
 
 
 def of_all(true: Iterable[bool]) -> Answer:
-    """For cases that no chance enters: yes if all are true, partly if some, no if none."""
+    """For cases without randomness: yes if all are true, partly if some are, no if none is."""
     return over_cases(YES if case else NO for case in true)
 
 
@@ -335,7 +335,7 @@ class Estimate:
         low: lower end of the interval; minus infinity where only an upper bound is known.
         high: upper end.
         bound: AT_LEAST or AT_MOST where targets were missed, else empty.
-        digits: printed after the point.
+        digits: number of digits printed after the point.
     """
 
     value: float
@@ -354,7 +354,7 @@ class Estimate:
         finite = len(found) > 1 and all(map(math.isfinite, found))
         low, high = interval(mean, stdev(found) if finite else math.nan, len(found) if finite else 1)
         if not math.isfinite(mean):
-            low = high = mean  # every seed of one side diverged, and none of the other
+            low = high = mean  # all seeds of one side diverged, and none of the other
         return cls(mean, -math.inf if bound == AT_MOST else low, math.inf if bound == AT_LEAST else high, bound, digits)
 
     @property
@@ -408,10 +408,10 @@ def some(table: pd.DataFrame, **where: Any) -> pd.DataFrame:
 
 
 def runs(table: pd.DataFrame, kind: str | None = None, **where: object) -> pd.DataFrame:
-    """The runs with these values, one row a seed.
+    """The runs with these values, one row per seed.
 
     Args:
-        table: of a trained experiment.
+        table: the table of a trained experiment.
         kind: "hidden_layers" for MLPs alone, "compression" for autoencoders alone.
         where: values of columns.
 
@@ -471,7 +471,7 @@ def epochs_ratios_by_seed(slow: pd.DataFrame, fast: pd.DataFrame) -> tuple[pd.Se
     missed, missed_fast = pairs["reached"].isna(), pairs["reached_fast"].isna()
     if pairs.empty or (missed.any() and missed_fast.any()):
         return None
-    # The start itself may meet a low target: one epoch then, so that ratios stay finite.
+    # The start itself may meet a low target; it then counts as one epoch, so that ratios stay finite.
     above = pairs["reached"].fillna(pairs["epochs"]).clip(lower=1.0)
     below = pairs["reached_fast"].fillna(pairs["epochs_fast"]).clip(lower=1.0)
     return above / below, AT_LEAST if missed.any() else AT_MOST if missed_fast.any() else ""
@@ -594,14 +594,14 @@ def head_starts(table: pd.DataFrame, value: str = "test_accuracy", level: float 
     """How many epochs earlier each of PathCond's seeds gets to a level of accuracy than the baseline's.
 
     Args:
-        table: of one network and learning rate, with the curves of seeds.
+        table: rows of one network and learning rate, with the curves of seeds.
         value: metric of the curves.
-        level: of accuracy; None for where the baseline's curve of that seed ends.
+        level: the accuracy; None for the accuracy at which the baseline's curve of that seed ends.
 
     Returns:
-        One row a seed: early (epochs between the first times that both are there; NaN if the baseline never is; an
-        upper bound if PathCond never is, as though it were after the last epoch), reached (whether PathCond is there),
-        and epochs of the run.
+        One row per seed: early (epochs between the first times that both reach the level; NaN if the baseline never
+        does; an upper bound if PathCond never does, which then counts as one epoch after the last), reached (whether
+        PathCond reaches it), and epochs of the run.
 
     Raises:
         NotMeasured: a method was left out, or the baseline diverged.

@@ -4,7 +4,7 @@ Runs are picked at random. Measurements that do not time anything are recomputed
 recomputed for the first epochs alone: start weights and batch order depend only on the seed and the epoch, so a shorter
 run begins as the recorded one did. On a CPU the convolutional network is left out: one evaluation takes many minutes.
 
-Exit status: 0 all agree, 1 some do not, 2 a mistake in what was given, or nothing recorded that can be compared here.
+Exit status: 0 all runs agree, 1 some do not, 2 invalid input, or no recorded run can be compared here.
 """
 
 import argparse
@@ -30,12 +30,12 @@ from paper.training.runner import Options, can_batch, train
 
 # Allowed differences of a loss (relative) and of an accuracy, at the start and after training. The coarser of the two
 # precisions decides: each factor of a product is rounded by up to 2^-24 in float32, 2^-11 in TF32, 2^-9 in bfloat16.
-# The mean loss of a start averages that over all images; training adds it up over hundreds of steps. Measured at lr
-# 1e-3, TF32 on a GPU against float32 on a CPU: 5e-7 of the loss at the start, 2e-3 after an epoch, 0.005 of an
-# accuracy. Some networks magnify it until a run is no nearer to its copy than to another seed (8 hidden layers with
-# PathCond: 5e-2 of the loss); what they may differ by is measured on the spot. Log-scales follow from diag(G) in
-# float32. Measurements in float64 agree to 3e-13 of the largest number of a column, whatever the number of threads;
-# start weights are float32, and other processors round them differently (6e-8 seen).
+# The mean loss of a start averages these errors over all images; training adds them up over hundreds of steps. Measured
+# at lr 1e-3, TF32 on a GPU against float32 on a CPU: 5e-7 of the loss at the start, 2e-3 after an epoch, 0.005 of an
+# accuracy. Some networks amplify rounding until a run is no nearer to its copy than to another seed (8 hidden layers
+# with PathCond: 5e-2 of the loss); their allowed difference is measured during the check. Log-scales follow from
+# diag(G) in float32. Measurements in float64 agree to 3e-13 of the largest number of a column, whatever the number of
+# threads; start weights are float32, and other processors round them differently (6e-8 seen).
 ALLOWED = {
     "float32": {"loss": (1e-5, 1e-3), "accuracy": (0.001, 0.005)},
     "float32 with TF32 products": {"loss": (1e-4, 1e-2), "accuracy": (0.002, 0.015)},
@@ -48,7 +48,7 @@ EPOCHS = {"cpu": 1, "cuda": 5}
 
 
 class Difference(NamedTuple):
-    """How far a column is off at most, NaN where one side has no number, and what is allowed."""
+    """The largest difference of a column (NaN if one side has no number), and the allowed one."""
 
     column: str
     off: float
@@ -56,7 +56,7 @@ class Difference(NamedTuple):
 
     @property
     def share(self) -> float:
-        """Of what is allowed; 1 is the limit."""
+        """The difference as a fraction of the allowed one; 1 is the limit."""
         return math.inf if math.isnan(self.off) else self.off / self.allowed
 
     def __str__(self) -> str:
@@ -65,7 +65,7 @@ class Difference(NamedTuple):
 
 @dataclass(frozen=True)
 class Check:
-    """What became of one run: its name, what of it was compared, and how far that is off."""
+    """The check of one run: its name, what was compared, and the differences."""
 
     name: str
     compared: str
@@ -73,12 +73,12 @@ class Check:
 
     @property
     def worst(self) -> Difference:
-        """The one that takes most of what is allowed."""
+        """The difference that is largest relative to the allowed one."""
         return max(self.differences, key=lambda difference: difference.share)
 
     @property
     def agrees(self) -> bool:
-        """Whether nothing is further off than allowed."""
+        """Whether all differences are within the allowed ones."""
         return self.worst.share <= 1
 
 
@@ -90,7 +90,7 @@ def comparable(spec: Spec, device: torch.device) -> bool:
 
 
 def pick(specs: Sequence[Spec], count: int, seed: int) -> list[tuple[Spec, int | None]]:
-    """Runs at random, and of each measurement with several seeds one of them; else None."""
+    """Random runs, each with a random seed if it is a measurement of several seeds, else with None."""
     chance = random.Random(seed)  # noqa: S311 - no secret
     chosen = chance.sample(sorted(specs, key=key), min(count, len(specs)))
     return [(spec, chance.choice(_seeds(spec) or [None])) for spec in chosen]
@@ -122,8 +122,8 @@ def check_training(
 ) -> Check:
     """Train a run again for its first epochs, and compare every metric after each; both NaN is agreement.
 
-    Where that is further off than rounding alone explains, the run is made twice more with its learning rate moved by
-    rounding, up and down, and SPREAD times what this changes is allowed.
+    If a difference is larger than rounding alone explains, the run is repeated twice with its learning rate changed by
+    one rounding error, up and down. Then SPREAD times the change that this causes is allowed.
     """
     short = {**spec, "epochs": min(epochs, spec["epochs"])}
     made, ours = _trained(short, options)
@@ -149,7 +149,7 @@ def _trained(spec: Spec, options: Options) -> tuple[pd.DataFrame, dict[str, Any]
 
 
 def _differences(first: pd.DataFrame, second: pd.DataFrame, precisions: tuple[str, str]) -> list[Difference]:
-    """Of the metrics at the start, and after it."""
+    """Differences of the metrics at the start, and after it."""
     found = []
     for name in second.columns.drop(["seed", "epoch", "diverged"]):
         size = second[name].abs().clip(lower=1e-12) if _kind(name) == "loss" else 1.0
@@ -172,7 +172,7 @@ def _allowed(column: str, trained: bool, *precisions: str) -> float:
 
 
 def _furthest(first: pd.Series, second: pd.Series) -> float:
-    """Largest difference, where NaN on both sides is none; NaN if there is one on one side, or a row too few."""
+    """Largest difference; NaN on both sides is no difference. NaN if one side alone has NaN, or lacks a row."""
     if len(first) != len(second):
         return math.nan
     apart = (first - second).abs()[~(first.isna() & second.isna())]
@@ -188,7 +188,7 @@ def verify(picked: Sequence[tuple[Spec, int | None]], folder: Path, options: Opt
     checks = []
     for spec, seed in picked:
         recorded, provenance = results.read_result(result_path(folder, spec))
-        spec = provenance["spec"]  # the same, in the order in which it was carried out
+        spec = provenance["spec"]  # the same settings, in the order in which they were recorded
         if spec["stage"] == "measure":
             checks.append(check_measurement(spec, seed, recorded, options.device))
             continue
@@ -200,19 +200,19 @@ def verify(picked: Sequence[tuple[Spec, int | None]], folder: Path, options: Opt
 
 
 def told(checks: Sequence[Check]) -> str:
-    """The checks as a table, for people."""
+    """The checks as a table of text."""
     rows = [(c.name, c.compared, "agrees" if c.agrees else "DIFFERS", str(c.worst)) for c in checks]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     return "\n".join("  ".join([*(f"{row[i]:{widths[i]}}" for i in range(3)), row[3]]) for row in rows)
 
 
 def main() -> None:
-    """Read the command line, verify, tell."""
+    """Read the command line, verify, print the table."""
     parser = argparse.ArgumentParser(prog="python -m paper.verify", description=__doc__, formatter_class=cli.Paragraphs)
     config.add_options(parser)
     parser.add_argument("--count", type=int, default=3, help="runs to recompute")
-    parser.add_argument("--seed", type=int, help="of the choice; by default another each time, which is printed")
-    parser.add_argument("--epochs", type=int, help="of training to recompute; 1 on a CPU, 5 on a GPU")
+    parser.add_argument("--seed", type=int, help="seed of the choice (default: another each time, which is printed)")
+    parser.add_argument("--epochs", type=int, help="epochs of training to recompute (default: 1 on a CPU, 5 on a GPU)")
     parser.add_argument("--match", default="", help="only runs whose key contains this text")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: a GPU if there is one")
     parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the presets' folders")

@@ -1,4 +1,4 @@
-"""What the rules of the workflow ask: which jobs there are, what they read, what is missing or damaged.
+"""Answers for the rules of the workflow: which jobs there are, what they read, which results are missing or damaged.
 
 Parsing the Snakefile only reads. Results that are forced (`-R`, `-F`) are deleted, and training that cannot run here is
 refused, right before the first job starts.
@@ -30,9 +30,9 @@ class Workflow:
     """The workflow of a checkout.
 
     Args:
-        folder: of the checkout.
+        folder: the checkout.
         over: values of Snakemake's --config and --configfile.
-        main: whether this is the main process. A job on a cluster parses the Snakefile again; it looks at nothing.
+        main: whether this is the main process. A job on a cluster parses the Snakefile again, but checks no results.
     """
 
     def __init__(self, folder: Path, over: Mapping[str, Any], main: bool = True) -> None:
@@ -112,7 +112,7 @@ class Workflow:
     def inputs(self, stage: str, wildcards: Any) -> list[str]:
         """What a job of training or measurement reads.
 
-        A job whose results all exist reads nothing: nothing can be newer than them, so no clock can recompute them.
+        A job whose results all exist has no inputs, so no time stamp can make Snakemake run it again.
         """
         if not self.main:
             return []
@@ -134,7 +134,7 @@ class Workflow:
     def _outdated(self, preset: str, stage: str, batch: Batch) -> bool:
         """Whether a job's index exists but its results were deleted, damaged or replaced since.
 
-        That other runs are asked for than before, Snakemake notices by the parameters.
+        Snakemake itself notices, by the parameters, if other runs are asked for than before.
         """
         path = Path(self.index(preset, stage, batch.name))
         if not path.exists():
@@ -152,7 +152,7 @@ class Workflow:
         """The indices of every job of training and measurement."""
         return [self.index(preset, stage, name) for stage, name in self.plan(preset).batches]
 
-    # What tables, figures and pages are given
+    # Parameters of tables, figures and pages
 
     def slice(self, preset: str, experiment: str) -> str:
         """The part of the configuration that an experiment's table depends on, as JSON."""
@@ -164,7 +164,7 @@ class Workflow:
         return json.dumps(dict(self.over), sort_keys=True)
 
     def without(self, preset: str, experiment: str) -> str:
-        """In words, the runs that the configuration lists as missing and that an experiment would read."""
+        """The runs that an experiment would read but the configuration lists as missing, in words."""
         missing = self.plan(preset).missing[experiment]
         return f"without {', '.join(missing)}" if missing else ""
 
@@ -175,7 +175,7 @@ class Workflow:
         return preset == config.PAPER or all(mine.plain[name] == papers.plain[name] for name in names)
 
     def note(self, preset: str, experiment: str) -> str:
-        """The line printed below a figure: its preset and how much of everything."""
+        """The line printed below a figure: its preset and the amounts of data, training and seeds."""
         return note(preset, self.config(preset).plain[experiment], self.without(preset, experiment))
 
     def caption(self, preset: str, experiment: str) -> str:
@@ -240,10 +240,10 @@ class Workflow:
         """Refuse training that cannot run here; delete the results of forced jobs, which Snakemake does not know.
 
         Args:
-            jobs: that are about to run, with `rule.name` and `wildcards`.
+            jobs: jobs that are about to run, with `rule.name` and `wildcards`.
             forced: those of them that are forced, or follow from a forced one.
             can_train: whether there is a GPU, or the configuration asks for a CPU.
-            cores: of this machine.
+            cores: number of cores of this machine.
 
         Raises:
             PaperError: training is due and cannot run here, or recorded results of the paper's preset are damaged.
@@ -282,7 +282,7 @@ class Workflow:
         for name in sorted(names):
             path = self.results / "data" / f"{name}.pt"
             if path.exists() and hashlib.sha256(path.read_bytes()).hexdigest() != _recorded_sha256(path):
-                from paper import data  # with torch
+                from paper import data  # imports torch
 
                 cli.say(f"{path}: damaged; it is written again.")
                 directory = self.config(self.preset).top.data.directory
@@ -308,8 +308,8 @@ def forced_jobs(dag: Any, jobs: Iterable[Any], files: Iterable[Any] = ()) -> set
 
     Args:
         dag: Snakemake's graph of jobs.
-        jobs: that are about to run.
-        files: that the command line forces.
+        jobs: jobs that are about to run.
+        files: files that the command line forces.
     """
     found: dict[Any, bool] = {}
     asked = {str(file) for file in files}
@@ -328,12 +328,12 @@ def forced_jobs(dag: Any, jobs: Iterable[Any], files: Iterable[Any] = ()) -> set
 
 
 def code(stage: str, experiment: str | None = None) -> list[str]:
-    """Source files that a cheap stage is made by: an edit makes it again."""
+    """Source files of a cheap stage, which are its inputs: an edit runs the stage again."""
     files = ["experiments/__main__.py", *_CODE[stage]]
     if experiment is not None:
         files.append(f"experiments/{experiment}.py")
     folder = Path(__file__).parent
-    if folder.is_relative_to(Path.cwd()):  # so that a moved checkout is the same to Snakemake
+    if folder.is_relative_to(Path.cwd()):  # relative, so that Snakemake accepts a moved checkout
         folder = folder.relative_to(Path.cwd())
     return [str(folder / name) for name in files if (folder / name).exists()]
 
@@ -348,7 +348,7 @@ _CODE = {
 
 
 def note(preset: str, settings: Mapping[str, Any], without: str = "") -> str:
-    """The line printed below a figure: its preset, how much of everything, and what is missing."""
+    """The line printed below a figure: its preset, the amounts of data, training and seeds, and what is missing."""
     blocks = [value for value in settings.values() if isinstance(value, Mapping) and "epochs" in value] or [settings]
     parts = [[f"preset: {preset}"]]
     for block in blocks:
@@ -367,13 +367,13 @@ def note(preset: str, settings: Mapping[str, Any], without: str = "") -> str:
         if "seeds" in block:
             count = len(block["seeds"])
             found.append(f"{count} seed{'s' * (count > 1)}")
-        if found not in parts:  # blocks that differ in rates or depths alone
+        if found not in parts:  # skips blocks that differ in learning rates or depths alone
             parts.append(found)
     return "  ·  ".join([*chain.from_iterable(parts), *([without] if without else [])])
 
 
 def refusal(specs: list[Spec], cores: int) -> str:
-    """Why training does not start here, what it would cost, and the ways on."""
+    """The message when training cannot start here: why, what it would cost, and what to do."""
     total = sum(map(runs.flops, specs))
     count = f"{len(specs)} training run{'s are' if len(specs) > 1 else ' is'}"
     networks = ", ".join(dict.fromkeys(spec["network"] for spec in specs))

@@ -23,7 +23,7 @@ from pathcond.graph import ParamScales, ScaleGraph, by_number
 from pathcond.isolation import on_cpu
 
 _CHUNK = 1 << 22
-_PLAIN = 40.0  # factors up to exp of this are applied one after the other
+_PLAIN = 40.0  # factors within exp(-40) .. exp(40) are multiplied in directly, larger ones in a wider format
 
 # Powers of the gradient in optimizer state: 1 for averages of gradients, 2 for averages of squares, 0 for ratios.
 _ADAM = {"exp_avg": 1, "exp_avg_sq": 2, "max_exp_avg_sq": 2}
@@ -90,7 +90,7 @@ def load_scales(path: str | Path) -> Scales:
     """Read scales that ``report.save(path)`` wrote; apply them with :func:`apply_scales_`.
 
     Raises:
-        PathCondError: there is no such file, or it holds something else.
+        PathCondError: the file does not exist, or ``save`` did not write it.
     """
     safetensors = _safetensors()
     try:
@@ -151,15 +151,15 @@ def apply_scales_(
     Args:
         model: the model the graph was extracted from, or one with the same parameters (a fresh one, an EMA copy).
         graph: the units; or :class:`Scales`, units and log-scales together.
-        u: log-scales, shape (units,); left out with :class:`Scales`.
-        optimizer: the optimizer whose state moves with the parameters: SGD, Adam, AdamW, NAdam, RAdam, Adamax, Muon,
-            RMSprop, Adagrad or Adadelta; None to touch no state.
+        u: log-scales, shape (units,); omitted with :class:`Scales`.
+        optimizer: the optimizer whose state is rescaled with the parameters: SGD, Adam, AdamW, NAdam, RAdam, Adamax,
+            Muon, RMSprop, Adagrad or Adadelta; None to touch no state.
         force: write even where a value leaves the range of its number format.
 
     Raises:
         ApplyError: ``u`` has the wrong shape or is not finite; the model's parameters are not the graph's; or, without
             ``force``, a scaled weight would overflow its dtype or vanish in it.
-        PathCondError: the optimizer is not this model's, or its state cannot follow.
+        PathCondError: the optimizer is not this model's, or its state cannot be rescaled.
 
     Example:
         >>> import torch, pathcond
@@ -184,7 +184,7 @@ def apply_scales_(
 def scale_parameters_(
     model: nn.Module, graph: ScaleGraph, u: Tensor, force: bool, largest: Mapping[str, float] | None = None
 ) -> None:
-    """As :func:`apply_scales_` without an optimizer; ``largest`` are the parameters' largest entries, where known."""
+    """As :func:`apply_scales_`, for parameters alone; ``largest`` has their largest absolute entries, where known."""
     parameters = dict(model.named_parameters())
     half = _checked_half(parameters, graph, u)
     reach = 2 * float(half.abs().amax())
@@ -204,11 +204,11 @@ def scale_parameters_(
                 p.copy_(whole - scales.offset)
             else:
                 _scale_(p, 1, graph, name, half, reach, factors)
-        torch.clear_autocast_cache()  # it holds copies of the weights
+        torch.clear_autocast_cache()  # the cache holds copies of the weights
 
 
 def scale_optimizer_state_(model: nn.Module, graph: ScaleGraph, u: Tensor, optimizer: optim.Optimizer) -> None:
-    """Let an optimizer's state follow parameters that were rescaled by ``u``."""
+    """Rescale the state of an optimizer whose parameters were rescaled by ``u``."""
     half = by_number(u.detach().double().cpu() / 2)
     reach = 2 * float(half.abs().amax())
     factors: _Factors = {}
@@ -258,7 +258,7 @@ def _scale_(
         pairs = zip(factors[key], indices, strict=True)
         multiply_(tensor, *(None if index is None else factor[index].to(tensor.dtype) for factor, index in pairs))
         return
-    # Through a wider format, a few million entries at a time.
+    # Multiply in a wider format, a few million entries at a time.
     scales = graph.params[name]
     wide = torch.float64 if tensor.dtype in (torch.float32, torch.float64) else torch.float32
     if tensor.ndim == 0:
@@ -273,13 +273,13 @@ def _scale_(
 
 
 def _span(scales: ParamScales, half: Tensor) -> tuple[float, float]:
-    """Bounds on the logarithms of a parameter's factors, and of their parts."""
+    """Bounds on the logarithms of a parameter's factors, and of its row and column factors alone."""
     row, col = torch.aminmax(half[scales.row]), torch.aminmax(-half[scales.col])
     return min(0.0, float(row.min)) + min(0.0, float(col.min)), max(0.0, float(row.max)) + max(0.0, float(col.max))
 
 
 def _check_range(name: str, p: Tensor, scales: ParamScales, half: Tensor, reach: float, top: float) -> None:
-    """Refuse scales that take the largest weight over the top of its format, or others below its bottom."""
+    """Raise if scaled weights would overflow their number format, or underflow in it."""
     limits = torch.finfo(p.dtype)
     high, low = math.log(limits.max), math.log(limits.smallest_normal)
     top += abs(scales.offset)
@@ -310,7 +310,7 @@ def optimizer_buffers(
     """The optimizer's state of the named parameters: tensors, and the power of the gradient each is made of.
 
     Raises:
-        PathCondError: it is no optimizer, or one of another model, or one whose state cannot follow.
+        PathCondError: ``optimizer`` is no optimizer, belongs to another model, or has state that cannot be rescaled.
     """
     if optimizer is None:
         return {name: [] for name in names}
@@ -328,7 +328,7 @@ def optimizer_buffers(
         for p in group:
             for key, value in optimizer.state.get(p, {}).items():
                 if not isinstance(value, Tensor) or (value.numel() == 1 and (value.shape != p.shape or key == "step")):
-                    continue  # step counts and the like
+                    continue  # step counts and other scalars
                 if powers is None or key not in powers or value.shape != p.shape:
                     known = ", ".join(kind.__name__ for kind in OPTIMIZER_STATE)
                     raise PathCondError(
@@ -341,7 +341,7 @@ def optimizer_buffers(
 
 
 def parameters_by_memory(model: nn.Module, names: Iterable[str]) -> dict[str, list[nn.Parameter]]:
-    """The named parameters, each with all others on its memory: they share its values, but not its state."""
+    """The named parameters, each with others on the same memory, which share its values but not optimizer state."""
     parameters = dict(model.named_parameters())
     found = {name: [parameters[name]] for name in names if name in parameters}
     for other, name in shared_memory(model)[0].items():
@@ -353,7 +353,7 @@ def parameters_by_memory(model: nn.Module, names: Iterable[str]) -> dict[str, li
 def multiply_(tensor: Tensor, row: Tensor | None, col: Tensor | None) -> None:
     """Multiply in place by ``row * col``, both of which broadcast to ``tensor``; None stands for one.
 
-    Factors in a wider format than the tensor's are used as such, and the product is rounded once.
+    Factors in a wider format than the tensor's are not rounded first: the product is rounded once.
     """
     factors = [factor for factor in (row, col) if factor is not None]
     if all(factor.dtype == tensor.dtype for factor in factors):

@@ -1,6 +1,6 @@
 """Rescale inside training frameworks: ``LightningRescale`` (PyTorch Lightning) and ``TrainerRescale`` (Hugging Face).
 
-Both packages are optional; a class needs its package when it is first named.
+Both packages are optional. A package is imported when its class is first accessed.
 
     from pathcond.callbacks import LightningRescale
 
@@ -25,7 +25,7 @@ class _Callback:
     """Rescale before the first epoch, or before every ``every``-th.
 
     Args:
-        every: number of epochs between rescalings, the first of which comes before training; None for that one alone.
+        every: number of epochs between two rescalings; the first is before training. None: only that one.
         inputs: maps a batch to the example input of :func:`pathcond.rescale_`.
         options: further options of :func:`pathcond.rescale_`.
 
@@ -55,8 +55,8 @@ class _Callback:
 class _LightningRescale(_Callback):
     """Rescale in PyTorch Lightning.
 
-    The module's ``forward`` runs on the first batch of the epoch; of a tuple or list, on its first element. All ranks
-    use the batch of the first.
+    The module's ``forward`` runs on the first batch of the epoch, or on its first element if it is a tuple or list.
+    All ranks use the batch of rank 0.
     """
 
     def on_train_batch_start(self, trainer: Any, pl_module: nn.Module, batch: Any, batch_idx: int) -> None:
@@ -86,7 +86,7 @@ class _TrainerRescale(_Callback):
         if not self._due(state.epoch or 0):
             return
         loader, optimizer = kwargs["train_dataloader"], kwargs["optimizer"]
-        with torch.random.fork_rng():  # the order of the training examples stays as it is
+        with torch.random.fork_rng():  # does not change the order of the training examples
             count = min(args.per_device_train_batch_size, len(loader.dataset))
             batch = loader.collate_fn([loader.dataset[i] for i in range(count)])
         batch = {name: x.to(args.device) if isinstance(x, torch.Tensor) else x for name, x in batch.items()}
@@ -104,7 +104,7 @@ _CLASSES: dict[str, tuple[type[_Callback], str, str]] = {
 
 
 def __getattr__(name: str) -> Any:
-    """The callbacks, made when they are first named, because only then their package is needed."""
+    """Create a callback class on first access, because its base class comes from an optional package."""
     if name not in _CLASSES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(_CLASSES)}")
     ours, module, base = _CLASSES[name]

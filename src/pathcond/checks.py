@@ -1,4 +1,4 @@
-"""What is asked of models, options and parameters before anything is done with them."""
+"""Checks of models, options and parameters, made before anything is done with them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ FORMATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
-    """Refuse a word that is not one of the choices."""
+    """Refuse a value that is not one of the choices."""
     if value not in choices:
         raise PathCondError(f"expected {name} to be one of {', '.join(map(repr, choices))}, got {value!r}.")
 
 
 def check_flags(**flags: Any) -> None:
-    """Refuse what is neither True nor False, such as the word 'no', which counts as true."""
+    """Refuse values that are neither True nor False, such as the text 'no', which is true as a condition."""
     for name, value in flags.items():
         if not isinstance(value, bool):
             raise PathCondError(f"expected {name} to be True or False, got {value!r}.")
@@ -79,14 +79,14 @@ def check_shapes(parameters: Mapping[str, Tensor], shapes: Mapping[str, tuple[in
 
 
 def check_dense(inputs: Sequence[Tensor]) -> None:
-    """Refuse sparse inputs, of which no record can be made."""
+    """Refuse sparse inputs: a forward pass on them cannot be recorded."""
     for t in inputs:
         if t.layout != torch.strided:
             raise PathCondError(f"expected a dense example input, got layout {t.layout}. Use to_dense().")
 
 
 def mismatch(model: nn.Module, inputs: Sequence[Tensor]) -> str:
-    """A sentence on devices and dtypes, for an error, if an input's are not the model's; else nothing."""
+    """A sentence for an error message if the inputs' devices or dtypes are not the model's; else empty."""
     if not inputs:
         return "The example input holds no tensor: pass one, a tuple of arguments, or a dict of keyword arguments. "
     own, given = ({f"{t.dtype} on {t.device.type}" for t in part} for part in (model.parameters(), inputs))
@@ -94,7 +94,7 @@ def mismatch(model: nn.Module, inputs: Sequence[Tensor]) -> str:
 
 
 def largest_entries(named: Mapping[str, Tensor]) -> dict[str, float]:
-    """Largest absolute entry of every floating-point tensor, by name; one wait for each device."""
+    """Largest absolute entry of every floating-point tensor, by name; synchronizes once per device."""
     by_device: dict[torch.device, dict[str, Tensor]] = {}
     for name, t in named.items():
         if t.is_floating_point() and t.numel():
@@ -118,7 +118,7 @@ def stacked(scalars: Sequence[Tensor]) -> Tensor:
 
 
 def shared_memory(model: nn.Module) -> tuple[dict[str, str], list[str]]:
-    """Parameters that lie on the same memory: the name each stands under, and those that overlap in part."""
+    """Parameters that share memory: the first name of each duplicate, and the names of those that overlap in part."""
     spans: dict[int, list[tuple[int, int, str, Any]]] = {}
     alias: dict[str, str] = {}
     overlapping: set[str] = set()
@@ -143,5 +143,5 @@ def memory_span(t: Tensor) -> tuple[int, int, int]:
     first = int(t.storage_offset()) * t.element_size()
     reach = sum((n - 1) * stride for n, stride in zip(t.shape, t.stride(), strict=True))
     storage = t.untyped_storage()
-    key = storage._cdata if t.device.type == "meta" else storage.data_ptr()  # without data there is no address
+    key = storage._cdata if t.device.type == "meta" else storage.data_ptr()  # meta tensors have no address
     return key, first, first + (reach + 1) * t.element_size() - 1

@@ -44,8 +44,8 @@ from pathcond.tracing import (
 )
 
 _TINY = 1.0e-30  # a float32 entry this far below the largest of its tensor may have lost digits
-_GAP = 1.0e-20  # entries within this of the largest: zeros beside them are exact, not underflow
-_FITS = 600.0  # logarithms of what float64 can hold, with room for the entries
+_GAP = 1.0e-20  # if all other entries are within this factor of the largest, zeros are exact and not underflow
+_FITS = 600.0  # largest logarithm that is multiplied into float64 entries; leaves room for their own range
 
 
 class DiagG(dict[str, Tensor]):
@@ -88,13 +88,13 @@ def compute_diag_g(
     """diag(G) of a model in eval mode. The model is read, never changed.
 
     Parameters that lie on no path (auxiliary heads used in training only, PReLU slopes, gates) have no entry. Of a
-    batch one example is used, where the model takes one. Softmax, smooth activations and operations without a rule end
-    paths and start new ones, so that G falls into blocks.
+    batch, only the first example is used, if the model accepts a batch of one. Softmax, smooth activations and
+    operations without a rule end paths and start new ones, so that G falls into blocks.
 
     Args:
         model: the model.
-        example_input: gives the shapes; floating-point inputs count as ones, and so do integers where a layer reads
-            them as data; token ids and masks count as they are. With ``statistics="input"`` its values matter too.
+        example_input: gives the shapes. Floating-point inputs are replaced by ones, and so are integers that a layer
+            reads as data; token ids and masks keep their values. With ``statistics="input"`` all values matter.
         pooling: ``exact``: a maximum counts as a sum over its window and an average's coefficient is squared.
             ``plain``: pools are left as they are, as in the paper's convolutional figures.
         statistics: ``running``: BatchNorm enters with its running statistics, and a normalisation without any ends the
@@ -227,14 +227,14 @@ def _forward(p: PathSums) -> None:
 
 
 def _stays_zero(p: PathSums, kind: str, reads: list[int]) -> bool:
-    """Whether a call makes zeros, or moves zeros about."""
+    """Whether a call makes zeros, or only moves or copies zeros."""
     if kind == "zeros":
         return not any(r in p.sums for r in reads)
     return kind in ("move", "reshape", "same", "cast", "pass") and bool(reads) and p.zero.issuperset(reads)
 
 
 def _reached(p: PathSums, call: Call, kind: str, reads: list[int]) -> bool:
-    """Whether a path leads through a call, or starts there: where a layer, not a mask, reads integers."""
+    """Whether a path crosses a call or starts at it; integers start one if a layer reads them, not if a mask does."""
     known = any(r in p.sums for r in reads)
     integer = [r for r in reads if r in p.integer and r not in p.sums] if p.integer else []
     if kind == "embedding" or (known and not (integer and kind == "cat")):
@@ -271,7 +271,7 @@ def _path_sums(
 
 @contextmanager
 def _plain_numbers(model: nn.Module) -> Iterator[None]:
-    """Full precision, whatever the caller's inference mode, autocast and TF32 settings; each is put back."""
+    """Compute in full precision whatever the caller's inference mode, autocast and TF32 settings; restores them."""
     kind = next(model.parameters()).device.type
     with torch.inference_mode(False), torch.autocast(kind, enabled=False), full_precision():
         yield
@@ -293,7 +293,7 @@ def _near_underflow(parameters: Mapping[str, Tensor], p: PathSums, largest: Mapp
         return True
     if not zeros:
         return False
-    # Zeros are exact unless something tiny was squared away.
+    # Zeros are exact unless the square of a tiny weight underflowed.
     tiny = any(
         bool(((w != 0) & (w.abs() < math.sqrt(_TINY) * largest[name])).any())
         for name, w in parameters.items()
@@ -303,7 +303,7 @@ def _near_underflow(parameters: Mapping[str, Tensor], p: PathSums, largest: Mapp
 
 
 def _check_finite(model: nn.Module, parameters: Mapping[str, Tensor]) -> dict[str, float]:
-    """Largest absolute entry of every parameter and running statistic; NaN and infinity are refused."""
+    """Largest absolute entry of every parameter and running statistic; raises on NaN and infinity."""
     running = {
         f"{name}.{key}" if name else key: tensor
         for name, module in model.named_modules()
@@ -326,7 +326,7 @@ def _check_finite(model: nn.Module, parameters: Mapping[str, Tensor]) -> dict[st
 
 
 class _Measure(TorchFunctionMode):
-    """Measures the slope of every normalisation that a forward pass calls, by module and number of the call."""
+    """Measures the slope of every normalisation in a forward pass, by module and number of the call within it."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -346,7 +346,7 @@ class _Measure(TorchFunctionMode):
 
 
 def _normalizations(trace: Trace) -> Iterator[tuple[tuple[str, int], Call]]:
-    """The normalisations of a trace, by module and number of the call."""
+    """The normalisations of a trace, by module and number of the call within it."""
     calls: dict[str, int] = {}
     for call in trace.calls:
         operation = TABLE.get(call.fn)
@@ -364,8 +364,8 @@ def measure_slopes(model: nn.Module, example_input: Any, trace: Trace) -> dict[t
     """Squared slopes ``1 / (var + eps)`` of the normalisations of a trace on the example input, in training mode.
 
     Returns:
-        Slopes by module and number of the call; those without enough values to measure are left out, and all of them
-        where the model does not run in training mode on this input.
+        Slopes by module and number of the call within it. Normalisations with too few values are left out; there are
+        no slopes at all if the model does not run in training mode on this input.
     """
     if not has_normalization(trace):
         return {}
@@ -390,11 +390,11 @@ def measure_slopes(model: nn.Module, example_input: Any, trace: Trace) -> dict[t
 
 
 def _single_example(model: nn.Module, example_input: Any, trace: Trace) -> tuple[Any, Trace]:
-    """The first example of a batch and its trace; the whole batch where the model does something else with one."""
+    """The first example of a batch and its trace; the whole batch if the model makes other calls on one example."""
     tensors = tensors_in(as_arguments(example_input))
     size = tensors[0].shape[0] if tensors and tensors[0].ndim else 1
     others = [t for t in tensors if not t.is_floating_point() and t.ndim and t.shape[0] != size]
-    if size <= 1 or others:  # integers beside the batch may be indices into it, such as the edges of a graph
+    if size <= 1 or others:  # integers of another length may be indices into the batch, such as the edges of a graph
         return example_input, trace
     args, kwargs = map_leaves(
         lambda x: x[:1] if isinstance(x, Tensor) and x.ndim and x.shape[0] == size else x, as_arguments(example_input)

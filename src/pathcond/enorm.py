@@ -32,35 +32,35 @@ class ENorm:
     One step is one cycle: the layers are visited in network order and every unit h gets
     ``lambda_h^(2p) = sum c_out |w_out|^p / sum c_in |w_in|^p``, with the newest values; what enters it is multiplied by
     ``lambda_h``, what leaves it divided. ``sum_l c_l |W_l|_p^p`` never rises. Units of one layer that a weight connects
-    to one another, as in ``x + conv(x)``, make half that step (in the logarithm), which keeps this true. A unit whose
-    incoming or outgoing norm is zero or not finite stays. Units whose inverse scale some parameter carries, as the keys
-    of an attention do, stay too.
+    to one another, as in ``x + conv(x)``, make half that step (in the logarithm), for which this still holds. A unit
+    whose incoming or outgoing norm is zero or not finite keeps its scale. So do units whose inverse scale some
+    parameter carries, as attention keys do.
 
     Biases (parameters that are added) have no part in the norms. The scale of a normalisation, where it enters a unit,
     is a weight, and its shift a bias.
 
     Averages of gradients in the optimizer's state (SGD's ``momentum_buffer``, Adam's ``exp_avg``) are divided by their
     parameter's factor, averages of squares (``exp_avg_sq``, ``max_exp_avg_sq``) by its square; step counts stay, and
-    any other tensor is refused. Gradients stay as they are.
+    any other tensor raises an error. Gradients do not change.
 
-    :meth:`step` neither synchronizes with the device nor allocates by value, so a CUDA graph can capture it, once the
-    optimizer's state exists. It holds on to the model's parameters: build it after ``model.to(device)``. Values are not
-    checked; in float32, weights below 1e-19 count as zero.
+    :meth:`step` does not synchronize with the device, and no size of its tensors depends on values: a CUDA graph can
+    capture it once the optimizer's state exists. Build the object after ``model.to(device)``, because it keeps
+    references to the parameters. Values are not checked; in float32, weights below 1e-19 count as zero.
 
     Args:
         model: any module that can be run on ``example_input``.
         example_input: as in :func:`pathcond.extract_graph`.
-        optimizer: the optimizer whose state moves with the parameters; None to touch no state.
+        optimizer: the optimizer whose state is rescaled with the parameters; None to touch no state.
         p: power of the norms, positive.
         c: the original's asymmetric factor, positive: ``c_l = c ** (-p l)``, where l = 0, 1, ... numbers the weights
             that touch a unit in the order in which the forward pass first uses them. 1 means none; above 1 later
             layers get larger weights.
-        biases: move biases with their unit, so that the function is kept. False leaves them alone, as the original
-            does: the function then changes.
+        biases: scale biases with their unit, which keeps the function. False leaves them alone, as the original does,
+            and changes the function.
         last_layer: balance the units that feed an output layer too; the original does not.
         batchnorm: how scales cross BatchNorm; ``exclude``, the paper's way, leaves its parameters alone.
-        shortcuts: whether channels along identity shortcuts share a scale or stay.
-        graph: a graph extracted before; ``batchnorm`` and ``shortcuts`` are then not used.
+        shortcuts: whether channels along identity shortcuts share a scale (``tie``) or keep theirs (``freeze``).
+        graph: a graph extracted earlier; ``batchnorm`` and ``shortcuts`` are then not used.
 
     Attributes:
         graph: the units.
@@ -101,7 +101,7 @@ class ENorm:
                 raise PathCondError(f"expected {name} to be a positive number, got {value!r}.")
         if graph is None:
             graph = extract_graph(model, example_input, batchnorm=batchnorm, shortcuts=shortcuts)
-        apply_scales_(model, graph, torch.zeros(graph.units))  # refuses the graph of another model
+        apply_scales_(model, graph, torch.zeros(graph.units))  # raises if the graph is of another model
         roles = _roles(model, example_input, graph)
         number = torch.arange(graph.units + 1)
         for name in () if last_layer else roles.last:
@@ -232,8 +232,8 @@ class _Weight:
 class _Side:
     """What enters (or leaves) the units of a layer through one weight.
 
-    ``index`` selects the layer's part of M, ``others`` are the units at the other end, ``gather`` (units, most sums per
-    unit) gathers the sums that belong to each unit of the layer.
+    ``index`` selects the layer's part of M, ``others`` are the units at the other end, ``gather``, of shape
+    (units, largest number of sums per unit), collects the sums that belong to each unit of the layer.
     """
 
     weight: int
@@ -381,7 +381,7 @@ def _roles(model: nn.Module, example_input: Any, graph: ScaleGraph) -> _Roles:
 
 
 def _follow(trace: Trace, alias: Mapping[str, str], graph: ScaleGraph, order: dict[str, None]) -> frozenset[str]:
-    """Enter in ``order`` the parameters that multiply; return those behind which no other does before an output."""
+    """Add to ``order`` the parameters that multiply data; return those without another one before an output."""
     names = {
         index: alias.get(value.leaf.name, value.leaf.name)
         for index, value in enumerate(trace.values)
@@ -406,7 +406,7 @@ def _follow(trace: Trace, alias: Mapping[str, str], graph: ScaleGraph, order: di
 
 @dataclass(frozen=True)
 class _Index:
-    """Units a parameter's elements enter and leave, on its device; None for no unit anywhere."""
+    """Units a parameter's elements enter and leave, on its device; None if no element has one."""
 
     row: Tensor | None
     col: Tensor | None

@@ -24,9 +24,9 @@ class ParamScales:
     """Units that a parameter's elements enter (``row``) and leave (``col``).
 
     Both are integer tensors that broadcast to the parameter's shape. Unit ``h`` of the graph is number ``h + 1``;
-    0 stands for no unit, and a negative number for a unit's inverse scale: keys have the inverse of their queries'.
+    0 stands for no unit, and a negative number for a unit's inverse scale, which attention keys have to their queries.
     The parameter is multiplied by ``exp(u[row] / 2 - u[col] / 2)``, where u[-h] = -u[h]. With an ``offset``, as in
-    gains written ``1 + weight``, it is the sum of both that is multiplied.
+    gains written ``1 + weight``, the sum ``offset + parameter`` is multiplied.
     """
 
     row: Tensor
@@ -36,7 +36,7 @@ class ParamScales:
 
 @dataclass(frozen=True, slots=True)
 class Frozen:
-    """Units that stay as they are: how many, the module where that was decided, and why."""
+    """Units whose scale must not change: how many, the module that is the cause, and why."""
 
     units: int
     where: str
@@ -54,13 +54,13 @@ class ScaleGraph:
         units: number H of free units; a unit is a set of channels that share one scale.
         layers: for each module that makes channels, the number of the unit of each of its channels, shape (channels,);
             unit ``h`` is number ``h + 1``, negative for its inverse scale, and 0 marks a channel without a free scale.
-        groups: sizes of the runs of units, in network order, that belong to one layer.
+        groups: number of consecutive units that belong to each layer, in network order.
         params: for each parameter that a scale touches, the units it enters and leaves.
         shapes: shape of every parameter of the model, by name.
         frozen: hidden units without a free scale, and why.
-        notes: what to know about this graph, for example that it keeps the function only approximately.
-        exact: whether applying scales keeps the function in every mode, and no parameter is unknown to the recorded
-            passes while units are free.
+        notes: remarks, for example that scales keep the function only approximately.
+        exact: whether applying scales keeps the function in every mode; False also if units are free and no recorded
+            pass uses some parameter.
         approximate: whether even the recorded passes are kept only approximately, as with ``smooth``.
         options: ``batchnorm``, ``shortcuts``, ``smooth`` and ``strict`` as :func:`extract_graph` was given them.
         frozen_by_module: the frozen hidden units of each module that has some, and why.
@@ -81,7 +81,7 @@ class ScaleGraph:
     trace: Trace | None = field(repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the trace, which holds functions, and without what is computed from the rest."""
+        """All fields but the trace, which holds functions; caches are left out too."""
         return {f.name: getattr(self, f.name) for f in fields(self)} | {"trace": None}
 
     def trace_of(self, model: nn.Module, example_input: Any) -> Trace:
@@ -97,7 +97,7 @@ class ScaleGraph:
         return sum(entry.units for entry in self.frozen)
 
     def indices(self, name: str, device: torch.device) -> tuple[Tensor | None, Tensor | None]:
-        """Units a parameter's elements enter and leave, on a device; None for no unit anywhere. Kept once made."""
+        """Units a parameter's elements enter and leave, on a device; None if no element has one. Cached."""
         cache = self.__dict__.setdefault("_indices", {})
         if (name, device) not in cache:
             scales = self.params[name]
@@ -111,7 +111,7 @@ class ScaleGraph:
 
 
 def by_number(u: Tensor) -> Tensor:
-    """Values of units, shape (units,), made ready to be indexed by unit number: 0 at 0, -u[h] at the number of -h."""
+    """Extend values of units, shape (units,), so that unit numbers are indices: 0 gives 0, -h the opposite of h."""
     return torch.cat((u.new_zeros(1), u, -u.flip(0)))
 
 
@@ -136,9 +136,9 @@ def extract_graph(
             one is enough.
         batchnorm: ``affine``: the scale and shift of a BatchNorm enter the unit (exact in every mode). ``exclude``: the
             weights before it do, as in the paper (exact only in eval mode at initialisation, and for one rescaling).
-        shortcuts: ``tie``: the channels along identity shortcuts share one scale. ``freeze``: they stay as they are.
+        shortcuts: ``tie``: the channels along identity shortcuts share one scale. ``freeze``: they keep their scale.
         smooth: let scales cross GELU, SiLU and the like; the function is then kept only approximately.
-        strict: raise at an operation without a rule instead of freezing, where hidden units lose their scale by it.
+        strict: raise, instead of freezing, where an operation without a rule would freeze hidden units.
 
     Returns:
         The :class:`ScaleGraph`.
@@ -211,7 +211,7 @@ def _propagate_call(s: ScalePropagation, call: Call, reads: set[int], flow: _Flo
         if operation is not None and operation.constant:
             operation.scales(s, call, operation.bind(call.args, call.kwargs))
         else:
-            s.freeze_through(call, f"enters `{call.name}`, which is not followed where no data comes in")
+            s.freeze_through(call, f"enters `{call.name}`, which has no rule for values without data")
     elif operation is None or not (operation.logical or s.floating(call.outs[0])):
         s.freeze_through(call)
         if any(sum(n > 1 for n in s.shape(value)) > 1 for value in reads & flow.weights):
@@ -220,12 +220,12 @@ def _propagate_call(s: ScalePropagation, call: Call, reads: set[int], flow: _Flo
         _apply_rule(s, call, operation)
     else:
         if operation.layer:
-            _apply_rule(s, call, operation)  # counts the units it makes
+            _apply_rule(s, call, operation)  # counts its output channels as units
         s.set_result(call)
 
 
 def _apply_rule(s: ScalePropagation, call: Call, operation: Operation) -> None:
-    """Run the rule; an argument that it did not read must not carry a scale."""
+    """Run the rule, then freeze the groups of arguments that it did not read."""
     s.read = set()
     operation.scales(s, call, operation.bind(call.args, call.kwargs))
     if operation.shapes:
@@ -237,7 +237,7 @@ def _apply_rule(s: ScalePropagation, call: Call, operation: Operation) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Flow:
-    """Values of a trace that depend on data or zeros, those made from parameters alone, those that a layer reads."""
+    """Values of a trace that depend on inputs or zeros, that depend on parameters alone, that a later layer reads."""
 
     data: frozenset[int]
     weights: frozenset[int]
@@ -249,7 +249,7 @@ def _follow_data(trace: Trace) -> _Flow:
     hidden: set[int] = set()
     steps = [(call, TABLE.get(call.fn), {r.id for r in refs([*call.args, call.kwargs])}) for call in trace.calls]
     for call, operation, reads in steps:
-        zeros = operation is not None and operation.kind == "zeros"  # a first state: its scale is that of later ones
+        zeros = operation is not None and operation.kind == "zeros"  # initial states take the scale of later ones
         if reads & data or (zeros and trace.values[call.outs[0]].dtype.is_floating_point):
             data.update(call.outs)
         elif reads & weights:
@@ -273,11 +273,11 @@ def _modes(model: nn.Module) -> Iterator[bool | None]:
         yield None
 
 
-# ---- what freezes beyond the rules
+# ---- what else freezes scales
 
 
 def _freeze_unusual_parameters(model: nn.Module, s: ScalePropagation, traces: list[Trace]) -> None:
-    """Freeze parameters that hold integers, or lie on the memory of a tensor that is read beside them."""
+    """Freeze parameters that hold integers, or share memory with another tensor that the model reads."""
     for name in _shared_with_others(model, traces):
         text = f"parameter '{name}' shares memory with a tensor that is read as well"
         s.freeze_parameter(s.alias.get(name, name), Reason("param", "", text))
@@ -405,7 +405,7 @@ def _layers(s: ScalePropagation, number: Tensor) -> dict[str, Tensor]:
 def _frozen(
     s: ScalePropagation, root: Tensor, why: Tensor, left: Tensor, groups_in_eval: int
 ) -> tuple[tuple[Frozen, ...], dict[str, tuple[Frozen, ...]]]:
-    """Count the frozen hidden units by reason and by module, each once, whichever mode found it."""
+    """Count the frozen hidden units by reason and by module; one found in both modes counts once."""
     sizes = torch.tensor([1, *(layer.size for layer in s.layers)])
     hidden = torch.zeros(s.count, dtype=torch.bool)
     hidden[root[torch.tensor([False, *(layer.hidden for layer in s.layers)]).repeat_interleave(sizes)]] = True
@@ -429,7 +429,7 @@ def _frozen(
 
 
 def _shared_with_others(model: nn.Module, traces: Sequence[Trace]) -> list[str]:
-    """Parameters on whose memory lies something else that a pass reads: a buffer, or a tensor kept elsewhere."""
+    """Parameters that share memory with another tensor that a pass reads: a buffer, or a tensor kept elsewhere."""
     buffers = dict(model.named_buffers())
     leaves = [value.leaf for trace in traces for value in trace.values if value.leaf is not None]
     read = [buffers.get(leaf.name) if leaf.kind == "buffer" else leaf.tensor for leaf in leaves]
@@ -446,7 +446,7 @@ def _shared_with_others(model: nn.Module, traces: Sequence[Trace]) -> list[str]:
 
 
 def _unread_notes(model: nn.Module, traces: Sequence[Trace]) -> list[str]:
-    """A note if the model has parameters that no recorded pass reads: nothing is known of what they meet elsewhere."""
+    """A note if the model has parameters that no recorded pass reads: how other calls use them is not known."""
     read = {value.leaf.name for trace in traces for value in trace.values if value.leaf and value.leaf.kind == "param"}
     unread = [n for n, p in model.named_parameters() if n not in read and p.numel() and p.is_floating_point()]
     if not unread:

@@ -25,7 +25,7 @@ from pathcond.isolation import on_cpu
 from pathcond.propagation import owner
 from pathcond.verification import Check, trial
 
-_EXACT = 1.0e-9  # change of a function that counts as none
+_EXACT = 1.0e-9  # relative change of the output up to which a function counts as kept
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -91,8 +91,8 @@ class ScaleGroup:
     Attributes:
         name: the module that makes the channels.
         channels: number of channels with a scale of their own.
-        degree: power of the factor that leaves the group: what a consumer is divided by. It is 1: operations of another
-            degree, such as squared ReLU, are frozen.
+        degree: power of the factor by which consumers are divided. It is always 1, because operations of another
+            degree, such as squared ReLU, freeze the group.
         producers: what the factors multiply.
         consumers: what the factors divide.
         where: for frozen channels, the module of the operation that froze them; else empty.
@@ -119,8 +119,8 @@ class ScaleGroup:
         """Scale this group alone by random factors, and return the relative change of the function.
 
         The factors are 1/4, 1/2, 2 and 4: products with powers of two are not rounded, in any number format. They are
-        tried on a copy of the model in float64; where that does not fit, on the model itself, which is then restored
-        bit for bit. The model runs in its present mode.
+        tried on a copy of the model in float64; if none can be made, on the model itself, which is then restored bit
+        for bit. The model runs in its present mode.
 
         Raises:
             PathCondError: the group is frozen.
@@ -234,7 +234,7 @@ def _group_numbers(graph: ScaleGraph) -> tuple[Tensor, list[str]]:
     for name, numbers in reversed(list(graph.layers.items())):
         made_by[numbers.abs()] = place[name]
     draws = torch.Generator().manual_seed(0)
-    signature = torch.zeros_like(made_by)  # a random sum over all parameters that touch a unit
+    signature = torch.zeros_like(made_by)  # a random hash of the set of parameters that touch a unit
     for scales in graph.params.values():
         for numbers in (scales.row, scales.col):
             for touched in (numbers[numbers > 0].unique(), -numbers[numbers < 0].unique()):
@@ -293,9 +293,9 @@ def _as_slice(places: Tensor) -> slice | tuple[int, ...]:
 def groups_to_awq_mappings(groups: Iterable[ScaleGroup]) -> list[dict[str, Any]]:
     """Scale groups in the form that AWQ and SmoothQuant tools take: ``smooth_layer`` and ``balance_layers`` by name.
 
-    Such a mapping has one smooth layer, whose output channels, in their order, are the input channels of all balance
-    layers; of a fused layer with more outputs, the last ones. Groups of another form (queries against keys, values
-    that several query heads share, channels along a residual connection) cannot be written so and are left out.
+    In such a mapping the output channels of one smooth layer are, in their order, the input channels of all balance
+    layers. If a fused layer has more outputs, its last ones are. Groups of another form (queries against keys, values
+    that several query heads share, channels along a residual connection) have no such mapping and are left out.
 
     Example:
         >>> import torch, pathcond
@@ -375,8 +375,8 @@ def verify_mapping(
 ) -> tuple[MappingCheck, ...]:
     """Measure whether the entries of an AWQ or SmoothQuant mapping keep a model's function.
 
-    For each smooth layer that an entry names, its outputs are multiplied by random powers of two, which no number
-    format rounds, and the input columns of its balance layers are divided by them. This is done on a copy in float64
+    For each smooth layer that an entry names, its outputs are multiplied by random powers of two, which cause no
+    rounding, and the input columns of its balance layers are divided by them. This is done on a copy in float64
     where one can be made, else on the model, which is then restored bit for bit.
 
     Args:
@@ -463,7 +463,7 @@ def _resolve(
 
 
 def _nearest(name: str, others: Sequence[str]) -> list[str]:
-    """The names that share the longest path with a name; none in another block of the same list."""
+    """The names with the longest common prefix with ``name``, without those in another block of the same list."""
     own = name.split(".")
     shared = []
     for other in others:

@@ -1,4 +1,4 @@
-"""Run a model and leave everything as it was: attributes, mode, random state, default device, numeric settings."""
+"""Run a model and restore everything: attributes, mode, random state, default device, numeric settings."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from torch import Tensor, nn
 
 _BOXES = (list, dict, set, deque)
 _SIMPLE = frozenset({int, float, bool, str, type(None), nn.Parameter, torch.dtype, torch.device, torch.Size})
-_MOST = 20_000  # things looked through beyond a hundred a module: a model may lead to a whole program
+_MOST = 20_000  # objects visited, besides a hundred per module: attributes may lead into a whole program
 
 
 def _reachable(model: nn.Module, code: bool) -> list[Any]:
-    """Boxes, attribute dicts and tensors that the modules lead to, and with ``code`` their hooks and forwards too."""
+    """Containers, attribute dicts and tensors reachable from modules, with ``code`` also from hooks and forwards."""
     found: list[Any] = []
     pending: deque[Any] = deque(vars(m) for m in model.modules())
     most = _MOST + 100 * len(pending)
@@ -31,7 +31,7 @@ def _reachable(model: nn.Module, code: bool) -> list[Any]:
     else:
         pending.extend(getattr(kind, "forward", None) for kind in {type(m) for m in model.modules()})
     seen: set[int] = set()
-    plain = set(_SIMPLE)  # and the kinds of modules met
+    plain = set(_SIMPLE)  # and the module classes met so far
     while pending and len(seen) < most:
         thing = pending.popleft()
         kind = type(thing)
@@ -51,13 +51,13 @@ def _reachable(model: nn.Module, code: bool) -> list[Any]:
         elif isinstance(thing, (FunctionType, MethodType, partial)):
             pending.extend(_behind(thing) if code else ())
         else:
-            with suppress(Exception):  # objects may refuse to be looked at
+            with suppress(Exception):  # some objects raise when they are inspected
                 pending.append(vars(thing))
     return found
 
 
 def _behind(function: Any) -> list[Any]:
-    """What a function can store things in: its object, the variables around it, and the globals it names."""
+    """Where a function can store things: its object, its defaults and closure, and the globals that it names."""
     if isinstance(function, MethodType):
         return [function.__self__, function.__func__]
     if isinstance(function, partial):
@@ -73,23 +73,23 @@ def _behind(function: Any) -> list[Any]:
 
 
 def held_tensors(model: nn.Module) -> list[Tensor]:
-    """Tensors in the modules' attributes, at any depth in containers and objects; registered ones are left out."""
+    """Tensors in the modules' attributes, at any depth in containers and objects, without parameters and buffers."""
     registered = {id(t) for t in (*model.parameters(), *model.buffers())}
     return [t for t in _reachable(model, code=False) if isinstance(t, Tensor) and id(t) not in registered]
 
 
 @contextmanager
 def untouched(model: nn.Module, tensors: bool = True) -> Iterator[None]:
-    """Put back, afterwards, the attributes of all submodules and the containers among them.
+    """Restore, after the block, the attributes of all submodules and the containers among these attributes.
 
-    Containers and objects that these lead to, or that hooks and forward methods write to, are put back where tensors
-    came or went; else they are left alone: they may be queues, logs or pools that live on. Parameters and buffers do
-    not count: those who run the model give it others. Values of the tensors among the attributes are put back unless
-    ``tensors`` is off.
+    Containers and objects further away, or that hooks and forward methods write to, are restored only if the block
+    added or removed tensors there. Otherwise they are left alone, because they may be queues, logs or pools that live
+    on. Parameters and buffers are not restored: callers run the model on copies of them. With ``tensors``, the values
+    of other tensors among the attributes are restored too.
     """
     boxes: list[tuple[Any, Any]] = []
     for box in _reachable(model, code=True):
-        with suppress(Exception):  # one that cannot be copied is not put back
+        with suppress(Exception):  # a container that cannot be copied is not restored
             boxes += [] if isinstance(box, Tensor) else [(box, box.copy())]
     own = {id(thing) for m in model.modules() for thing in (vars(m), *vars(m).values())}
     loose = [t for t in held_tensors(model) if not t.is_inference()] if tensors else []
@@ -110,7 +110,7 @@ def untouched(model: nn.Module, tensors: bool = True) -> Iterator[None]:
 
 
 def _has_tensor(these: list[Any], those: list[Any]) -> bool:
-    """Whether a tensor is in these and not in those, as it is or in tuples, lists and dicts."""
+    """Whether these hold a tensor, also nested in tuples, lists and dicts, in an element that those do not have."""
     known = {id(thing) for thing in those}
     pending = [thing for thing in these if id(thing) not in known]
     for _ in range(_MOST):
@@ -126,7 +126,7 @@ def _has_tensor(these: list[Any], those: list[Any]) -> bool:
 
 @contextmanager
 def in_mode(model: nn.Module, training: bool | None) -> Iterator[None]:
-    """Set the training flag of every submodule, and put each back as found."""
+    """Set the training flag of every submodule, and restore each afterwards."""
     found = {module: module.training for module in model.modules()}
     try:
         if training is not None:
@@ -140,7 +140,7 @@ def in_mode(model: nn.Module, training: bool | None) -> Iterator[None]:
 
 @contextmanager
 def without_cache(model: nn.Module) -> Iterator[None]:
-    """Switch off the cache of keys and values that Hugging Face models return beside their output."""
+    """Switch off the cache of keys and values that Hugging Face models return with their output."""
     found = (getattr(module, "config", None) for module in model.modules())
     configs: dict[int, Any] = {id(c): c for c in found if getattr(c, "use_cache", None) is True}
     try:
@@ -154,14 +154,14 @@ def without_cache(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def restored_random_state(devices: list[int], seed: int | None = None) -> Iterator[None]:
-    """Put back the random states of torch, Python and, if it is loaded, NumPy; start from ``seed`` if it is given."""
+    """Restore the random states of torch, Python and, if it is loaded, NumPy; start from ``seed`` if it is given."""
     numpy = sys.modules.get("numpy")
     python, arrays = random.getstate(), numpy.random.get_state() if numpy else None
     with torch.random.fork_rng(devices=devices):
         try:
             if seed is not None:
                 torch.default_generator.manual_seed(seed)
-                for device in devices:  # torch.manual_seed would change all others too
+                for device in devices:  # torch.manual_seed would seed all other devices too
                     torch.cuda.default_generators[device].manual_seed(seed)
                 random.seed(seed)
                 if numpy:
@@ -175,7 +175,7 @@ def restored_random_state(devices: list[int], seed: int | None = None) -> Iterat
 
 @contextmanager
 def full_precision() -> Iterator[None]:
-    """No TF32, and the same result each time; the settings are put back."""
+    """Disable TF32 and nondeterministic algorithms of cuDNN; the settings are restored."""
     matmul = torch.backends.cuda.matmul.allow_tf32
     with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
         try:
@@ -193,7 +193,7 @@ _R = TypeVar("_R")
 
 
 def on_cpu(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Run a function with the CPU as default device; :func:`caller_device` gives the caller's back for a while."""
+    """Run a function with the CPU as default device; within :func:`caller_device` it is the caller's."""
 
     @wraps(function)
     def run(*args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -211,6 +211,6 @@ def on_cpu(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 def caller_device() -> AbstractContextManager[object]:
-    """Within it the default device is the one the caller of an :func:`on_cpu` function had."""
+    """A context in which the default device is that of the caller of an :func:`on_cpu` function."""
     device = _asked.get()
     return nullcontext() if device is None else device

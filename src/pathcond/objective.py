@@ -4,7 +4,7 @@ Paper symbols and their names here:
 
     H        units        number of units
     u        u            log-scales, shape (H + 1,); entry 0 stands for no unit and is 0
-    p        size         number of parameters that count
+    p        size         number of parameters that have an entry in g
     g        g            diag(G), by parameter
     B        rows, cols   (Bu)_i = u[unit that i leaves] - u[unit that i enters]
     A_h      balance      number of parameters that enter unit h minus number that leave it
@@ -285,7 +285,7 @@ def _log(value: float, log: float) -> float:
 
 
 def _read(scalars: list[Tensor]) -> list[float]:
-    """Values of scalars, with one wait for each device."""
+    """Values of scalars, with one synchronization per device."""
     found: dict[int, float] = {}
     for device in {t.device for t in scalars}:
         there = [i for i, t in enumerate(scalars) if t.device == device]
@@ -421,7 +421,7 @@ def _along(units: Tensor, axes: list[int]) -> Tensor:
 
 
 def _distinct(units: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Distinct units in order, and where each goes; None if they were so already."""
+    """Sorted distinct units, and the place of each given unit among them; None if they were sorted and distinct."""
     if len(units) == 1 or bool((units[1:] > units[:-1]).all()):
         return units, None
     return units.unique(return_inverse=True)  # type: ignore[return-value]
@@ -508,11 +508,11 @@ class Layout:
             return tensor
         copies = self.workspace.setdefault("copies", {})
         if (id(tensor), device) not in copies:
-            copies[id(tensor), device] = (tensor, tensor.to(device))  # the tensor too, so that its id stays its own
+            copies[id(tensor), device] = (tensor, tensor.to(device))  # keeps the tensor, so that its id is not reused
         return copies[id(tensor), device][1]
 
     def at_nodes(self, u: Tensor) -> Tensor:
-        """Values by node of an odd function of the log-scales, shape (H + 1,): mirrors have the opposite."""
+        """Extend values by unit, shape (H + 1,), to nodes: mirrors have the opposite value."""
         return torch.cat((u, -u[1:])) if self.signed else u
 
     def pad(self, x: Tensor) -> Tensor:
@@ -615,7 +615,7 @@ class _Ends:
         self.range = range(first, last + 1) if consecutive else None
 
     def layers(self, starts: list[int]) -> list[int]:
-        """Layers that hold one of them; ``starts`` are the layers' first units, and one more."""
+        """Layers that hold one of the nodes; ``starts`` are the first units of the layers, then the end of the last."""
         if self.range is not None:
             first, last = max(self.range.start, 1), self.range.stop - 1
             return list(range(bisect_right(starts, first) - 1, bisect_left(starts, last + 1))) if last >= first else []
@@ -623,7 +623,7 @@ class _Ends:
         return (torch.bucketize(some, torch.tensor(starts), right=True) - 1).unique().tolist()
 
     def within(self, lo: int, hi: int) -> tuple[slice | Tensor, Tensor | None] | None:
-        """Which of them lie in a layer, and at which positions in it (None for all, in order); None for none."""
+        """Nodes that lie in a layer, and their positions in it (None for the whole layer in order); None for none."""
         if self.range is not None:
             first, stop = max(self.range.start, lo), min(self.range.stop, hi)
             if first >= stop:
@@ -634,5 +634,5 @@ class _Ends:
         return (inside, self.nodes[inside] - lo) if len(inside) else None
 
     def all(self) -> slice | Tensor:
-        """All of them, as an index."""
+        """All nodes, as an index."""
         return self.nodes if self.range is None else slice(self.range.start, self.range.stop)

@@ -36,7 +36,7 @@ class Scaled:
     log: float
 
     def normalized(self) -> Scaled:
-        """The same number with largest entry between 1/2 and 1 in ``t``; scaled by a power of two, so exactly."""
+        """The same tensor with the largest entry of ``t`` between 1/2 and 1; exact, since a power of two is moved."""
         top = float(self.t.amax()) if self.t.numel() else 0.0
         if not top > 0:
             return Scaled(self.t, _LOG_ZERO)
@@ -46,7 +46,7 @@ class Scaled:
         return Scaled(t * 2.0**-left, self.log + power * _LOG2)
 
     def at(self, log: float) -> Tensor:
-        """``t`` in units of ``exp(log)``, which is no smaller than its own."""
+        """The entries divided by ``exp(log)``, where ``log`` is at least that of the tensor."""
         return self.t if self.log == log else self.t * math.exp(self.log - log)
 
     def __add__(self, other: Scaled) -> Scaled:
@@ -60,9 +60,9 @@ class Scaled:
 
 
 def fold(t: Tensor) -> Tensor:
-    """A tensor without its extent along axes on which it is one expanded entry, such as tokens with equal path sums.
+    """Reduce to size one the axes along which a tensor is one expanded entry, such as tokens with equal path sums.
 
-    The last axis stays, and so does a tensor that would not become smaller.
+    The last axis is kept.
     """
     for axis in range(t.ndim - 1):
         if t.size(axis) > 1 and t.stride(axis) == 0:
@@ -72,7 +72,7 @@ def fold(t: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Step:
-    """One step of the backward pass: the values made, and what hands their gradients on to the values read."""
+    """One step of the backward pass: the values made, and what passes their gradients on to the values read."""
 
     outs: tuple[int, ...]
     backward: Callable[[Sequence[Scaled | None]], None]
@@ -185,13 +185,13 @@ class PathSums:
         self._steps.append(_Step(call.outs[: len(results)], backward))
 
     def _inherit(self, call: Call, sources: Sequence[int]) -> None:
-        """Results made from gates alone are gates."""
+        """Results made from gates alone are gates, and those made from normalizers alone are normalizers."""
         for kind in (self.gates, self.normalizers):
             if kind.issuperset(sources):
                 kind.update(call.outs)
 
     def set_result(self, call: Call, result: Scaled, backward: Callable[[Scaled], None]) -> None:
-        """Set the path sum of a call's one result, and how its gradient goes on."""
+        """Set the path sum of a call's one result, and the function that passes on its gradient."""
         self.sums[call.outs[0]] = result
 
         def step(gradients: Sequence[Scaled | None]) -> None:
@@ -223,7 +223,7 @@ class PathSums:
     # ---- constants and parameters
 
     def constant(self, x: Any) -> Tensor | None:
-        """The tensor of an argument no input reaches, or of a number; None for data."""
+        """The tensor of a number, or of an argument that depends on no input; None for data."""
         if isinstance(x, Ref):
             found = self.constants.get(x.id)
             return None if found is None else found.to(self.device)
@@ -240,7 +240,7 @@ class PathSums:
         return any(isinstance(x, Ref) and self.constant(x) is None for x in arguments)
 
     def square(self, x: Any) -> Scaled:
-        """Squared entries of a constant or parameter, as ones where paths are counted; infinite ones carry no path."""
+        """Squared entries of a constant or parameter; ones where paths are counted. Infinite entries count as zero."""
         tensor = self.known(x)
         if self.ones:
             return Scaled(torch.ones(tensor.shape, dtype=self.dtype, device=self.device), 0.0)
@@ -266,7 +266,7 @@ class PathSums:
         return Scaled(torch.zeros(shape, dtype=self.dtype, device=self.device), _LOG_ZERO)
 
     def add_diagonal(self, x: Any, gradient: Scaled) -> None:
-        """Add to diag(G) of the parameter that an argument is or shows; constants have none."""
+        """Add to diag(G) of the parameter that an argument is, or is a view of; constants have no entry."""
         chain: list[tuple[Call, int, int]] = []
         value = x.id
         while (leaf := self.trace.values[value].leaf) is None:

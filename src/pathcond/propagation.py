@@ -68,8 +68,8 @@ class Experts:
     """Groups of the same channels in each of some experts, shape (experts, channels).
 
     Rows of a value belong to experts as the offsets ``offs`` (a value of the trace) divide them. In its group map the
-    groups of the first expert stand for those of all. Where anything but another product by experts meets them there,
-    the experts share their scales.
+    groups of the first expert stand for those of all. If any operation but another product by the same experts uses
+    them, all experts must share one scale per channel.
     """
 
     groups: Tensor
@@ -80,8 +80,8 @@ class Experts:
 class Layer:
     """The groups ``first .. first + size - 1``: the output channels of the module ``name``.
 
-    ``ancestors`` has bit ``i`` set where layer ``i`` lies before this one, if lineage is kept. ``hidden`` says that a
-    later layer reads the channels.
+    ``ancestors`` has bit ``i`` set if layer ``i`` precedes this one (recorded only with ``lineage``). ``hidden`` says
+    that a later layer reads the channels.
     """
 
     name: str
@@ -101,8 +101,8 @@ class ScalePropagation:
     Attributes:
         table: the rules by function.
         batchnorm, smooth, strict: the options of :func:`pathcond.extract_graph`.
-        lineage: whether to keep which layers lie before which.
-        alias: the name under which parameters on shared memory stand.
+        lineage: whether to record which layers precede which.
+        alias: for parameters on shared memory, the name of the first of them.
         data: values of the trace at hand that depend on an input.
     """
 
@@ -216,7 +216,8 @@ class ScalePropagation:
         shape = torch.broadcast_shapes(a.shape, b.shape)
         sides = [(a, b)]
         if max(a.numel(), b.numel()) < math.prod(shape) and not bool((a == ZERO).any() | (b == ZERO).any()):
-            # Each group of the one meets each of the other, as in tied embeddings: the first of each connects them all.
+            # Every group of one map meets every group of the other, as in tied embeddings: pairs with the first of each
+            # connect them all.
             a, b = with_axes(a, len(shape)), with_axes(b, len(shape))
             sides = [(a, _first_where_one(b, a)), (_first_where_one(a, b), b)]
         for x, y in (torch.broadcast_tensors(*side) for side in sides):
@@ -282,14 +283,14 @@ class ScalePropagation:
             self.connect(view, groups, torch.zeros_like(groups))
 
     def leave_parameter(self, x: Any) -> None:
-        """A parameter that no scale touches here, such as a PReLU slope."""
+        """Record the use of a parameter that no scale changes, such as a PReLU slope."""
         view = self.parameter(x)
         if view is not None:
             zero = torch.zeros((1,) * len(view.axes), dtype=torch.int64)
             self.connect(view, zero, zero)
 
     def freeze_parameter(self, name: str, reason: Reason) -> None:
-        """A parameter must keep its value: whatever its uses connect it to is frozen."""
+        """Make a parameter keep its value: all groups that its uses connect are frozen."""
         self.frozen_parameters.setdefault(name, reason)
 
     def share_among_experts(self) -> None:
@@ -333,7 +334,7 @@ class ScalePropagation:
         return groups
 
     def _raise_if_strict(self, call: Call, what: str) -> None:
-        """With ``strict``, raise where the scale of a hidden unit is lost; behind the last layer none is."""
+        """With ``strict``, raise where a hidden unit loses its scale; no unit is hidden after the last layer."""
         if self.strict and self.hidden:
             raise UnsupportedOpError(
                 f"expected operations that scales can cross (strict=True), got `{call.name}` at "
@@ -343,7 +344,7 @@ class ScalePropagation:
 
 
 def mixed_positions(call: Call) -> Reason:
-    """Why channels tie where an operation mixes positions."""
+    """The reason for ties where an operation mixes positions."""
     return Reason("tie", call.where, f"is mixed across positions by `{call.name}`")
 
 

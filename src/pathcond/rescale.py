@@ -1,4 +1,4 @@
-"""One call: graph, diag(G), solve, apply, and a report of what was done."""
+"""One call extracts the graph, computes diag(G), solves, applies the scales and reports what was done."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from pathcond.verification import Check
 
 DEFAULT_CLAMP = 1.5  # bound on |log lambda|; docs/when-to-use.md has the evidence
 _MOVED = 1.0e-3  # a unit moved if its |log lambda| is above this
-_FEW = 0.1  # below this share of the hidden units, a warning says why so few moved
+_FEW = 0.1  # if a smaller fraction of the hidden units moved, a warning gives the reasons
 
 
 @dataclass(frozen=True)
@@ -34,24 +34,24 @@ class Rescaling:
     """What :func:`rescale_` did. ``print`` it, or its :meth:`table`.
 
     Attributes:
-        units: number of free units, those without a path through them included.
+        units: number of free units, including those that no path crosses.
         moved: number of units whose scale changed by more than 0.1%.
-        at_bound: number of units whose scale the bound ``clamp`` holds.
-        no_path: number of free units through which no path leads at the present weights, which therefore stay.
-        frozen: hidden units that stayed as they are, and why.
+        at_bound: number of units whose scale is at the bound ``clamp``.
+        no_path: number of free units that no path crosses at the present weights; their scale does not change.
+        frozen: hidden units whose scale must not change, and why.
         objective: F before, then after each sweep.
         mean_update: mean absolute change of the log-scales in each sweep.
-        residual: largest entry of the gradient of F over p at the end; zero at the optimum.
+        residual: largest absolute entry of the gradient of F / p at the end; zero at the optimum.
         result: how the solver ended.
         seconds: wall time by step: ``graph``, ``diag_g``, ``solve``, ``apply``, ``check``.
         output_change: largest change of the model's output on the example input, relative to its largest entry;
             infinite where finite entries became infinite or NaN, None if the check was turned off.
         exact: whether the function is kept in every mode.
         statistics: ``input`` if normalisations entered with statistics measured on the example input, else ``running``.
-        notes: what to know, for example why the function is kept only approximately.
+        notes: remarks, for example why the function is kept only approximately.
         norms: Euclidean norm of each scaled parameter, before and after.
-        graph: the units, to be reused.
-        solution: the solver's own account.
+        graph: the scale graph, which later calls can reuse.
+        solution: the result of the solver.
     """
 
     units: int
@@ -89,7 +89,7 @@ class Rescaling:
 
     @property
     def scales(self) -> dict[str, Tensor]:
-        """Lambda by module name, each of shape (channels,): what the channel was multiplied by."""
+        """Lambda by module name, each of shape (channels,): the factor of each channel."""
         return Scales(self.graph, self.solution.u).by_module()
 
     @property
@@ -102,14 +102,14 @@ class Rescaling:
         Scales(self.graph, self.solution.u).save(path)
 
     def undo_(self, model: nn.Module, *, optimizer: Optimizer | None = None) -> None:
-        """Rescale back, in place, up to rounding.
+        """Undo the rescaling in place, up to rounding.
 
-        After training this keeps the trained function as well, if the rescaling is ``exact``; with
-        ``batchnorm="exclude"`` it does not, because running statistics have moved since.
+        If the rescaling is ``exact``, this also keeps the function of a model that was trained since. With
+        ``batchnorm="exclude"`` it does not, because training has changed the running statistics.
 
         Args:
             model: the model that was rescaled, or one with the same parameters.
-            optimizer: the optimizer whose state moves along; see :func:`pathcond.apply_scales_`.
+            optimizer: the optimizer whose state is rescaled too; see :func:`pathcond.apply_scales_`.
         """
         apply_scales_(model, self.graph, -self.solution.u, optimizer=optimizer)
 
@@ -195,15 +195,15 @@ def rescale_(
     check: bool = True,
     force: bool = False,
 ) -> Rescaling:
-    """Rescale a model in place so that its path kernel comes closer to the identity; its function stays.
+    """Rescale a model in place so that its path kernel comes closer to the identity; its function does not change.
 
     Args:
         model: any module that can be run on ``example_input``.
-        example_input: a tensor, a tuple or list of positional arguments, or a dict of keyword arguments. Best is a real
-            batch: the statistics of normalisations are measured on it. It must reach every branch the model is used
-            with.
+        example_input: a tensor, a tuple or list of positional arguments, or a dict of keyword arguments. A real
+            batch is best, because the statistics of normalisations are measured on it. The forward pass on it must
+            take every branch that the model is used with.
         clamp: bound on every ``|log lambda|``; None for none, as in the paper.
-        optimizer: the optimizer whose state moves with the parameters; see :func:`pathcond.apply_scales_`.
+        optimizer: the optimizer whose state is rescaled with the parameters; see :func:`pathcond.apply_scales_`.
         method: ``sweeps`` (the paper's method) or ``optimum``; see :func:`pathcond.solve`, also for ``sweeps`` and
             ``tol``.
         sweeps: number of sweeps over all units.
@@ -213,20 +213,22 @@ def rescale_(
         pooling: how pools enter diag(G); see :func:`pathcond.compute_diag_g`.
         batchnorm: how scales cross BatchNorm: ``affine`` (default) or ``exclude``; see :func:`pathcond.extract_graph`,
             also for ``shortcuts`` (``tie`` by default), ``smooth`` and ``strict`` (False by default).
-        shortcuts: whether channels along identity shortcuts share a scale or stay.
+        shortcuts: whether channels along identity shortcuts share a scale (``tie``) or keep theirs (``freeze``).
         smooth: let scales cross GELU and the like.
         strict: raise at operations without a rule.
-        graph: a graph extracted before; options of the graph must then be left out, or be those it was made with.
-        check: run the model before and after, and report the largest change of its output; in the model's present mode,
-            or in eval mode where it cannot train on the example (BatchNorm on a batch of one). A change that neither
-            rounding nor a random forward pass explains is undone and raised, if the graph is exact.
+        graph: a graph extracted earlier; the four options above must then be omitted, or equal those of the graph.
+        check: run the model before and after, in its present mode, and report the largest change of its output. Eval
+            mode is used where training mode fails on the example (BatchNorm on a batch of one). If the graph is exact
+            and the change is larger than rounding or a random forward pass explain, the rescaling is undone and an
+            error is raised.
         force: write scaled weights even where they leave the range of their dtype.
 
     Returns:
         A :class:`Rescaling`; ``print`` it, or its ``table()``.
 
     Raises:
-        PathCondError: see the three steps, and ``check``. An error leaves the model as it was.
+        PathCondError: an argument is invalid, a step fails, or ``check`` finds that the function changed. The model is
+            then as it was before the call.
 
     Warns:
         PathCondWarning: no unit moved, or few did; the message says why.
@@ -245,12 +247,12 @@ def rescale_(
     given = {name: value for name, value in graph_options.items() if value is not None}
     _check_graph(graph, given)
     clock = _Clock(model)
-    with clock("check"):  # before the model is recorded, so that what it caches is real
+    with clock("check"):  # before the model is recorded, so that it caches real tensors
         checked = Check(model, example_input) if check else None
     if graph is None:
         with clock("graph"):
             graph = extract_graph(model, example_input, **given)
-    optimizer_buffers(model, graph.params, optimizer)  # refuses what could not follow, before any work
+    optimizer_buffers(model, graph.params, optimizer)  # raises before any work if the state cannot be rescaled
     with clock("diag_g"):
         chosen, notes = _choose_statistics(statistics, model, example_input, graph)
         g = compute_diag_g(model, example_input, pooling=pooling, statistics=chosen, graph=graph, scaled=True)
@@ -274,9 +276,7 @@ def rescale_(
         with clock("apply"):
             scale_optimizer_state_(model, graph, solution.u, optimizer)
     if not tensors_in(as_arguments(example_input)):
-        more += (
-            "the example input shows no tensor (those in tuples, lists and dicts are seen), so no unit depends on it",
-        )
+        more += ("the example input shows no tensor (tuples, lists and dicts are searched), so no unit depends on it",)
     norms = _read_norms(before, _parameter_norms(model, graph))
     report = Rescaling(
         units=graph.units,
@@ -302,7 +302,7 @@ def rescale_(
 
 
 def _check_graph(graph: ScaleGraph | None, given: Mapping[str, Any]) -> None:
-    """Refuse what is no graph, and options that contradict the graph's own."""
+    """Raise if ``graph`` is not a graph, or if an option contradicts the graph's own."""
     if graph is None:
         return
     if not isinstance(graph, ScaleGraph):
@@ -318,7 +318,7 @@ def _check_graph(graph: ScaleGraph | None, given: Mapping[str, Any]) -> None:
 def _choose_statistics(
     asked: str | None, model: nn.Module, example_input: Any, graph: ScaleGraph
 ) -> tuple[Literal["input", "running"], tuple[str, ...]]:
-    """How normalisations enter diag(G), and a note where they could not be measured."""
+    """How normalisations enter diag(G), and a note if their statistics could not be measured."""
     if asked == "running":
         return "running", ()
     if asked not in (None, "input"):
@@ -336,7 +336,7 @@ def _choose_statistics(
 
 
 def _parameter_norms(model: nn.Module, graph: ScaleGraph) -> dict[tuple[str, ...], Tensor]:
-    """Euclidean norms of the scaled parameters, as vectors by their names, one for each device; not waited for."""
+    """Euclidean norms of the scaled parameters, one vector per device by parameter names; does not synchronize."""
     by_device: dict[torch.device, dict[str, Tensor]] = {}
     for name, p in model.named_parameters():
         if name in graph.params:
@@ -351,7 +351,7 @@ def _parameter_norms(model: nn.Module, graph: ScaleGraph) -> dict[tuple[str, ...
 def _read_norms(
     before: Mapping[tuple[str, ...], Tensor], after: Mapping[tuple[str, ...], Tensor]
 ) -> dict[str, tuple[float, float]]:
-    """Norms before and after by name, with one transfer for each device."""
+    """Norms before and after, by name, with one transfer per device."""
     pairs = {names: torch.stack((norms, after[names]), 1).tolist() for names, norms in before.items()}
     return {name: (old, new) for names, values in pairs.items() for name, (old, new) in zip(names, values, strict=True)}
 
@@ -378,7 +378,7 @@ def _warn_if_few(report: Rescaling) -> None:
 
 
 class _Clock:
-    """Wall time by step, with the device's work waited for."""
+    """Wall time by step; each step ends with a synchronization of the devices."""
 
     def __init__(self, model: nn.Module) -> None:
         self.seconds: dict[str, float] = {}

@@ -17,16 +17,16 @@ class Teleport:
     """Rescale a model on every ``every``-th call of :meth:`step`, which belongs after the optimizer's step.
 
     The graph is extracted once and reused; the optimizer's state follows the parameters
-    (:func:`pathcond.apply_scales_`). Gradients stay as they are, so clear them before they are used again.
+    (:func:`pathcond.apply_scales_`). Gradients are not rescaled, so clear them before the next backward pass.
 
     Args:
         model: any module that can be run on ``example_input``.
-        example_input: as in :func:`pathcond.rescale_`; it is kept.
+        example_input: as in :func:`pathcond.rescale_`; a reference to it is kept.
         every: number of calls from one rescaling to the next; the first comes with call number ``every``.
         sweeps: number of sweeps over all units in each rescaling.
-        optimizer: the optimizer whose state moves with the parameters; None to touch no state.
+        optimizer: the optimizer whose state is rescaled with the parameters; None to touch no state.
         clamp: bound on every ``|log lambda|`` of one rescaling.
-        graph: a graph extracted before. With ``batchnorm="exclude"`` repeated rescaling does not converge: use the
+        graph: a graph extracted earlier. With ``batchnorm="exclude"`` repeated rescaling does not converge: use the
             default, ``affine``.
         options: ``method``, ``tol``, ``statistics``, ``pooling`` and ``force`` of :func:`pathcond.rescale_`, and,
             without a graph, ``batchnorm``, ``shortcuts``, ``smooth`` and ``strict`` of :func:`pathcond.extract_graph`.

@@ -498,7 +498,7 @@ class _Functions(TorchFunctionMode):
             self.depth -= 1
 
     def _fake_copy(self, x: Any, func: Any, kwargs: Any) -> Any:
-        """A real tensor that may be written, one the model keeps unregistered, is written in a fake copy."""
+        """Replace a real tensor that a call may write, such as an unregistered one of the model, by a fake copy."""
         if not isinstance(x, Tensor) or isinstance(x, FakeTensor):
             return x
         if id(x) not in self.fakes:
@@ -533,7 +533,7 @@ def tensors_in(tree: Any) -> list[Tensor]:
 
 
 def _written(tensors: Sequence[Tensor], versions: Sequence[int]) -> list[Tensor]:
-    """The tensors a call wrote: of those on one memory, whose versions move together, the first is its target."""
+    """The tensors a call wrote; tensors on one memory have one version counter, and the first is the one written."""
     moved = (t for t, version in zip(tensors, versions, strict=True) if t._version != version)
     first: dict[int, Tensor] = {}
     for tensor in moved:
@@ -602,7 +602,7 @@ class Recorder:
         return trace
 
     def notes(self) -> list[str]:
-        """What to know: results stored where they could not be put back."""
+        """Remarks on results that the pass stored where they could not be removed."""
         if not self.stored:
             return []
         return [
@@ -659,13 +659,13 @@ class Recorder:
         return lost
 
     def _kept(self, tape: Tape) -> list[Tensor]:
-        """Tensors that the pass leaves behind in the model: they may decide what the next call does."""
+        """Tensors that the pass leaves in the model: the next call may depend on them."""
         held = [t for t in held_tensors(self.model) if isinstance(t, FakeTensor)]
         return [t for t in (*self.tensors.values(), *held) if id(t) in tape.known and not tape.is_leaf(t)]
 
 
 def _become(fake: Tensor, real: Tensor) -> None:
-    """As torch.utils.swap_tensors, which minds weak references such as those torch itself keeps to fake tensors."""
+    """As torch.utils.swap_tensors, which refuses tensors with weak references; torch keeps some to fake tensors."""
     fake.__class__, real.__class__ = real.__class__, fake.__class__
     vars(fake).clear()
     vars(fake).update(vars(real))
@@ -673,7 +673,7 @@ def _become(fake: Tensor, real: Tensor) -> None:
 
 
 def _plain_averages(model: nn.Module) -> None:
-    """Let BatchNorm that averages over all batches, and reads how many there were, take a fixed weight for a pass."""
+    """Give a fixed momentum to BatchNorm layers without one, which would read the number of batches seen."""
     for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._NormBase) and module.momentum is None:
             module.momentum = 0.1
@@ -681,7 +681,7 @@ def _plain_averages(model: nn.Module) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep torch from logging what a :class:`RecordError` will say, and from warning of addresses that a pass reads."""
+    """Silence logs that repeat a :class:`RecordError`, and warnings about the addresses of fake tensors."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     found = logger.disabled
     try:
@@ -834,7 +834,7 @@ class Constants:
         return False
 
     def know(self, value: int, tensor: Tensor) -> None:
-        """Take a value, such as an input of indices, as given."""
+        """Set the tensor of a value, such as an input of indices."""
         self._cache[value] = tensor
 
     def get(self, value: int) -> Tensor | None:

@@ -27,10 +27,10 @@ from pathcond.tracing import as_arguments, map_leaves, outputs_in, place_of, ten
 
 
 class Check:
-    """Outputs of a model on the example input, as it was; and its weights, from :meth:`save` on.
+    """Outputs of a model on the example input before a rescaling; and its weights, from :meth:`save` on.
 
-    They are of the model's present mode; or, where only training mode fails, of eval mode: BatchNorm refuses to train
-    on a single example, which is enough for everything else here.
+    The outputs are those of the model's present mode, or of eval mode if only training mode fails: BatchNorm refuses to
+    train on a single example, which is enough for everything else here.
     """
 
     def __init__(self, model: nn.Module, example_input: Any) -> None:
@@ -59,10 +59,10 @@ class Check:
         return _change(self.before, self._run())
 
     def after(self, graph: ScaleGraph, apply: Callable[[], None]) -> tuple[float, tuple[str, ...]]:
-        """The largest change of the output, and what to know about it; the model is rescaled by ``apply`` already.
+        """The largest change of the output, and remarks on it; the model was already rescaled, by ``apply``.
 
         Raises:
-            PathCondError: the model runs no more; or its output changed where it should be kept, and by far more than
+            PathCondError: the model no longer runs; or its output changed where it should be kept, and by far more than
                 rounding or a random forward pass explain. The weights are then what they were, bit for bit.
         """
         try:
@@ -165,7 +165,7 @@ class Check:
 
 
 def _change(before: list[Tensor], after: list[Tensor]) -> float:
-    """Largest change of an entry, relative to the largest of its tensor; infinite where one is finite no more."""
+    """Largest change of an entry, relative to the largest of its tensor; infinite if one became infinite or NaN."""
     if [t.shape for t in before] != [t.shape for t in after]:
         return math.inf
     found = [0.0]
@@ -184,7 +184,7 @@ _LARGEST_COPY = 1 << 31  # bytes of a float64 copy of a model
 
 @contextmanager
 def trial(model: nn.Module, example_input: Any, names: Iterable[str]) -> Iterator[Check]:
-    """A check whose ``model`` may be changed in the named parameters: a copy in float64 where that can be had.
+    """A check whose ``model`` may be changed in the named parameters: a copy in float64 if one can be made.
 
     Where a copy would be too large, cannot be made or does not run, it is the model itself; its parameters are then
     restored bit for bit.

@@ -1,4 +1,4 @@
-"""A command line run in this process as `python -m` runs it, and what must hold of one that is refused."""
+"""Run a command in this process as `python -m` does, and check that a command is refused properly."""
 
 import runpy
 import signal
@@ -19,7 +19,7 @@ class Place:
         monkeypatch.chdir(folder)
 
     def call(self, program: str, *words: object) -> tuple[int, str]:
-        """Exit status of `python -m paper.PROGRAM WORDS`, and what it said; any other exception is a traceback."""
+        """Exit status and messages of `python -m paper.PROGRAM WORDS`; any other exception is a traceback."""
         self._patch.setattr(sys, "argv", [program, *map(str, words)])
         self._output.readouterr()
         kept = {number: signal.getsignal(number) for number in SIGNALS}
@@ -39,7 +39,7 @@ class Place:
         return status, self._output.readouterr().err
 
     def refused(self, program: str, *words: object) -> str:
-        """What a command said that must be refused: status 2, a message, no traceback, no file made or changed."""
+        """The message of a command that must be refused: status 2, no traceback, no file created or changed."""
         before = self.files()
         status, said = self.call(program, *words)
         assert status == 2, said
@@ -49,6 +49,6 @@ class Place:
         return said
 
     def files(self) -> dict[str, bytes]:
-        """Content of every file; a lock that processes take turns by may stay."""
+        """Content of every file except lock files, which may remain."""
         found = (path for path in self.folder.rglob("*") if path.is_file() and not path.name.endswith(".lock"))
         return {str(path.relative_to(self.folder)): path.read_bytes() for path in found}

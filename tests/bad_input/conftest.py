@@ -1,4 +1,4 @@
-"""A folder to give bad input in, with a small data set."""
+"""A folder with a small data set, in which commands get bad input."""
 
 import shutil
 
@@ -10,7 +10,7 @@ from tests.bad_input.command import Place
 
 @pytest.fixture(scope="session")
 def generated(tmp_path_factory):
-    """The data set that needs no download, made once."""
+    """The generated data set, which needs no download; written once."""
     path = tmp_path_factory.mktemp("data") / "generated.pt"
     prepare("generated", path, say=lambda _: None)
     return path

@@ -1,4 +1,4 @@
-"""Command lines that cannot be right: one message that says what was expected, status 2, no file written."""
+"""Invalid command lines: one message that says what was expected, exit status 2, no file written."""
 
 import json
 import subprocess
@@ -11,7 +11,7 @@ from paper.experiments import EXPERIMENTS
 from tests.paper.training.reference import AUTOENCODER, CONV, MLP, make_spec
 
 ROOT = Path(__file__).parents[2]
-SPEC = make_spec({**MLP, "inputs": 192}, "pathcond")  # as it should be
+SPEC = make_spec({**MLP, "inputs": 192}, "pathcond")  # a valid spec
 TOY = {
     "stage": "measure", "preset": "tiny", "experiment": "toy", "part": "all", "version": EXPERIMENTS["toy"].version,
     "settings": {
@@ -29,7 +29,7 @@ NOT_SPECS = "expected specs as `make specs` writes them, got "
 
 
 def changed(spec, **changes):
-    """A spec as JSON; what is changed to ... is left out."""
+    """A spec as JSON with changes; a field changed to ... is left out."""
     return json.dumps({name: value for name, value in {**spec, **changes}.items() if value is not ...})
 
 
@@ -62,7 +62,7 @@ def experiment(says, *words):
     return "experiments", [*words], says
 
 
-# Program, its words, and what the message says.
+# Program, its arguments, and what the message says.
 SPECS = {
     "no words": ("training", [], "the following arguments are required: SPEC"),
     "unknown option": ("training", ["--speed", "9", "half.json"], "unrecognized arguments: --speed"),

@@ -1,4 +1,4 @@
-"""Models, inputs and options the library cannot take: its own error, which says why, and the model as it was."""
+"""Models, inputs and options that the library refuses: the error says why, and the model does not change."""
 
 import copy
 
@@ -54,7 +54,7 @@ class Holds(nn.Module):
 
 
 def made_of(values):
-    """A network whose first weights are these."""
+    """A network with these first weights."""
     return Lambda(lambda s, x: s.b(F.relu(x @ s.w().T)), w=Holds(values), b=nn.Linear(5, 3))
 
 
@@ -107,7 +107,7 @@ MODELS = {
 
 
 def state_of(model):
-    """Bytes of all weights and buffers, modes, and what is trained; None for what is no module."""
+    """Bytes of all weights and buffers, modes and `requires_grad`; None for an object that is no module."""
     if not isinstance(model, nn.Module):
         return None
     kept = {n: t for n, t in model.state_dict().items() if not isinstance(t, nn.UninitializedParameter)}

@@ -1,4 +1,4 @@
-"""Results that are not what their keys say: none of them enters a table."""
+"""Results that do not match their keys: none of them enters a table."""
 
 import json
 
@@ -36,7 +36,7 @@ def provenance(text):
 
 
 def rows(frame):
-    """Another table, with provenance that vouches for it."""
+    """Another table, with provenance that has its checksum."""
     return lambda path: results.write_result(path, frame, SPEC, {"status": "done"})
 
 
@@ -82,6 +82,6 @@ def test_a_result_that_is_not_what_its_key_says_is_refused(name, place, result):
 
 
 def test_an_undamaged_result_is_used(place, result):
-    """Otherwise the table above would prove nothing."""
+    """Otherwise the refusals above would prove nothing."""
     assert place.call(*WORDS) == (0, "")
     assert len(results.read_table(place.folder / "made.csv")) == 2

@@ -1,4 +1,4 @@
-"""Nothing that is read can run code, nothing that is written tells who ran it, and the linter watches over both."""
+"""Files that are read cannot run code, files that are written do not identify the user, and the linter checks both."""
 
 import ast
 import hashlib
@@ -23,7 +23,7 @@ SECRET = "hunter2-of-the-test"  # noqa: S105 - not one
 
 
 def test_a_checkpoint_with_code_in_it_is_not_run(place):
-    """Its digest is right: it may have been put there by someone else, but what it names is not called."""
+    """Someone else may have put a checkpoint there with a correct digest; functions that it names are not called."""
     checkpoint = Checkpoint(Path("results/checkpoints"), SPEC)
     body = io.BytesIO()
     torch.save({"digest": checkpoint.digest, "run": {"epoch": 1, "state": Attack(), "rows": []}}, body)

@@ -2,8 +2,8 @@
 
 A round takes a few experiments at random, or now and then the whole preset. It starts Snakemake from nothing, kills it,
 one of its jobs or the whole process group at random moments, starts the same command again each time, and lets the last
-one finish. It survives if its files have the bytes of an undisturbed run and nothing else is left. A round is repeated
-by its own seed. After each kill Snakemake's lock is removed, as it asks for.
+one finish. It survives if its files have the bytes of an undisturbed run and nothing else is left. The seed of a round
+repeats it. After each kill Snakemake's lock is removed, as Snakemake asks for.
 """
 
 import argparse
@@ -37,13 +37,13 @@ class Whole(Small):
         return cls(Tree.fresh(folder).folder)
 
     def steady(self) -> dict[str, bytes]:
-        """What was made; of files that hold times the names alone."""
+        """Files that the workflow made; of those that hold times, the names alone."""
         found = self.content()
         return {name: b"" if any(part in name for part in TIMED) else content for name, content in found.items()}
 
 
 def disturb(tree: Whole, chance: random.Random, seconds: float) -> tuple[str, int]:
-    """Start Snakemake and kill something at a random moment; gives what was killed when, and Snakemake's group."""
+    """Start Snakemake and kill something at a random moment; returns what was killed when, and the process group."""
     victim, delay = chance.choice(VICTIMS), chance.uniform(0.1, seconds)
     pick, started = chance.random(), time.monotonic()
     snakemake = tree.begin()
@@ -69,7 +69,7 @@ def disturb(tree: Whole, chance: random.Random, seconds: float) -> tuple[str, in
 
 
 def survive(tree: Whole, expected: dict[str, bytes], chance: random.Random, seconds: float) -> tuple[str, str]:
-    """One round; gives what was done, and what is wrong at the end, if anything."""
+    """One round; returns what was done, and what is wrong at the end, if anything."""
     told, groups = [], []
     for number in range(chance.randint(1, MOST_KILLS)):
         what, group = disturb(tree, chance, seconds / (1 + number))  # less and less is left to do
@@ -97,7 +97,7 @@ def wrong(tree: Whole, expected: dict[str, bytes], done: subprocess.CompletedPro
 
 
 def run(rounds: int, seed: int, folder: Path) -> int:
-    """All rounds, told line by line; gives how many survived."""
+    """Run all rounds and print a line for each; returns how many survived."""
     undisturbed = Whole.fresh(folder / "undisturbed")
     started = time.monotonic()
     undisturbed.finish()

@@ -1,4 +1,4 @@
-"""What goes wrong with files, done for real: writers killed half way, cut and flipped bytes, disks that are full."""
+"""Real damage to files: killed writers, truncated files, flipped bits, full disks."""
 
 import os
 import shutil
@@ -26,7 +26,7 @@ with results.replacing(Path(sys.argv[1])) as temporary:
 
 @contextmanager
 def writing(path: Path) -> Iterator[Path]:
-    """Another process half way through writing a file; gives the name it writes under. It is killed after the block."""
+    """A process half way through writing a file; yields the temporary name. The block ends with its kill."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     with subprocess.Popen(
         [sys.executable, "-c", _WRITER, str(path)], env=environment, stdout=subprocess.PIPE, text=True
@@ -39,7 +39,7 @@ def writing(path: Path) -> Iterator[Path]:
 
 
 def leave_half(path: Path) -> Path:
-    """Kill a process half way through writing a file; gives what it left."""
+    """Kill a process half way through writing a file; returns the file it left."""
     with writing(path) as temporary:
         pass
     assert temporary.exists()
@@ -75,7 +75,7 @@ def small_disk(folder: Path, size: int = 2**20) -> Iterator[None]:
 
 
 def fill(folder: Path, room: int = 0) -> Path:
-    """Fill a disk up to the last `room` bytes, by a file that is given back."""
+    """Fill a disk up to the last `room` bytes, with a file whose path is returned."""
     filler = folder / "filler"
     with filler.open("wb", buffering=0) as file:
         try:

@@ -52,21 +52,21 @@ class Small(Tree):
             )  # fmt: skip
 
     def said(self) -> str:
-        """What Snakemake said since the first `begin`."""
+        """Snakemake's output since the first `begin`."""
         return (self.folder / "said").read_text()
 
     def unlock(self) -> None:
-        """What Snakemake asks for after it was killed."""
+        """Remove Snakemake's lock, as it asks for after it was killed."""
         assert self.snakemake("--unlock").returncode == 0
 
     def finish(self) -> str:
-        """Run the same command to its end; gives what it said."""
+        """Run the same command to its end; returns its output."""
         done = self.snakemake(timeout=600)
         assert done.returncode == 0, done.stdout[-8000:]
         return done.stdout
 
     def content(self) -> dict[str, bytes]:
-        """Every file that the workflow made, but for those that hold times."""
+        """Every file that the workflow made, except those that hold times."""
         found = {}
         for path in self.made():
             timed = "rescale" in path.parts or "pages" in path.parts
@@ -84,7 +84,7 @@ class Small(Tree):
 
 
 def jobs_of(group: int) -> dict[int, str]:
-    """Our programs that run in a process group, by process number: the module's name."""
+    """Our programs that run in a process group, by process id: the name of the module."""
     found = {}
     for entry in os.scandir("/proc"):
         if not entry.name.isdigit():
@@ -101,7 +101,7 @@ def jobs_of(group: int) -> dict[int, str]:
 
 
 def wait_for(group: subprocess.Popen[str], module: str, timeout: float = 60) -> int:
-    """Wait until a program of ours runs in Snakemake's process group; gives its process number."""
+    """Wait until a program of ours runs in Snakemake's process group; returns its process id."""
     end = time.monotonic() + timeout
     while time.monotonic() < end:
         for process, name in jobs_of(group.pid).items():

@@ -22,7 +22,7 @@ def test_a_damaged_table_and_provenance_are_recomputed(finished: Small, undistur
     flip(provenance)
     damaged = table.read_bytes(), provenance.read_bytes()
     assert finished.snakemake("-n", "mlp_depth", "toy").returncode == 0
-    assert (table.read_bytes(), provenance.read_bytes()) == damaged  # looking changes nothing
+    assert (table.read_bytes(), provenance.read_bytes()) == damaged  # a dry run changes nothing
     said = finish_and_compare(finished, undisturbed)
     assert "rule train:" in said
     assert "rule measure:" in said
@@ -55,7 +55,7 @@ def test_a_damaged_checkpoint_is_not_used(fresh: Small, undisturbed: Small):
 
 @pytest.mark.parametrize(("suffix", "damage"), [(".csv", flip), (".json", cut)])
 def test_damaged_runs_of_the_paper_stop_the_workflow(finished: Small, suffix: str, damage: Callable[[Path], None]):
-    """They are not retrained, and the way to restore them is said."""
+    """They are not retrained, and the message says how to restore them."""
     specs = runs.plan(config.read(Path(__file__).parents[2], "paper"), EXPERIMENTS).specs.values()
     spec = next(spec for spec in specs if spec["stage"] == "train")
     path = runs.result_path(finished.folder / "results", spec)

@@ -49,7 +49,7 @@ def test_a_killed_training_job_resumes_from_its_checkpoint(fresh: Small, undistu
 
 
 def test_a_killed_snakemake_whose_jobs_live_on(fresh: Small, undisturbed: Small):
-    """The next one waits for the runs that the jobs of the killed one are at, and reuses them."""
+    """The next Snakemake waits for the runs that jobs of the killed one still train, and reuses them."""
     snakemake = fresh.begin()
     wait_for_checkpoint(fresh)
     orphans = [process for process, module in jobs_of(snakemake.pid).items() if module == "paper.training"]
@@ -71,7 +71,7 @@ def test_a_killed_snakemake_whose_jobs_live_on(fresh: Small, undisturbed: Small)
 
 
 def test_a_killed_snakemake_whose_jobs_end_before_the_next(fresh: Small, undisturbed: Small):
-    """What they computed is reused."""
+    """Results that the jobs of the killed Snakemake computed are reused."""
     snakemake = fresh.begin()
     wait_for(snakemake, "paper.training")
     kill(snakemake.pid)
@@ -90,6 +90,6 @@ def test_a_second_one_is_refused_while_the_first_lives(fresh: Small, undisturbed
     done = fresh.snakemake()
     assert done.returncode == 1
     assert "cannot be locked" in done.stdout
-    assert fresh.snakemake("-n", "toy").returncode == 0  # looking is free
+    assert fresh.snakemake("-n", "toy").returncode == 0  # a dry run needs no lock
     assert first.wait(300) == 0, fresh.said()
     finish_and_compare(fresh, undisturbed)

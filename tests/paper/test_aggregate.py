@@ -1,4 +1,4 @@
-"""From runs to tables: the statistics by hand, and strictness about which runs there are."""
+"""From runs to tables: statistics computed by hand, and errors about missing or doubled runs."""
 
 import math
 from itertools import product
@@ -20,7 +20,7 @@ def _here(tmp_path, monkeypatch):
 
 
 def write(folder, name, rows, part="all", **settings):
-    """A part of an experiment as the measuring stage leaves it; gives its spec."""
+    """A part of an experiment as the measuring stage writes it; returns its spec."""
     spec = {"stage": "measure", "preset": "tiny", "experiment": name, "part": part, "version": 1, "settings": settings}
     results.write_result(path_of(spec), pd.DataFrame(rows), spec, {"status": "done"})
     return spec

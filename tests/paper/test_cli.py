@@ -1,4 +1,4 @@
-"""What the programs share: an error to act on is a message, anything else a traceback; the commit of the code."""
+"""What the programs share: bad input gives a message, a bug gives a traceback; the commit of the code."""
 
 import shutil
 import subprocess

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 TINY = config.merged(config.load(ROOT / "config.yaml"), {**config.load(ROOT / "config/tiny.yaml"), "preset": "tiny"})
 E = "experiments."
 
-# Where in the configuration, what is put there (... leaves it out), and what the message says.
+# Place in the configuration, its new value (... removes it), and what the message says.
 VALUES = {
     "unknown key": ("devise", "cpu", "(top level): unknown key 'devise'; did you mean 'device'?"),
     "unknown key of an experiment": (E + "mlp_depth.epoch", 3, "unknown key 'epoch'; did you mean 'epochs'?"),

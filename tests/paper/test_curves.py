@@ -1,4 +1,4 @@
-"""Tables of trained items against values worked out by hand."""
+"""Tables of trained experiments against values computed by hand."""
 
 import math
 
@@ -120,7 +120,7 @@ def test_smoothing_is_an_exponential_average_of_each_run():
     np.testing.assert_allclose(smooth["train_loss_mean"], np.mean(expected, 0))
     np.testing.assert_allclose(smooth["train_loss_sd"], np.std(expected, 0, ddof=1))
     np.testing.assert_allclose(smooth["test_loss_mean"], 10 * np.mean(expected, 0))
-    # What a run came to is not smoothed.
+    # Final and best values of a run are not smoothed.
     assert list(panel(tables([FIRST, SECOND], smoothing=0.2), "run")["final_train_loss"]) == [0.25, 1.75]
 
 

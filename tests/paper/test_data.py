@@ -73,7 +73,7 @@ def offline(tmp_path, monkeypatch):
 
 
 def got(name, tmp_path, directory=None, say=quiet):
-    """Prepare the small data set, compare it, and give its source."""
+    """Prepare the small data set and compare it; returns its source."""
     record = prepare(name, tmp_path / "out" / f"{name}.pt", directory, say)
     check(name, tmp_path / "out" / f"{name}.pt")
     return record["source"]
@@ -85,7 +85,7 @@ def check(name, path):
 
 
 def refused(name, tmp_path, directory=None):
-    """The error of preparing it; nothing may be left."""
+    """The error of a preparation that fails; no file may be left."""
     with pytest.raises(PaperError) as raised:
         prepare(name, tmp_path / "out" / f"{name}.pt", directory, quiet)
     assert files(tmp_path / "cache") == files(tmp_path / "out") == set()

@@ -1,4 +1,4 @@
-"""The environments agree: conda's with pip's, both with the package, all with what the code imports."""
+"""The environments of conda and pip agree with each other, with the package, and with what the code imports."""
 
 import ast
 import re

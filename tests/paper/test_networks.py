@@ -1,4 +1,4 @@
-"""Networks people train: shapes, sizes, and that the rescaling keeps their function."""
+"""Common architectures: shapes, sizes, and that the rescaling keeps their function."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Panels of trained networks: what is chosen, what is marked, and that nothing vanishes."""
+"""Panels of trained networks: which rows are shown, what is marked, and that no run is dropped."""
 
 import numpy as np
 import pytest

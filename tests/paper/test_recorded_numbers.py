@@ -37,7 +37,7 @@ def test_what_was_recorded_twice_is_kept_once():
 
 
 def test_every_run_asked_for_is_recorded_and_every_recorded_run_has_a_reason():
-    """Beside those of the experiments: runs of experiments that are not complete yet, and of queue.yaml."""
+    """A recorded run is one of the experiments, of an experiment that is not complete yet, or of queue.yaml."""
     chosen = config.read(ROOT, "paper")
     plan, whole = (runs.plan(c, EXPERIMENTS) for c in (chosen, config.read(ROOT, "paper", {"not_recorded": []})))
     assert [key for key, spec in plan.specs.items() if results.problem(RECORDED / f"{key}.csv", spec)] == []

@@ -1,4 +1,4 @@
-"""Pages of the report: they hold what they should, well-formed, and no text can break out of them."""
+"""Pages of the report: their content, well-formed HTML, and escaped text."""
 
 import base64
 import json

@@ -1,4 +1,4 @@
-"""Results on disk: written whole or not at all, the same when read, and refused when they are not what they were."""
+"""Results on disk: written completely or not at all, read back exactly, and refused if they were changed."""
 
 import errno
 import json
@@ -30,14 +30,14 @@ TABLE = pd.DataFrame({"seed": [0, 1], "loss": [0.1, 1 / 3]})
 
 @pytest.fixture
 def result(tmp_path) -> Path:
-    """A result that is as it should be."""
+    """An undamaged result."""
     path = tmp_path / f"{runs.key(SPEC)}.csv"
     results.write_result(path, TABLE, SPEC, RECORD)
     return path
 
 
 def tell(error: pytest.ExceptionInfo, path: Path) -> str:
-    """The message, which must name the file and say the way out."""
+    """The message, which must name the file and say what to do."""
     text = str(error.value)
     assert path.as_posix() in text
     assert text.endswith("Delete it and run again.")
@@ -243,7 +243,7 @@ def test_a_result_under_another_name_is_refused(result):
 
 
 def test_a_record_never_vouches_for_a_half_written_table(result, monkeypatch):
-    """What was there stays until the new table is whole; a table without its own record is no result."""
+    """The old result stays until the new table is complete; a table without its own provenance is no result."""
     before, calls, inner = result.read_bytes(), [], os.fsync
 
     def full(handle):
@@ -264,7 +264,7 @@ def test_a_record_never_vouches_for_a_half_written_table(result, monkeypatch):
 
 
 def test_any_flipped_bit_is_noticed(result):
-    """Of the table and of the record: refused, unless nothing is said otherwise than before."""
+    """A flipped bit in the table or its provenance is refused, unless the content stays the same."""
     whole = results.read_result(result)[1]
     for path in (result, result.with_suffix(".json")):
         content = path.read_bytes()
@@ -314,7 +314,7 @@ def test_rows_that_a_result_lacks(tmp_path):
     assert results.problem(path, more) == f"{path}: lacks the rows {{'alphas': [3.0]}}."
 
 
-# What killed processes leave
+# Files that killed processes leave
 
 
 def names(folder: Path) -> set[str]:

@@ -1,4 +1,4 @@
-"""Verification: runs that are what they say agree, altered ones do not, even where every digest was made anew."""
+"""Verification: unchanged runs agree, altered ones do not, even if every digest was recomputed."""
 
 import math
 import sys
@@ -30,7 +30,7 @@ RUN, TOY = named("mlp_2x16/pathcond-lr0.001-seed1"), named("measure/toy/")
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
-    """A folder with the data, a cell of training and a measurement."""
+    """A folder with the data, a training run and a measurement."""
     folder = tmp_path_factory.mktemp("recorded")
     prepare("generated", folder / "data" / "generated.pt")
     train([RUN], Options(folder, folder / "data", folder / "checkpoints", CPU))
@@ -39,7 +39,7 @@ def recorded(tmp_path_factory):
 
 
 def checks(recorded, tmp_path, spec, seed=None, epochs=2, alter=None):
-    """Verify one run, after its record was altered and given a new checksum."""
+    """Verify one run, after its result was altered and given a new checksum."""
     table, record = results.read_result(result_path(recorded, spec))
     table = table if alter is None else alter(table)
     results.write_result(result_path(tmp_path / "claimed", spec), table, spec, record)

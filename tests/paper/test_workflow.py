@@ -1,4 +1,4 @@
-"""What the rules ask, without Snakemake: inputs of jobs, what is refused and deleted before the first one."""
+"""The functions of the rules, without Snakemake: inputs of jobs, what is refused or deleted before the first job."""
 
 import json
 from pathlib import Path
@@ -110,7 +110,7 @@ class Forced(NamedTuple):
 
 
 def test_forced_jobs_are_those_asked_for_and_what_follows():
-    """Not a job that Snakemake forces because its last run was interrupted."""
+    """A job that Snakemake forces because its last run was interrupted is not among them."""
     jobs = [Forced(name, (f"{name}.json",)) for name in "abcd"]
     dag = SimpleNamespace(
         reason=lambda one: SimpleNamespace(forced=one.rule in "ad"),

@@ -248,7 +248,7 @@ def test_unknown_state_is_refused_before_anything_is_changed(make):
 
 
 def test_a_failing_check_restores_weights_and_leaves_state():
-    """The forward pass reads a weight where the tracer does not look."""
+    """The forward pass reads a weight in a way that the tracer does not see."""
     from torch._subclasses.fake_tensor import FakeTensor
 
     model = Lambda(lambda s, x: s.m(x) if isinstance(x, FakeTensor) else s.m(x) + s.m[0].weight.sum(), m=state_net())

@@ -67,7 +67,7 @@ class Concat(nn.Module):
 
 @dataclass(frozen=True)
 class Case:
-    """A network, its input, and by hand: its weights in order, its biases, units that only half a step is made for."""
+    """A network, its input, and by hand: its weights in order, its biases, and units that make half a step."""
 
     build: Callable[[], nn.Module]
     shape: tuple[int, ...]

@@ -114,7 +114,7 @@ def test_a_graph_on_the_meta_device_is_that_of_the_model(name):
 
 
 def test_tied_embeddings_need_a_pair_for_each_entry_alone():
-    """One use has scales along its columns and the other along its rows: all of them are tied, and none is listed."""
+    """One use has scales along columns, the other along rows: all are tied, without a list of all pairs."""
     s = ScalePropagation({})
     rows, cols = s.new_groups(500, "rows", torch.zeros(1)), s.new_groups(300, "cols", torch.zeros(1))
     s.tie(rows[:, None], cols[None, :], Reason("tie", "", "test"))

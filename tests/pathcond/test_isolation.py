@@ -96,7 +96,7 @@ def twice(model: nn.Module, training: bool) -> Tensor:
 
 @pytest.mark.parametrize("tail", [_cached, _remember, _buffer, _count])
 def test_state_between_calls(tail):
-    """It is put back, and scales fit the second call as well, which reads it."""
+    """The state is restored, and scales are right for the second call too, which reads it."""
     model = stateful(tail)
     graph = pathcond.extract_graph(model, X)
     pathcond.compute_diag_g(model, X)
@@ -171,7 +171,7 @@ def _nested(s, h):
 
 
 class Attributes(dict):
-    """As people have them."""
+    """A dict with attribute access, as many projects have one."""
 
 
 def _subclass(s, h):

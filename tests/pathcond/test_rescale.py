@@ -78,7 +78,7 @@ def segmentation_losses(prepare) -> list[float]:
 
 
 def unsafe(model: nn.Module, x: Tensor) -> None:
-    """Paths through hard-swish as if it were the identity, and no bound: what the library did once."""
+    """Paths cross hard-swish as if it were the identity, without a bound: the default of an earlier version."""
     graph = pathcond.extract_graph(model, x)
     solution = pathcond.solve(graph, pathcond.compute_diag_g(model, x, smooth=True, graph=graph))
     assert float(solution.u.abs().amax()) / 2 > 5

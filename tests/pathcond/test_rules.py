@@ -119,7 +119,7 @@ def test_what_cannot_be_registered(table):
         pathcond.register_rule(rect)
 
 
-# ---- code that tempts a rule to believe too much
+# ---- code for which a rule could assume too much
 
 
 def weight(*shape: int) -> nn.Parameter:

@@ -193,7 +193,7 @@ def test_layout_of_a_wide_layer_needs_no_table_of_pairs():
 
 @pytest.mark.parametrize("name", ["mlp", "grouped", "channel_shuffle"])
 def test_layer_sums_follow_blocks_that_change_in_place(name):
-    """As the GPU solver changes them, which keeps its memory from one solve to the next."""
+    """The GPU solver changes blocks in place, because it reuses its memory from one solve to the next."""
     _, _, graph, g = problem_of(name)
     layout, cpu = layout_of(graph, tuple(g)), torch.device("cpu")
     objective, other = (build_objective(layout, {n: t**k for n, t in g.items()}, {}, device=cpu) for k in (1, 2))
@@ -503,7 +503,7 @@ def test_signed_logarithms_and_magnitudes(signed, monkeypatch):
 
 
 def test_signs_turn_with_the_unit():
-    """Units numbered with the opposite sign throughout have the opposite log-scales."""
+    """Units whose numbers all have the opposite sign get the opposite log-scales."""
     graph, g = attention_problem(0)
     turned = signed_graph(
         graph.groups, {n: pathcond.ParamScales(-s.row, -s.col) for n, s in graph.params.items()}, graph.shapes

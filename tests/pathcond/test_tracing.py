@@ -1,4 +1,4 @@
-"""The tracer: which models, inputs and outputs can be recorded, and what is said of the others."""
+"""The tracer: which models, inputs and outputs can be recorded, and the errors for the others."""
 
 import io
 from collections import namedtuple

@@ -32,7 +32,7 @@ def data(dtype=torch.float32) -> Tensor:
 
 
 def hidden(s, x: Tensor) -> Tensor:
-    """Reads a weight where the recorder does not look."""
+    """Reads a weight in a way that the recorder does not see."""
     y = s.b(F.relu(s.a(x)))
     return y if isinstance(x, FakeTensor) else y + s.a.weight.sum()
 

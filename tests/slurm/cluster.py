@@ -1,4 +1,4 @@
-"""A Slurm of its own in one folder: a controller, two nodes with a pretend GPU each and one without.
+"""A private Slurm in one folder: a controller, two nodes with a pretend GPU each and one without.
 
 Nothing outside the folder is touched: the programs users call are wrapped so that they find this cluster.
 """
@@ -146,7 +146,7 @@ class Cluster:
         process.wait()
 
     def lose_node(self, node: str) -> None:
-        """A node falls dark: its slurmd and all that ran there are gone at once."""
+        """Lose a node: its slurmd and all its processes end at once."""
         self.kill_daemon(node)
         for pid in self.processes(node):
             _kill(pid)
@@ -186,7 +186,7 @@ class Cluster:
     def left(self, seconds: float = 20) -> list[str]:
         """What jobs that ended have left running, though given time to go: number and command of each.
 
-        Slurm's own programs do not count: when they go is not ours to say.
+        Slurm's own programs do not count: we do not control when they end.
         """
         end = time.monotonic() + seconds
         while found := [

@@ -48,7 +48,7 @@ class Sent(Tree):
 
 
 class Running:
-    """A Snakemake at work on a cluster, to be disturbed."""
+    """A Snakemake that runs on a cluster, to be disturbed."""
 
     def __init__(self, tree: Sent, *arguments: str) -> None:
         self.tree, self.log = tree, tree.folder / "snakemake.out"
@@ -68,19 +68,19 @@ class Running:
         return self.log.read_text()
 
     def wait_for_checkpoint(self, name: str) -> None:
-        """Wait until a cell has one, which on a CPU is after its first seed at the latest."""
+        """Wait until a run has a checkpoint."""
         path = self.tree.folder / f"results/checkpoints/tiny/{name}.pt"
         wait_for(f"checkpoint of {name}", lambda: path.exists() or self.process.poll() is not None, 120)
         assert self.process.poll() is None, self.said()
 
     def job(self, name: str) -> tuple[str, str]:
-        """Number and node of the Slurm job of a cell."""
+        """Number and node of the Slurm job of a batch."""
         lines = self.tree.cluster.slurm("squeue", "--noheader", "--states=running", "--format=%i %N %k").splitlines()
         ((number, node),) = (line.split()[:2] for line in lines if line.endswith(name.replace("/", "_")))
         return number, node
 
     def finish(self) -> str:
-        """Wait for its good end; gives what it said."""
+        """Wait until it succeeds; returns its output."""
         assert self.process.wait(300) == 0, self.said()
         return self.said()
 

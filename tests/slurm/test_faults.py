@@ -1,4 +1,4 @@
-"""Jobs, a node and the controller fail for real in the middle of training: nothing is lost, and the reason is told."""
+"""Jobs, a node and the controller fail for real in the middle of training: nothing is lost, the log says why."""
 
 import os
 import signal
@@ -80,7 +80,7 @@ def test_a_killed_and_a_cancelled_job_go_on(tree: Sent, cells: list[str]):
 
 
 def test_jobs_out_of_time_go_on(tree: Sent, cells: list[str]):
-    """One has a minute and sees in time that it is not enough; one hangs until Slurm ends it."""
+    """One job has a limit of a minute and stops in time; the other hangs until Slurm ends it."""
     with Running(tree, TARGET, "--set-resources", "train:runtime=attempt") as running:
         for name in cells:
             running.wait_for_checkpoint(name)

@@ -1,4 +1,4 @@
-"""Snakemake's own options do what its manual says, and looking changes nothing."""
+"""Snakemake's own options do what its manual says, and dry runs change nothing."""
 
 import json
 import os
@@ -18,7 +18,7 @@ def content(tree: Tree) -> dict[str, tuple[bytes, int]]:
 
 
 def test_looking_changes_nothing(tree: Tree):
-    """Also where results are damaged: they are repaired by the job that makes them, not while the rules are read."""
+    """Even if results are damaged: the job that makes them recomputes them, not the parsing of the rules."""
     for path in [*tree.files("results/tiny/train/*/**/*.csv")[:2], *tree.files("results/data/*.pt")]:
         path.write_bytes(path.read_bytes()[:-3])
     before = content(tree)
@@ -131,7 +131,7 @@ def test_snakemake_locks(tree: Tree):
 
 
 def test_training_without_a_gpu_stops_before_the_first_job(tmp_path: Path):
-    """The message says how many runs, how long, and the ways on."""
+    """The message says how many runs are missing, how long they take, and what to do."""
     tree = Tree.fresh(tmp_path / "tree", FEW)
     for words in ((), ("-n",)):
         done = tree.snakemake("mlp_depth", *words, preset="paper", device="auto")
@@ -173,7 +173,7 @@ def test_a_failed_job_shows_its_log(tree: Tree):
 
 
 def test_an_interrupted_batch_keeps_its_finished_runs(tree: Tree):
-    """What a killed job had finished is in the index of the next."""
+    """Runs that a killed job had finished are in the index of the next job."""
     runs = tree.results()
     index = tree.folder / "results/tiny/train/mlp_depth-00.json"
     keys = json.loads(index.read_text())

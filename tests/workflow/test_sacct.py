@@ -1,4 +1,4 @@
-"""The stand-in for sacct: Slurm's own answers if it can, else squeue does."""
+"""The stand-in for sacct: it passes on Slurm's sacct if that works, else it asks squeue."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ FROM_QUEUE = "squeue --noheader --states=all --format=%i|%T --name run-1\n"
 
 @pytest.fixture
 def ask(tmp_path):
-    """Ask the stand-in, beside programs with these bodies; gives status and answer."""
+    """Ask the stand-in, with fake programs of these bodies on the PATH; returns exit status and answer."""
 
     def run(*words, ahead=(), **bodies):
         for name, body in bodies.items():

@@ -16,7 +16,7 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 PARTS = ("Snakefile", "config.yaml", "config", "environment.yml", "workflow", "profiles", "src")
-# Enough to meet every rule: measured by part, with rows, timed; trained, with runs that two experiments share.
+# Experiments that cover every rule: measured by part, with rows, timed; trained, with runs that two experiments share.
 FEW = ("toy", "regimes", "timing", "mlp_depth", "mlp_depth_lrs")
 
 

@@ -1,4 +1,4 @@
-"""An extension of mkdocstrings: docstrings whose references are written for Sphinx become Markdown."""
+"""An extension of mkdocstrings that turns Sphinx references in docstrings into Markdown."""
 
 import re
 from typing import Any
@@ -9,7 +9,7 @@ ROLE = re.compile(r":(?:func|class|meth|attr|mod):`([^`]+)`")
 
 
 class Roles(griffe.Extension):
-    """Link names of the library, show others as code, and mark examples as such."""
+    """Link names of the library, show other names as code, and mark examples."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         """Rewrite the docstring of one object."""

@@ -1,4 +1,4 @@
-"""Hooks of mkdocs.yml: the pages are those that a code host shows, with its links, notebooks and formulas.
+"""Hooks of mkdocs.yml: the site shows the Markdown files as a code host does, with links, notebooks and formulas.
 
 README.md, CONTRIBUTING.md and CHANGELOG.md become pages, notebooks become Markdown, files outside of docs/ that a page
 links to are copied into the site, and formulas become MathML, which browsers draw without scripts.

@@ -1,5 +1,5 @@
 rule aggregate:
-    """The runs of an experiment as one tidy table, with the spread across seeds."""
+    """Join the runs of an experiment in one tidy table, with the spread across seeds."""
     input:
         indices=lambda wildcards: FLOW.indices(wildcards.preset, wildcards.experiment),
         code=lambda wildcards: code("aggregate", wildcards.experiment),

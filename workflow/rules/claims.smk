@@ -1,5 +1,5 @@
 rule claim:
-    """What the paper claims of an experiment, what we find, and the verdict."""
+    """Judge the claims about an experiment: the paper's value, ours, and the verdict."""
     input:
         table=AGGREGATE,
         code=lambda wildcards: code("claims", wildcards.experiment),
@@ -11,7 +11,7 @@ rule claim:
     conda:
         "../../environment.yml"
     params:
-        # A preset is judged where its settings are the paper's.
+        # Verdicts are given only where a preset's settings are the paper's.
         judged=lambda wildcards: (
             ["--judged"] if FLOW.judged(wildcards.preset, wildcards.experiment) else []
         ),
@@ -22,7 +22,7 @@ rule claim:
 
 
 rule claims:
-    """The claims of all experiments in one table."""
+    """Join the claims of all experiments in one table."""
     input:
         claims=lambda wildcards: expand(
             CLAIM,

@@ -1,4 +1,4 @@
-# The checked configuration, path templates, and the hook before the first job. What the rules ask is in paper/workflow.py.
+# The checked configuration, path templates, and the hook before the first job. Rules call paper/workflow.py.
 import shlex
 import sys
 from pathlib import Path
@@ -36,7 +36,7 @@ DEVICE = FLOW.config(PRESET).top.device
 GPU = int(DEVICE == "cuda" or (DEVICE == "auto" and has_gpu()))
 try:
     CORES = workflow.cores
-except WorkflowError:  # on a cluster, whose profile sets the threads
+except WorkflowError:  # on a cluster, where the profile sets the threads
     CORES = 1
 MORE_PAGES = ["claims", "configuration", "runtimes"]
 DATA = "results/data/{dataset}"
@@ -54,7 +54,7 @@ EXCLUSIVE = "|".join(name for name, entry in EXPERIMENTS.items() if entry.exclus
 source = shlex.quote(f"{workflow.basedir}/src")
 prefix = f"set -euo pipefail; export PYTHONPATH={source}:${{{{PYTHONPATH:-}}}}; "
 if DeploymentMethod.CONDA not in workflow.deployment_settings.deployment_method:
-    # The Python that runs Snakemake runs the jobs, also where its environment is not activated.
+    # Jobs use the Python that runs Snakemake, even if its environment is not activated.
     prefix += f"export PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH; "
 shell.prefix(prefix)
 
@@ -69,7 +69,7 @@ wildcard_constraints:
 
 
 def inputs(stage):
-    """Inputs of a computing job; read when Snakemake knows what is forced."""
+    """Inputs of a training or measuring job, evaluated once Snakemake knows which jobs are forced."""
     return lambda wildcards: FLOW.with_command_line(workflow).inputs(stage, wildcards)
 
 
@@ -77,7 +77,7 @@ onstart:
     if workflow.is_main_process:
         try:
             jobs = list(workflow.dag.needrun_jobs())
-            local = workflow.local_exec  # jobs on a cluster find their GPU there
+            local = workflow.local_exec  # jobs on a cluster use the GPUs of its nodes
             if not local:
                 add_sacct(Path(workflow.basedir))
             FLOW.with_command_line(workflow).before_jobs(

@@ -1,5 +1,5 @@
 rule download:
-    """A data set from the first source that has it, checked by the checksums of its pixels."""
+    """Download a data set from the first source that has it, and verify the checksums of its pixels."""
     output:
         tensors=f"{DATA}.pt",
         provenance=f"{DATA}.json",
@@ -14,6 +14,6 @@ rule download:
             if FLOW.config(PRESET).top.data.directory
             else []
         ),
-    # Shown and logged: a download may take minutes.
+    # The output is shown as well as logged, because a download may take minutes.
     shell:
         "python -m paper.data {wildcards.dataset} --output $(dirname {output.tensors}) {params.directory:q} 2>&1 | tee {log}"

@@ -1,5 +1,5 @@
 rule figure:
-    """A figure of the paper, drawn from its table."""
+    """Draw a figure from the table of its experiment."""
     input:
         table=AGGREGATE,
         code=lambda wildcards: code("figure", wildcards.experiment),

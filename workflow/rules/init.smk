@@ -1,5 +1,5 @@
 rule init:
-    """Start weights of a family of networks, one file per network and seed."""
+    """Save the start weights of a family of networks, one file per network and seed."""
     output:
         INIT,
     log:

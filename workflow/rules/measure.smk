@@ -17,7 +17,7 @@ rule measure:
 
 
 rule measure_time:
-    """Measure times, with all cores and the GPU to itself."""
+    """Measure an experiment that times something: the job has all cores and the GPU for itself."""
     input:
         inputs("measure"),
     output:

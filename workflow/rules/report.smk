@@ -2,7 +2,7 @@ report: "../report/workflow.rst"
 
 
 rule page:
-    """Pages of the report: one per experiment in the paper's order; claims, settings, runtimes."""
+    """Write the pages of the report: one per experiment, then claims, settings and runtimes."""
     input:
         figures=expand(
             FIGURE, experiment=EXPERIMENTS, suffix=["pdf", "png"], allow_missing=True

@@ -1,5 +1,5 @@
 rule rescale:
-    """Log-scales, objective per sweep, residual and time, one file per network, method and seed."""
+    """Save the rescaling of start weights: log-scales, objective per sweep, residual and time."""
     input:
         INIT,
     output:

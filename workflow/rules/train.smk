@@ -12,6 +12,6 @@ rule train:
         gpu=GPU,
     params:
         specs=lambda wildcards: FLOW.specs("train", wildcards),
-    # The device does not change the runs that are asked for, so it is no parameter.
+    # The device is not in `params`: another device must not train recorded runs again.
     shell:
         f"python -m paper.training {{params.specs:q}} --device {DEVICE} --index {{output}} > {{log}} 2>&1"

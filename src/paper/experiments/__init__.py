@@ -1,6 +1,6 @@
 """Experiments of the paper, one module each: settings, measurement or training grid, table, plot, claims, caption.
 
-A new module with an `EXPERIMENT` is enough: modules of this package are found, not listed.
+Every module of this package with an `EXPERIMENT` is found by itself; there is no list to edit.
 """
 
 from __future__ import annotations

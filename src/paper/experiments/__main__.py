@@ -22,8 +22,8 @@ def make(spec: Spec, path: Path, device: "torch.device", data: Path) -> None:
     """Make one measurement, or the rows that it lacks, and write its table and provenance.
 
     Args:
-        spec: of the measurement.
-        path: of its table.
+        spec: spec of the measurement.
+        path: path of its table.
         device: where it is computed, or what is timed.
         data: folder of the data sets.
     """
@@ -32,7 +32,7 @@ def make(spec: Spec, path: Path, device: "torch.device", data: Path) -> None:
     start = time.perf_counter()
     table, spec, before = _completed(spec, path, device, data)
     seconds = before + time.perf_counter() - start
-    timed = EXPERIMENTS[spec["experiment"]].exclusive  # networks as they are trained
+    timed = EXPERIMENTS[spec["experiment"]].exclusive  # in the precision of training
     provenance = {
         **hardware.record(device),
         "commit": cli.commit(),
@@ -61,13 +61,13 @@ def aggregate(name: str, specs: list[Spec], block: dict, folder: Path) -> "pd.Da
     """The table of an experiment, from the results it is made of.
 
     Args:
-        name: of the experiment.
-        specs: of its runs.
+        name: name of the experiment.
+        specs: specs of its runs.
         block: the experiment's settings.
-        folder: of the presets' folders.
+        folder: the folder that holds the presets' folders.
 
     Raises:
-        PaperError: a run is damaged, or has not the seeds or repeats its settings ask for, each once everywhere.
+        PaperError: a run is damaged, or lacks or repeats a seed (or repeat) that its settings ask for.
     """
     found = []
     for spec in specs:
@@ -86,7 +86,7 @@ def aggregate(name: str, specs: list[Spec], block: dict, folder: Path) -> "pd.Da
 
 
 def _chosen(path: Path, table: "pd.DataFrame", column: str, values: list) -> "pd.DataFrame":
-    """The rows that are asked for, each of which must be there."""
+    """The rows with these values; raises if one is missing."""
     if lacking := sorted(set(values).difference(table[column])):
         raise PaperError(f"{path}: expected rows with {column} {lacking}, got none. {results.RECOMPUTE}")
     return table[table[column].isin(values)].reset_index(drop=True)
@@ -96,11 +96,11 @@ def pictures(name: str, table: "pd.DataFrame", stamp: str, dpi: int, font_size: 
     """An experiment drawn from its table, as the bytes of a PDF and a PNG file that hold no date or version.
 
     Args:
-        name: of the experiment.
+        name: name of the experiment.
         table: its aggregated table.
-        stamp: the line printed below.
-        dpi: of the PNG file.
-        font_size: points.
+        stamp: the line printed below the figure.
+        dpi: resolution of the PNG file.
+        font_size: font size in points.
     """
     from paper import plotting
 
@@ -109,7 +109,7 @@ def pictures(name: str, table: "pd.DataFrame", stamp: str, dpi: int, font_size: 
         figure = EXPERIMENTS[name].plot(table)
         plotting.stamp(figure, stamp)
         for suffix, metadata in (("pdf", {"CreationDate": None}), ("png", {"Software": None})):
-            # Through memory: the PNG writer hides the reason when a write fails, such as a full disk.
+            # Written to memory first: the PNG writer hides why a write to disk fails, such as a full disk.
             drawn = io.BytesIO()
             figure.savefig(drawn, format=suffix, dpi=dpi, metadata=metadata)
             found[suffix] = drawn.getvalue()
@@ -190,7 +190,7 @@ def main() -> None:
     measure.set_defaults(run=_measure)
 
     table = commands.add_parser("aggregate", help="one table from the runs of an experiment")
-    # Not a list of tables: of a few thousand, it would be longer than a command may be.
+    # The tables are not listed here: the paths of a few thousand would exceed the length of a command line.
     table.add_argument("--config", required=True, help="the experiment's part of the configuration, as JSON")
     table.set_defaults(run=_aggregate)
 

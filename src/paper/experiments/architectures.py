@@ -73,7 +73,7 @@ def build(name: str, image: int) -> nn.Module:
 
 
 def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
-    """One row a network, counted on the CPU whatever the device.
+    """One row per network, counted on the CPU whatever the device.
 
     Args:
         settings: ``networks``, names in :data:`TABLE_1`; ``image``, the side of the input images.
@@ -82,8 +82,8 @@ def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
     Returns:
         Columns network, parameters, units_table (output channels of all convolutions and widths of all linear layers,
         without the last layer), units_free (units of the scale graph, where tied channels are one), paths_paper and
-        log10_paths_paper (pools as they are), paths_all and log10_paths_all (a pool counts each of its inputs); paths
-        are text with 12 significant digits.
+        log10_paths_paper (pools left as they are), paths_all and log10_paths_all (a pool counts each of its inputs);
+        paths are text with 12 significant digits.
 
     Raises:
         PaperError: a network is unknown.
@@ -123,7 +123,7 @@ def _units(model: nn.Module) -> int:
 
 
 def plot(table: pd.DataFrame) -> Figure:
-    """The table, with a mark at each number that the paper prints alike: one panel, a page wide."""
+    """The table, with a mark at each number that equals the paper's as printed: one panel, a page wide."""
     from paper import plotting
 
     rows = len(table) + 2.2

@@ -1,4 +1,4 @@
-"""Figure 5: final loss of autoencoders and the rescaling they ask for, by compression."""
+"""Figure 5: final loss of autoencoders and the size of their rescaling, by compression."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def smaller(rows: pd.DataFrame) -> tuple[list[Answer], list[str]]:
 
 
 def scales(rows: pd.DataFrame) -> pd.DataFrame:
-    """PathCond's largest abs(log lambda), one row a seed and one column a compression."""
+    """PathCond's largest abs(log lambda), one row per seed and one column per compression."""
     return of(rows, "pathcond").pivot(index="seed", columns="compression", values="max_log_scale")
 
 

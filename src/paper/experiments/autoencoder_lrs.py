@@ -1,4 +1,4 @@
-"""Appendix: final loss of autoencoders and the rescaling they ask for, one panel per learning rate."""
+"""Appendix: final loss of autoencoders and the size of their rescaling, one panel per learning rate."""
 
 from __future__ import annotations
 

@@ -30,20 +30,20 @@ class Experiment:
     Attributes:
         name: its name, that of its module.
         title: its heading.
-        where: where the paper has it, such as "Figure 2" or "appendix"; "ours" if it has not.
+        where: its place in the paper, such as "Figure 2" or "appendix"; "ours" if it is not in the paper.
         caption: what is drawn; placeholders are filled by :meth:`described`.
         settings: the model of its block in config.yaml.
         plot: draws its table.
-        claims: what the paper, or we, claim of it.
+        claims: claims of the paper, or our own, that it decides.
         keys: columns that identify a row within one seed or repeat.
-        version: of the measurement, part of its specs; raised by hand when its results change.
-        measure: settings of one part, and a device, to the table of that part; None if it is trained. Where the
-            settings have a `dataset`, the mapping holds `data`, the path of its file, too.
+        version: version of the measurement, part of its specs; raised by hand when its results change.
+        measure: function from the settings of one part and a device to the table of that part; None if it is trained.
+            If the settings have a `dataset`, they also have `data`, the path of its file.
         parts: name and settings of each part, which is one result; None for one part `all` with all settings.
         grids: the training grids of a trained experiment; None if it is measured.
-        table: from its runs and its settings to the table that is drawn and judged.
-        exclusive: it measures time, so it has the machine to itself.
-        also: experiments whose runs its table reads too.
+        table: function from its runs and settings to the table that is drawn and judged.
+        exclusive: whether it measures time, and so runs alone on the machine.
+        also: other experiments whose runs its table reads.
         rows: name of a list in the settings of its parts with one row per entry; a part that lacks rows is completed.
     """
 
@@ -83,8 +83,8 @@ class Experiment:
         """The caption with its placeholders filled.
 
         Args:
-            settings: of the experiment, as a plain dictionary. Beside each list or dictionary NAME, a caption
-                may use NAME_count, and of numbers NAME_min and NAME_max.
+            settings: settings of the experiment, as a plain dictionary. For each list or dictionary NAME a caption
+                may use NAME_count, and for numbers NAME_min and NAME_max.
         """
         values = dict(settings)
         for name, value in settings.items():

@@ -54,7 +54,7 @@ def parts(settings: Settings) -> Iterator[Part]:
 
 
 def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
-    """One row a pooling, seed and sweep of one network at initialisation, BatchNorm left out of the units.
+    """One row per pooling, seed and sweep of one network at initialisation, without the units of BatchNorm.
 
     Args:
         settings: ``network``, its name; ``model``; ``poolings``, ``sweeps``, ``seeds``.

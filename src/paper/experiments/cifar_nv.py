@@ -68,7 +68,7 @@ def plot(table: pd.DataFrame) -> Figure:
     return figure
 
 
-ON_THE_WAY = (0.7, 0.9)  # of train accuracy
+ON_THE_WAY = (0.7, 0.9)  # levels of train accuracy
 PAPER_BEST = {"pathcond": 80.0, "baseline": 77.0}  # test accuracy in percent
 
 
@@ -85,7 +85,7 @@ def best_test(rows: pd.DataFrame, method: str) -> pd.Series:
 
 
 def early(table: pd.DataFrame, value: str = "test_accuracy", level: float | None = None) -> Estimate:
-    """Epochs by which PathCond is at a level of accuracy before the baseline, by default where the baseline ends."""
+    """How many epochs before the baseline PathCond reaches an accuracy, by default the baseline's last one."""
     found = head_starts(table, value, level).dropna()
     if found.empty:
         raise NotMeasured("the baseline never gets there")
@@ -101,7 +101,7 @@ def _earlier(table: pd.DataFrame) -> Finding:
 
 
 def _at_levels(table: pd.DataFrame) -> str:
-    """How many epochs earlier at levels of train accuracy on the way, over the seeds that both get to."""
+    """How many epochs earlier PathCond reaches lower train accuracies, over the seeds where both reach them."""
     texts = []
     for level in ON_THE_WAY:
         found = head_starts(table, "train_accuracy", level)

@@ -1,4 +1,4 @@
-"""Ours: condition numbers of the path kernel and of the NTK before and after the rescaling, beside the speed-up.
+"""Ours: condition numbers of the path kernel and of the NTK before and after the rescaling, and the speed-up.
 
 Symbols: Phi is the path-lifting and G = dPhi^T dPhi the path kernel, whose non-zero spectrum is that of dPhi dPhi^T.
 The NTK of images x_i is the Gram matrix of df_c(x_i)/dtheta, summed over outputs c. A condition number is the largest
@@ -92,10 +92,10 @@ def parts(settings: Settings) -> Iterator[Part]:
 
 
 def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
-    """One row a network, initialisation, kernel and seed: the spectrum before and after the rescaling, in float64.
+    """One row per network, initialisation, kernel and seed: the spectrum before and after the rescaling, in float64.
 
     Args:
-        settings: of a part: ``rescaling``, ``seeds``, and either those of `Small`, or ``network``, ``model``,
+        settings: settings of a part: ``rescaling``, ``seeds``, and either those of `Small`, or ``network``, ``model``,
             ``dataset``, ``batch``, ``images``, ``outputs``, ``batch_outputs`` and ``data``, the data set's file.
         device: where it is computed.
 
@@ -140,7 +140,7 @@ def _tangent_kernels(settings: Mapping[str, Any], device: torch.device) -> Itera
     if model["kind"] == "mlp" and model.get("batchnorm", True):
         spectra[BATCH] = in_train_mode
     for seed in settings["seeds"]:
-        module = models.make(model, seed)  # what training starts from
+        module = models.make(model, seed)  # the network that training starts from
         facts, found = compared(module, model, settings["rescaling"], device, list(spectra.values()))
         for kernel, numbers in zip(spectra, found, strict=True):
             names = {"network": settings["network"], "initialisation": "default", "kernel": kernel, "seed": seed}
@@ -177,7 +177,7 @@ def compared(
 
 
 def _numbers(values: Tensor, state: str) -> dict[str, float]:
-    """What describes the eigenvalues of a state."""
+    """Rank, condition numbers and mean of the eigenvalues of one state, before or after."""
     largest = values.max()
     kept = values[values > ZERO * largest]
     return {
@@ -251,7 +251,7 @@ def tangent_kernel(module: nn.Module, x: Tensor, outputs: int) -> Tensor:
     mode couples images, each output has a gradient at every image, and this is summed over pairs of images.
 
     Args:
-        module: whose parameters are those of linear and BatchNorm layers.
+        module: a network with parameters in linear and BatchNorm layers only.
         x: images (n, inputs).
         outputs: how many outputs the kernel is summed over at most, evenly spaced.
 
@@ -287,7 +287,7 @@ def tangent_kernel(module: nn.Module, x: Tensor, outputs: int) -> Tensor:
 
 
 def _share(layer: nn.Module, a: Tensor, d: Tensor, coupled: bool) -> Tensor:
-    """What a layer adds to the NTK.
+    """The term of one layer in the NTK.
 
     Args:
         layer: linear or BatchNorm.
@@ -358,7 +358,7 @@ def _speedup(slow: pd.DataFrame, fast: pd.DataFrame, target: float, loss: float)
 
 
 def _trained_kernel(table: pd.DataFrame) -> pd.DataFrame:
-    """One row per network and seed that was trained: the NTK in the mode in which it was."""
+    """One row per trained network and seed: the NTK in the mode in which it was trained."""
     rows = table[table["kernel"] != PATH]
     coupled = set(rows.loc[rows["kernel"] == BATCH, "network"])
     return rows[(rows["kernel"] == BATCH) | ~rows["network"].isin(coupled)]

@@ -79,9 +79,9 @@ def _mlps(table: pd.DataFrame, lr: float | None = None) -> pd.DataFrame:
 
 
 def _share(rows: pd.DataFrame, method: str) -> Estimate | None:
-    """Share of the epochs saved by PathCond that a method saves too, by seed; None if that is open.
+    """The epochs that a method saves as a fraction of those that PathCond saves, by seed; None if that is open.
 
-    A baseline that misses the target counts with the epochs it had, which can only understate the share.
+    A baseline that misses the target counts with the epochs it had, which can only understate the fraction.
     """
     names = ("baseline", "pathcond", method)
     if any(of(rows, name).empty for name in names) or of(rows, "pathcond")["reached"].isna().any():

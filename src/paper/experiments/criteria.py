@@ -36,21 +36,21 @@ class Settings(Block):
 
 
 COLUMNS = ["example", "criterion", "seed", "log_scale", "value", "balanced", "minimiser"]
-# The search looks at this many points, then between the neighbours of the least, and so on.
+# Points of each search grid; the next grid lies between the neighbours of the smallest value.
 POINTS, ROUNDS = 41, 6
 
 Criterion = Callable[["Tensor", float], "Tensor"]
 
 
 def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
-    """Every criterion along one random orbit a seed and length.
+    """Every criterion along one random orbit per seed and length.
 
     Args:
         settings: target, lengths, grid, log_range, seeds.
-        device: not used: on a CPU this is fastest, and the same everywhere.
+        device: not used; a CPU is fastest, and gives the same numbers everywhere.
 
     Returns:
-        One row a point of the grid; `balanced` and `minimiser` are constant along an orbit. PathCond's objective F is
+        One row per point of the grid; `balanced` and `minimiser` are constant along an orbit. PathCond's objective F is
         given as exp(F / p) up to a factor, which makes it the arithmetic over the geometric mean of diag(G).
 
     Raises:

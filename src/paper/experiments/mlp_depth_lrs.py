@@ -69,7 +69,7 @@ def plot(table: pd.DataFrame) -> Figure:
 
 
 MODERATE = 1e-2  # the largest learning rate we call moderate
-FAR = 100.0  # times off a bound that decides nothing
+FAR = 100.0  # factor between a bound and the far values that stand for an open ratio
 
 
 def _by_lr(rows: pd.DataFrame) -> str:

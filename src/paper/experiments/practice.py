@@ -1,10 +1,10 @@
-"""Ours: does rescaling at the start help networks as people train them, at each method's own best learning rate?
+"""Ours: does rescaling at the start help common networks in usual training, at each method's own best learning rate?
 
 Every network is trained from the same start weights, on the same batches, with each method and each learning rate of
 its grid, by the optimiser it is usually trained with. A method's accuracy is that at the learning rate where the mean
 of the final test accuracy over seeds is highest; its gain is the difference to the baseline at the baseline's best
 rate, paired by seed. Intervals are 95% of Student's t; the deviation of paired differences is pooled over the methods
-of a network, since three seeds alone tell little about it.
+of a network, since three seeds alone estimate it poorly.
 
 The rule for the library's default, stated before the runs:
 
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 BASELINE, DEFAULT = "baseline", "default"
-NEAR = 1.0  # points of accuracy within which a learning rate is as good as the best; ours
+NEAR = 1.0  # a learning rate within so many points of the best accuracy counts as good; our choice
 BATCHNORM = ("vgg11", "resnet18", "mobilenetv2", "efficientnet_b0")
 LAYERNORM = ("convnext_atto", "vit_tiny", "mixer")
 SMOOTH = (*LAYERNORM, "efficientnet_b0")
@@ -150,7 +150,7 @@ def table(runs: Runs, settings: Mapping[str, Any]) -> pd.DataFrame:
             }
         )
     every = pd.DataFrame(rows)
-    # Where two methods do the same, the one that is not run has the other's runs.
+    # If two methods are the same on a network, one is run and its runs are used for both.
     copies = []
     for name in settings["trained"]:
         for method in settings["methods"]:

@@ -62,7 +62,7 @@ class LogSpace(Block):
 
 
 class Settings(Block):
-    """Networks with `neurons` in all hidden layers together; `more_alphas` are drawn beside the evenly spaced ones."""
+    """Networks with `neurons` in all hidden layers together; `more_alphas` are added to the evenly spaced ones."""
 
     hidden_layers: PositiveInt
     neurons: PositiveInt
@@ -109,7 +109,7 @@ def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
 
     Args:
         settings: hidden_layers, neurons, inputs, outputs, sweeps, variance, seed, alphas.
-        device: not used: on a CPU this is fastest, and the same everywhere.
+        device: not used; a CPU is fastest, and gives the same numbers everywhere.
 
     Returns:
         One row per alpha: variance, alpha, seed, max_log_scale (largest |log lambda| = |u| / 2), printed_root_fails
@@ -165,8 +165,8 @@ def printed_root_fails(graph: pathcond.ScaleGraph, g: Mapping[str, Tensor]) -> b
     """Whether the root of some unit's first update, computed as printed in the paper, is not positive in float64.
 
     The positive root of b (a + p) x^2 + a d x + c (a - p) is printed as (-a d + sqrt(..)) / (2 b (a + p)), which
-    cancels where a d > 0; p parameters, a of them more enter the unit than leave it, b, c and d: the sums of g of those
-    that leave it, enter it, and do neither.
+    cancels where a d > 0. Here p is the number of parameters; a is how many more enter the unit than leave it; b, c
+    and d are the sums of g over those that leave it, enter it, and do neither.
     """
     import torch
 

@@ -48,7 +48,7 @@ class Settings(Block):
 
 
 def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
-    """One row an activation, initialisation, depth and seed: relative output change of MLPs with BatchNorm.
+    """One row per activation, initialisation, depth and seed: relative output change of MLPs with BatchNorm.
 
     At one seed and depth all activations share weights and inputs. Everything is in float64, with BatchNorm left out
     of the units; in eval mode but for `train_error`.
@@ -131,7 +131,7 @@ def _error(module: nn.Module, graph: pathcond.ScaleGraph, x: Tensor, u: Tensor, 
 
 
 def _kept_magnitudes(module: nn.Module, x: Tensor) -> dict[str, Tensor]:
-    """diag(G) as one gets it with the activations left in the network of squared weights, on ones."""
+    """diag(G) computed with the activations kept in the network of squared weights, on ones."""
     import torch
 
     squared = copy.deepcopy(module)

@@ -95,7 +95,7 @@ PRINTED: dict[str, Printed] = {
     "large_varying": "large_variance_widths",
     "by_layer": "expected_ak",
 }
-# Names that state a leading term as a grows or falls; the others claim equality.
+# Printed formulas that are leading terms as a grows or falls; the others claim equality.
 LIMITS = ("small_variance", "small_variance_widths", "large_variance_widths")
 # Networks drawn at once: keeps the working memory near 100 MB.
 CHUNK = 10_000
@@ -111,14 +111,14 @@ class Network:
 
 
 def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
-    """Compare formula, print and random networks for every case, every `a` and every layer.
+    """Compare the formula, the printed formula and random networks for every case, every `a` and every layer.
 
     Args:
         settings: draws, seeds and cases; a case has widths, biases, and `a` (a list) or `variances` (by layer).
-        device: not used: on a CPU this is fastest, and the same everywhere.
+        device: not used; a CPU is fastest, and gives the same numbers everywhere.
 
     Returns:
-        One row a case, `a`, seed, kind and layer, in the columns of :data:`COLUMNS`: `limit`, the right
+        One row per case, `a`, seed, kind and layer, in the columns of :data:`COLUMNS`: `limit`, the right
         leading term where the printed formula is one, and `printed_off`, whether what is printed differs from it, or
         from the formula where equality is claimed: exact comparisons of formulas, free of noise. The others are those
         of :func:`even_network`.
@@ -214,7 +214,7 @@ def _networks(case: str, block: Mapping[str, Any]) -> list[tuple[float, Network]
 
 
 def _expected(case: str, a: float, network: Network) -> pd.DataFrame:
-    """Formula, limit and print by kind and layer."""
+    """Formula, limit and printed formula by kind and layer."""
     import numpy as np
     import pandas as pd
 

@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 LABELS = {"mlp": "MLP", "cifar_nv": "CIFAR-NV", "resnet18_c": "ResNet-18-C", "resnet18_c_held": "ResNet-18-C"}
 POOLINGS = {"plain": "pools as they are", "exact": "exact pools"}
-NO_POOLS = "mlp"  # both ways to count pools are one computation
+NO_POOLS = "mlp"  # has no pools, so both ways to count them are one computation
 PAPER_FRACTIONS = {"mlp": 1.03, "cifar_nv": 0.22}  # of an epoch; it prints no number for ResNet-18-C
 KEYS = ("network", "pooling", "step")
 FACTS = ("parameters", "batches", "epoch_batches", "hardware")  # of every row
@@ -85,9 +85,9 @@ def parts(settings: Settings) -> Iterator[Part]:
 
 
 def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
-    """One row a pooling, repeat and step of one network at initialisation, BatchNorm left out of the units.
+    """One row per pooling, repeat and step of one network at initialisation, without the units of BatchNorm.
 
-    Every repeat starts from the same weights and makes the whole rescaling anew, graph included. Steps are
+    Every repeat starts from the same weights and repeats the whole rescaling, including the graph. Steps are
     interleaved, so that a slower phase of the machine affects all alike.
 
     Args:
@@ -98,7 +98,7 @@ def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
     Returns:
         Columns network, pooling, repeat, step, seconds, parameters, units, batches, epoch_batches, hardware. Steps are
         graph, diag_g, solve, apply, their sum total, and epoch: the time of ``batches`` steps of SGD scaled up to
-        ``epoch_batches``. Training has no pooling: a repeat's epoch is given under each.
+        ``epoch_batches``. Training has no pooling, so the epoch of a repeat is listed under every pooling.
     """
     import pandas as pd
 
@@ -184,7 +184,7 @@ class Bench:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Columns of every row beside its time."""
+        """Columns of every row other than its time."""
         from paper import hardware, models
 
         return {
@@ -196,7 +196,7 @@ class Bench:
         }
 
     def rescaling(self, pooling: str, sweeps: int) -> dict[str, float]:
-        """Seconds of graph, diag_g, solve and apply, and their sum total; the weights are put back afterwards."""
+        """Seconds of graph, diag_g, solve and apply, and their sum total; the weights are restored afterwards."""
         import pathcond
         from paper import models
 
@@ -297,7 +297,7 @@ def duration(seconds: float) -> str:
 
 
 def hardware_note(table: pd.DataFrame) -> str:
-    """What was timed on, and how much of an epoch, in two lines."""
+    """The hardware, and how much of an epoch was timed, in two lines."""
     pairs = dict.fromkeys(zip(table["batches"], table["epoch_batches"], strict=True))
     scaled = [f"{part:.0f} of {whole:.0f}" for part, whole in pairs if part < whole]
     note = f"epoch scaled up from {' or '.join(scaled)} batches" if scaled else "whole epochs timed"
@@ -310,7 +310,7 @@ def _rows(table: pd.DataFrame, networks: list[str], pooling: str, step: str) -> 
 
 
 def _deviation(row: dict[str, Any]) -> float:
-    """Zero where there was one run."""
+    """The deviation over repeats; zero for one repeat."""
     return 0.0 if math.isnan(row["seconds_sd"]) else row["seconds_sd"]
 
 

@@ -41,7 +41,7 @@ class Settings(Timed):
 
 
 def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
-    """One row a depth, repeat and step, as in `timing`; depths are interleaved.
+    """One row per depth, repeat and step, as in `timing`; depths are interleaved.
 
     Args:
         settings: ``hidden_layers``, ``inputs``, ``width``, ``outputs``, ``dataset``, ``batch``, ``batches`` (at most,
@@ -127,7 +127,7 @@ def _split(axes: Axes, table: pd.DataFrame) -> None:
         for step, (colour, label) in plotting.STEPS.items():
             share = 100 * seconds[network, step] / total
             axes.bar(x, share, 0.62, bottom, color=colour, label=None if x else label)
-            at, side = (x, "center") if share >= 6 else (x + 0.33, "left")  # beside a part too thin for it
+            at, side = (x, "center") if share >= 6 else (x + 0.33, "left")  # right of a segment that is too thin
             axes.text(at, bottom + share / 2, f"{share:.0f}%", ha=side, va="center", fontsize="x-small")
             bottom += share
         place = {"xytext": (0, 2), "textcoords": "offset points", "ha": "center"}

@@ -72,10 +72,10 @@ def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
 
     Args:
         settings: draws, lr, steps, every, starts, slower_start, seeds.
-        device: not used: on a CPU this is fastest, and the same everywhere.
+        device: not used; a CPU is fastest, and gives the same numbers everywhere.
 
     Returns:
-        One row a recorded step, in the columns of :data:`COLUMNS`.
+        One row per recorded step, in the columns of :data:`COLUMNS`.
 
     Raises:
         PaperError: A start has u <= 0, or its neuron is dead.
@@ -163,7 +163,7 @@ def _descend(theta: Tensor, free: Tensor, x: Tensor, lr: float, steps: int) -> _
 
 
 def _rows(paths: _Paths, index: int, lifted: np.ndarray, ideal: bool, every: int) -> dict[str, Any]:
-    """Columns of one run, at every `every` steps and the last, and before the first of these at each, where paths bend.
+    """Columns of one run: every `every`-th step, the last one, and all of the first `every` steps, where paths bend.
 
     `lifted` is the ideal path from the same start.
     """
@@ -303,7 +303,7 @@ def _compared(table: pd.DataFrame, column: str, extra: bool) -> tuple[list[bool]
     raw, rescaled = (_ends(table, run, extra)[column] for run in ("raw", "rescaled"))
     if raw.empty:
         raise NotMeasured("no such start")
-    # A run that never gets there took longer than any that does.
+    # A run that never reaches the target counts as slower than any that does.
     better = [bool(rescaled.fillna(float("inf"))[i] < raw.fillna(float("inf"))[i]) for i in raw.index]
 
     def text(value: float) -> str:

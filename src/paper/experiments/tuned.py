@@ -60,7 +60,7 @@ def table(runs: Runs, settings: Mapping[str, Any]) -> pd.DataFrame:
     found = found[found["epochs"] == longest]
     seeds = found.groupby(["network", "method", "lr"])["seed"].transform("nunique")
     found = found[seeds == found.groupby("network")["seed"].transform("nunique")]
-    # Where a method was not tried at the highest rate, its best one would be compared with better ones of others.
+    # A method that was not tried at the highest rate would be compared with methods at better rates.
     highest = found.groupby(["network", "method"])["lr"].transform("max")
     return found[highest == found.groupby("network")["lr"].transform("max")].reset_index(drop=True)
 
@@ -70,10 +70,10 @@ def table(runs: Runs, settings: Mapping[str, Any]) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class Criterion:
-    """By what the best learning rate is chosen.
+    """How the best learning rate is chosen.
 
     Attributes:
-        column: of the runs.
+        column: column of the runs that is compared.
         factor: a rate is good if its value is at most this times the smallest; None for an accuracy.
         points: a rate is good if its accuracy is within so many points of the highest.
     """
@@ -110,10 +110,10 @@ class Best:
 
     Attributes:
         lr: the rate.
-        values: by seed, the smaller the better.
+        values: values by seed; smaller is better.
         low: lowest rate of the range of good rates around it.
-        high: highest one.
-        at_end: whether it is the lowest or highest of those tried.
+        high: highest rate of that range.
+        at_end: whether the best rate is the lowest or highest of those tried.
     """
 
     lr: float

@@ -1,7 +1,7 @@
 """Train runs: python -m paper.training SPEC... (JSON text, or a JSON file of one spec or a list; `make specs`).
 
-On a GPU, runs of one architecture train in one batch. Several GPUs share the batches. Runs that exist are reused. The
-same command resumes where it was stopped. In a Slurm job it stops by itself before the job ends. Exit status: 0 all
+On a GPU, runs of one architecture train in one batch. Several GPUs share the batches. Runs that exist are reused. After
+a stop, the same command resumes. In a Slurm job it stops by itself before the job ends. Exit status: 0 all
 done, 2 invalid input, 75 time limit reached (run it again), 130 stopped with Ctrl-C (run it again).
 """
 
@@ -16,7 +16,7 @@ from paper import cli, results
 from paper.runs import Spec, check_specs, index_of, read_specs, result_path
 
 OUT_OF_TIME = 75
-MARGIN = 30.0  # seconds before the end of a Slurm job: for the last epoch, its checkpoint and Snakemake
+MARGIN = 30.0  # seconds before the end of a Slurm job, kept for the last epoch, its checkpoint and Snakemake
 
 
 def seconds(text: str) -> float:

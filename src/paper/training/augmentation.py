@@ -1,4 +1,4 @@
-"""Augmentation of images on their device, by numbers drawn ahead for each image of an epoch."""
+"""Augmentation of images on their device, by random numbers drawn before each epoch."""
 
 import math
 
@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 PADDING = 4
-DRAWS = (2 * PADDING + 1, 2 * PADDING + 1, 2)  # of an image: how many rows, columns and flips there are to draw from
+DRAWS = (2 * PADDING + 1, 2 * PADDING + 1, 2)  # number of possible rows, columns and flips of an image
 
 
 def flip_and_crop(images: Tensor, draws: Tensor, channels: int) -> Tensor:
@@ -16,7 +16,7 @@ def flip_and_crop(images: Tensor, draws: Tensor, channels: int) -> Tensor:
     Args:
         images: (B, channels, side, side), or flat.
         draws: (B, 3): first row and first column of the crop, and whether it is flipped.
-        channels: of an image.
+        channels: channels of an image.
     """
     side = images.shape[-1] if images.ndim == 4 else math.isqrt(images.shape[1] // channels)
     padded = functional.pad(images.view(-1, channels, side, side), [PADDING] * 4)

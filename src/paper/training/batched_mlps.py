@@ -28,7 +28,7 @@ MIN_HOPPER_RUNS = 5  # with fewer runs cuBLAS is faster, since it splits each GE
 
 @dataclass(frozen=True)
 class Shape:
-    """What networks of a batch have in common: widths and kinds of layers."""
+    """The shape that networks of a batch share: widths and kinds of layers."""
 
     widths: tuple[int, ...]
     batchnorm: bool
@@ -76,7 +76,7 @@ class BatchedMLPs:
             None if linear[0][k].bias is None else stacked([run[k].bias for run in linear])[:, None] for k in depth
         ]
         hidden = range(len(norms[0]))
-        # Of each hidden layer: scale, shift, running mean, running variance.
+        # For each hidden layer: scale, shift, running mean, running variance.
         self.norms = [[stacked([getattr(run[k], name) for run in norms])[:, None] for name in _NORM] for k in hidden]
 
     def tensors(self) -> list[Tensor]:
@@ -85,7 +85,7 @@ class BatchedMLPs:
         return self.state()[: -1 if self.row_scale is not None else None]
 
     def state(self) -> list[Tensor]:
-        """The same without applying the deferred row scale, which is the last tensor if there is one."""
+        """As `tensors`, but the deferred row scale is not applied: it is the last tensor, if there is one."""
         self.synchronize()
         norms = [t for layer in self.norms for t in layer]
         deferred = [] if self.row_scale is None else [self.row_scale]
@@ -191,14 +191,14 @@ class BatchedMLPs:
             saved.append(kept)
         grad = self._output_gradient(inputs[last], target, rate, task)
         for k in range(last, 0, -1):
-            grads.append(grad)  # keeps its memory until both streams are done
+            grads.append(grad)  # keeps the memory until both streams are done
             grad = self._backward(k, grad, inputs[k], saved[k - 1])
         squares = None
         if transposed is None:
             _subtract(self.weights[0], grad, x)
             self.synchronize()
         else:
-            self.synchronize()  # for the inputs
+            self.synchronize()  # the side stream gathers the next inputs
             self.prefetched, squares = self.hopper.first_layer_step(grad, transposed, next_x, self.weights[0])
         if enorm_runs is not None:
             self._enorm_cycle(enorm_runs, squares)

@@ -80,7 +80,7 @@ def lock_runs(folder: Path, specs: Sequence[Mapping[str, Any]], stop: Callable[[
         stop: whether to give up waiting.
 
     Yields:
-        False if `stop` said so first.
+        False if `stop` returned true before the locks were acquired.
     """
     names = {digest(dict(spec)): key(dict(spec)) for spec in specs}
     with ExitStack() as held:

@@ -22,8 +22,8 @@ class InitialNetwork:
     Attributes:
         module: the network.
         max_log_scale: the largest abs(log lambda) of its rescaling, 0 without one.
-        lr_factors: of the learning rate, by parameter, for a method that changes learning rates in place of weights.
-        seconds: that the rescaling took.
+        lr_factors: factors of the learning rate by parameter, for a method that changes rates instead of weights.
+        seconds: wall time of the rescaling.
     """
 
     module: nn.Module
@@ -38,9 +38,9 @@ def initialize(
     """The initial network of a run; before rescaling, all methods have the same weights at one seed.
 
     Args:
-        spec: of the run.
-        seed: of the run.
-        results: folder of the results: start weights and rescalings that are saved there are read, not computed.
+        spec: spec of the run.
+        seed: seed of the run.
+        results: folder of the results; start weights and rescalings saved there are read instead of computed.
         batch: images as the network takes them, for methods that measure statistics; the network moves to their device.
     """
     spec = {**spec, "seed": seed}

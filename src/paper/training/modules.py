@@ -54,7 +54,7 @@ class ModuleTrainer(Trainer):
     Args:
         run: the run.
         splits: its data, on the device.
-        device: where.
+        device: where to train.
         eager: neither CUDA graphs nor compilation, to find errors.
     """
 
@@ -62,7 +62,7 @@ class ModuleTrainer(Trainer):
 
     def __init__(self, run: Run, splits: Splits, device: torch.device, eager: bool = False) -> None:
         self.gpu = device.type == "cuda"
-        # ENorm on the state of Adam synchronizes with the host, which a graph cannot.
+        # ENorm on the state of Adam synchronizes with the host, which a CUDA graph cannot capture.
         graphs = run.spec["optimiser"]["name"] == "sgd" or not run.spec["rescaling"].get("enorm")
         super().__init__([run], splits, device, use_graphs=self.gpu and graphs and not eager)
         self.spec, self.trained = run.spec, False
@@ -79,7 +79,7 @@ class ModuleTrainer(Trainer):
         self.parameters = models.parameters(self.module)
         if self.bfloat16:
             self.module = self.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-            # All algorithms are tried for the paper's network, a few for one of many that train for a short time.
+            # cuDNN tries all algorithms for the paper's network, but few for networks that train for a short time.
             torch.backends.cudnn.benchmark, torch.backends.cudnn.benchmark_limit = True, 0 if paper else 10
         if self.gpu:
             torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
@@ -152,7 +152,7 @@ class ModuleTrainer(Trainer):
     def _enorm_cycle(self) -> Callable[[], None]:
         """A function that makes one cycle of ENorm."""
         chain = convolutions(self.module) if self.gpu and self._plain() else None
-        if chain is not None:  # the same, in few kernels
+        if chain is not None:  # a faster version with few kernels
             weights = [layer.weight.detach().permute(0, 2, 3, 1)[None] for layer in chain]
             biases = [None if layer.bias is None else layer.bias.detach()[None, None] for layer in chain]
             return lambda: compiled(torch_layers.enorm_cycle, self.device)(weights, biases)
@@ -181,7 +181,7 @@ class ModuleTrainer(Trainer):
         return self.optimisers[0]
 
     def _cast(self) -> AbstractContextManager[Any]:
-        # A weight that is cast outside of a CUDA graph must not be kept for its replays; compilation casts by itself.
+        # No cache of cast weights: replays of a CUDA graph would read stale ones. Compiled code casts by itself.
         cached = self.forward is not self.module
         return torch.autocast("cuda", torch.bfloat16, cache_enabled=cached) if self.bfloat16 else nullcontext()
 
@@ -240,7 +240,7 @@ class ModuleTrainer(Trainer):
 
 @contextmanager
 def _tf32(allowed: bool) -> Iterator[None]:
-    """Whether products on a GPU may have TF32, for a while."""
+    """Allow or forbid TF32 in matrix products on a GPU within the block."""
     found = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allowed
     try:

@@ -1,4 +1,4 @@
-"""Optimisers and learning-rate schedules: of one module by torch.optim, of stacked networks by the same formulas.
+"""Optimisers and learning-rate schedules: torch.optim for one module, the same formulas for stacked networks.
 
 A run without `schedule` has a constant learning rate. On a GPU a schedule is a table on the device, where a CUDA graph
 reads the learning rate of its step.
@@ -17,7 +17,7 @@ from paper.errors import PaperError
 
 ADAM = ("adam", "adamw")
 BETAS, EPS = (0.9, 0.999), 1e-8  # of torch.optim.Adam
-MATCHED_RMS = 0.2  # size of Muon's updates, as AdamW's usual ones, so that both have one learning rate
+MATCHED_RMS = 0.2  # RMS of Muon's updates, close to AdamW's, so that both can use one learning rate
 
 
 def rates(spec: Mapping[str, Any], steps: int) -> Tensor:
@@ -114,10 +114,10 @@ def optimisers(
     """The optimiser of a configuration; Muon takes matrices and kernels and leaves the rest to AdamW.
 
     Args:
-        module: whose parameters are trained.
+        module: the module to train.
         settings: `name` and its options.
         lr: learning rate.
-        factors: of the learning rate, by parameter; 1 for those left out.
+        factors: factors of the learning rate by parameter; 1 for parameters left out.
         scheduled: the learning rate is a tensor on the device of the parameters, which :func:`set_rate` writes; for
             CUDA graphs.
     """
@@ -183,9 +183,9 @@ class StackedOptimiser:
     Args:
         settings: `name` and its options.
         parameters: stacked; the first axis is the run.
-        vectors: whether each is a bias or a gain of the single networks.
+        vectors: whether each parameter is a bias or a gain in the single networks.
         table: learning rate of each step and run, (steps, runs).
-        factors: of the learning rate, (runs,) for each parameter.
+        factors: factors of the learning rate, (runs,) for each parameter.
     """
 
     def __init__(
@@ -205,7 +205,7 @@ class StackedOptimiser:
         self.moments = [[torch.zeros_like(p) for p in parameters] for _ in range(count)]
 
     def state(self) -> list[Tensor]:
-        """Tensors that belong to runs, beside the parameters; the first axis is the run."""
+        """Tensors of the runs other than the parameters; the first axis is the run."""
         return [tensor for moment in self.moments for tensor in moment]
 
     @torch.no_grad()

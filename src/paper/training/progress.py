@@ -1,4 +1,4 @@
-"""Progress of training: a tqdm bar at a terminal, a line now and then in a log."""
+"""Progress of training: a tqdm bar in a terminal, a line every few seconds in a log."""
 
 import sys
 import time
@@ -14,9 +14,9 @@ class Progress:
 
     Args:
         title: what is trained.
-        epochs: of each run.
+        epochs: number of epochs of each run.
         first: epochs already completed.
-        images: seen by all runs together in one epoch.
+        images: number of images that all runs together see in one epoch.
     """
 
     def __init__(self, title: str, epochs: int, first: int, images: int) -> None:

@@ -84,12 +84,12 @@ class Progressing:
 
     @property
     def epoch(self) -> int:
-        """The last epoch it has completed."""
+        """The last completed epoch."""
         return self.state.get("epoch", 0)
 
     @property
     def finished(self) -> bool:
-        """Whether it has all its epochs."""
+        """Whether all epochs are completed."""
         return bool(self.state) and self.epoch >= self.spec["epochs"]
 
 
@@ -98,7 +98,7 @@ def train(runs: Sequence[Spec], options: Options) -> None:
 
     Args:
         runs: specs.
-        options: where and how.
+        options: where and how to train.
 
     Raises:
         PaperError: a spec is incomplete or cannot be trained.
@@ -141,10 +141,10 @@ def visible_devices(device: torch.device) -> list[torch.device]:
 def can_batch(spec: Mapping[str, Any]) -> bool:
     """Whether the runs of a spec can train in one batch with others: MLPs with SGD, Adam or AdamW."""
     model, how = spec["model"], spec["rescaling"]
-    norm_and_bias = model.get("batchnorm", True) and model.get("bias")  # a batch has no biases before BatchNorm
+    norm_and_bias = model.get("batchnorm", True) and model.get("bias")  # batched MLPs have no biases before BatchNorm
     if model["kind"] not in FULLY_CONNECTED or norm_and_bias or not can_stack(spec["optimiser"]):
         return False
-    # State of an optimiser that is to follow a rescaling, and the settings of one module, are those of a run alone.
+    # Optimiser state that is rescaled, and settings of single modules, are supported only for runs that train alone.
     moved = (how.get("enorm") or how.get("teleport")) and not is_plain(spec)
     alone = any(name in spec for name in ("augmentation", "precision", "clip", "train_metrics"))
     return not moved and not alone and how.get("statistics") != "input"
@@ -247,7 +247,7 @@ def _train_batch(batch: Sequence[Spec], options: Options, load: _Loader) -> None
         splits = load(pending[0].spec, options)
         for part in _by_epoch([run for run in pending if not run.finished], options):
             _train_together(part, splits, options)
-            if options.device.type == "cuda":  # memory of CUDA graphs is free only once their trainer is
+            if options.device.type == "cuda":  # the memory of CUDA graphs is freed with their trainer
                 gc.collect()
                 torch.cuda.empty_cache()
         for run in pending:

@@ -32,7 +32,7 @@ class Trainer(ABC):
 
     Attributes:
         max_log_scale: the largest abs(log lambda) of each run's initial rescaling.
-        rescale_seconds: what that took.
+        rescale_seconds: wall time of that rescaling.
         precision: numerical precision in words, for the provenance.
         parameters: number of parameters of one network.
     """
@@ -59,7 +59,7 @@ class Trainer(ABC):
         self._seeds = sorted({run.seed for run in runs})
         self._seed_of = torch.tensor([self._seeds.index(run.seed) for run in runs], device=device)
         self._seed_order = torch.zeros(len(self._seeds), self.count, dtype=torch.long)
-        self._shuffled_epoch = 0  # epoch of `_seed_order`
+        self._shuffled_epoch = 0  # the epoch that `_seed_order` belongs to
         self._graphs: dict[str, tuple[torch.cuda.CUDAGraph, Any]] = {}
         self.evaluated = dict(splits.by_name)  # splits that are evaluated after each epoch
 
@@ -174,7 +174,7 @@ class Trainer(ABC):
             with torch.no_grad():
                 for tensor, value in before:
                     tensor.copy_(value)
-                for fresh in self._state_tensors():  # optimiser state that the warm-up created begins at zero
+                for fresh in self._state_tensors():  # optimiser state that the warm-up created is reset to zero
                     if id(fresh) not in known:
                         fresh.zero_()
             self._graphs[name] = graph, result

@@ -1,8 +1,8 @@
 """The table of operations: how scales and path sums cross each torch function.
 
 One file per family; each operation has its two rules side by side. A function that is not listed has no rule: the
-scales on both sides of it are frozen, which is exact whatever it does, and paths end in front of it. Users add their
-own operations with :func:`register_rule`.
+scales on both sides of it are frozen, which keeps the function whatever it computes, and paths end in front of it.
+Users add operations with :func:`register_rule`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TABLE: dict[Any, Operation] = {
 
 
 def view_of(call: Call) -> str:
-    """How a call shows a parameter: ``same``, in another ``layout``, or not (empty)."""
+    """How a call shows a parameter; see the attribute ``view`` of :class:`Operation`."""
     operation = TABLE.get(call.fn)
     return "" if operation is None else operation.view
 

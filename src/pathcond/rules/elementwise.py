@@ -47,7 +47,7 @@ def _prelu_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
 
 
 def _is_relu(a: Arguments) -> bool:
-    """Whether a clamp or threshold is one at zero from below."""
+    """Whether a clamp or threshold is a ReLU: its only bound is 0, from below."""
     low = a.get("min", a.get("threshold"))
     return isinstance(low, (int, float)) and low == 0 and a.get("max") is None and a.get("value", 0) == 0
 
@@ -156,7 +156,7 @@ def _weight_offset(s: ScalePropagation, call: Call, a: Arguments) -> None:
     pairs = [(s.parameter(x), y) for x, y in ((a["input"], a["other"]), (a["other"], a["input"])) if isinstance(x, Ref)]
     view, number = pairs[0] if len(pairs) == 1 else (None, None)
     if view is None or not view.plain or not isinstance(number, (int, float)) or "sub" in call.name or "alpha" in a:
-        s.freeze_through(call, f"enters `{call.name}`, which is not followed where no data comes in")
+        s.freeze_through(call, f"enters `{call.name}`, which has no rule for values without data")
     else:
         s.set_result(call, replace(view, offset=view.offset + number))
 
@@ -241,7 +241,7 @@ def _weight_factor(s: ScalePropagation, call: Call, a: Arguments, divide: bool =
                 s.groups(x)
         s.set_result(call, replace(shown[0][0], plain=False))
     else:
-        s.freeze_through(call, f"enters `{call.name}`, which is not followed where no data comes in")
+        s.freeze_through(call, f"enters `{call.name}`, which has no rule for values without data")
 
 
 def _mul_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:

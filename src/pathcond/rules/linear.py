@@ -32,7 +32,7 @@ def _fixed_layer(s: ScalePropagation, call: Call, channel: int) -> None:
 def with_bias(
     p: PathSums, sums: Scaled, bias: Any, shape: Sequence[int], normalize: bool = True, log_factor: float = 0.0
 ) -> Scaled:
-    """Path sums of a layer's result with the paths that start at its bias, times ``exp(log_factor)``."""
+    """Path sums of a layer's result plus those of the paths that start at its bias, times ``exp(log_factor)``."""
     sums = sums.normalized() if normalize else sums
     if bias is None or (not p.ones and p.largest_entry(bias) == 0.0):
         return sums
@@ -87,7 +87,7 @@ def _dense_paths(
     pieces = [slice(i, i + rows) for i in range(0, matrix.shape[0], rows)]
     log_alpha, log_beta = (0.0 if p.ones or not factor else 2 * math.log(abs(factor)) for factor in (alpha, beta))
     log = 2 * math.log(top) + log_alpha
-    kept: dict[int, Tensor] = {}  # for the backward pass, if there is but one piece
+    kept: dict[int, Tensor] = {}  # for the backward pass, if there is only one piece
 
     def squares(piece: slice) -> Tensor:
         if piece.start in kept:

@@ -1,4 +1,4 @@
-"""Normalisations. The normalised value keeps its scale; gain and bias are the parameters that enter the units."""
+"""Normalisations freeze the scale of the value they read; their gain and bias are parameters that enter new units."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _wide(x: Tensor) -> Tensor:
 
 
 def _measure_batch(a: Arguments) -> Tensor | None:
-    """Slope of each channel from the statistics of the batch; None for too few values a channel."""
+    """Slope of each channel from the statistics of the batch; None for too few values per channel."""
     x = a["input"].detach()
     if x.numel() // max(1, x.shape[1]) < MIN_VALUES:
         return None
@@ -141,7 +141,7 @@ def _measure_layer(a: Arguments, centered: bool = True) -> Tensor:
     return (variance + (torch.finfo(x.dtype).eps if eps is None else eps)).reciprocal().mean()
 
 
-MIN_VALUES = 8  # a variance over fewer values says too little
+MIN_VALUES = 8  # a variance over fewer values is too uncertain
 MEASURES = {
     "batch_norm": _measure_batch,
     "group_norm": _measure_group,

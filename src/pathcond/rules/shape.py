@@ -1,4 +1,4 @@
-"""Operations that move elements: what holds for an element holds for it at its new place."""
+"""Operations that move elements: an element keeps its scale and its path sum."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _move_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
 
 
 def _picked_axes(s: ScalePropagation, call: Call, unfixed: set[int]) -> set[int] | None:
-    """The axes along which indices that are not fixed pick elements; None if they cannot be told."""
+    """The axes along which indices that are not fixed pick elements; None if they are not known."""
     args = dict(enumerate(call.args)) | dict(call.kwargs)
     ndim = len(s.shape(args[0].id)) if isinstance(args.get(0), Ref) else 0
     if call.name == "__getitem__" and ndim:
@@ -117,7 +117,7 @@ def _picked_axes(s: ScalePropagation, call: Call, unfixed: set[int]) -> set[int]
 def _run_on_groups(call: Call, fills: dict[int, Tensor]) -> Any:
     try:
         return run(call, fills.__getitem__)
-    except RuntimeError:  # some kernels know no integers; numbers below 2**53 are exact here
+    except RuntimeError:  # some kernels do not take integers; float64 is exact below 2**53
         as_double = {k: v.double() for k, v in fills.items()}
         return [groups.long() for groups in flatten(run(call, as_double.__getitem__))]
 
@@ -179,7 +179,7 @@ def _move_paths(p: PathSums, call: Call, a: Arguments, assign: bool = False) -> 
                 fills[v] = p.square(Ref(v)).at(log) if known else leaves[0].new_zeros(p.trace.values[v].shape)
             elif v not in fills:
                 fixed = p.constant(Ref(v))
-                known_as = p.trace.values[v]  # indices that are not fixed stand for any
+                known_as = p.trace.values[v]  # unknown indices are replaced by zeros
                 fills[v] = (
                     torch.zeros(known_as.shape, dtype=known_as.dtype, device=p.device) if fixed is None else fixed
                 )

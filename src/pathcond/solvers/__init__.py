@@ -47,7 +47,7 @@ class Solution:
         residual: largest entry of the gradient of F, over p; zero at the optimum.
         result: how the solve ended.
         dead: units (indices into ``u``) left alone because nothing enters or nothing leaves them.
-        size: p, the number of parameters that count.
+        size: p, the number of parameters with an entry in diag(G).
         clamped: number of units whose ``|log lambda|`` is at the bound ``clamp``; 0 without one.
     """
 
@@ -86,12 +86,12 @@ def solve(
             in p.
         method: ``sweeps``: the paper's alternating minimisation. ``optimum``: the minimiser of F, by Newton's method.
         sweeps: number of sweeps over all units, for ``method="sweeps"``.
-        tol: stop after a sweep that changed ``u`` by less than this in sum; for ``optimum`` the residual to reach,
-            1e-10 if 0.
+        tol: stop after a sweep whose absolute changes of ``u`` sum to less than this; for ``optimum`` the residual to
+            reach, 1e-10 if 0.
         clamp: bound on every ``|log lambda| = |u| / 2``; None for none. Units at the bound are counted in
             :attr:`Solution.clamped`.
         consume: take ownership of ``g``, a dict: its entries are removed as they are used, to save memory, and their
-            values are not checked, as those of :func:`pathcond.compute_diag_g` need not be.
+            values are not checked; those of :func:`pathcond.compute_diag_g` need no check.
 
     Returns:
         The :class:`Solution`. Stopping after the requested sweeps is a normal result.
@@ -240,5 +240,5 @@ def _run_sweeps(descent: CoordinateDescent, history: _History, sweeps: int, tol:
             result = Result.TOLERANCE
             break
     if sweeps:
-        history.values[-1] = objective.value(descent.u)  # summed afresh
+        history.values[-1] = objective.value(descent.u)  # recomputed: updates accumulate rounding
     return descent.u, result

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from pathcond.objective import LOG_RANGE, Layer, Objective, Side
 
-AT_BOUND = 1.0 - 1e-12  # a log-scale this close to the bound is at it
-_CANCELLATION = 1.0e-6  # if less of the sum than this remains beside a layer, the remainder is summed afresh
+AT_BOUND = 1.0 - 1e-12  # a log-scale above this fraction of the bound counts as at the bound
+_CANCELLATION = 1.0e-6  # if the other layers hold less than this fraction of the sum, it is summed directly
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class BlockSum:
         return found if self.positions is None else found.new_zeros(self.count).index_add_(0, self.positions, found)
 
     def reload(self) -> None:
-        """Follow a change of the block in place."""
+        """Read the block again after a change in place."""
         if isinstance(self.index, Tensor):
             self.m.copy_(self.source[self.index])
 

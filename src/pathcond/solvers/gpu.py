@@ -62,7 +62,7 @@ def sweep(objective: Objective, sweeps: int) -> Sweeps | None:
 
 
 class _Plan:
-    """The launches of one solve, on memory that stays."""
+    """The launches of one solve, on memory that later solves reuse."""
 
     def __init__(self, objective: Objective, sweeps: int) -> None:
         self.objective, self.sweeps, self.device = objective, sweeps, objective.device
@@ -118,11 +118,11 @@ class _Plan:
         self.u.copy_(before)
         sum_, grad = _sum_and_gradient(blocks, exp_plus, exp_minus, balance / p, constant)
         if self.sweeps:
-            history[-1] = torch.stack(((log + sum_.log()) * p + balance @ before, history[-1][1]))  # summed afresh
+            history[-1] = torch.stack(((log + sum_.log()) * p + balance @ before, history[-1][1]))  # recomputed
         return torch.stack((*history, torch.stack((state[1], grad.abs().amax()))))
 
     def read(self, out: Tensor, dead: Tensor) -> Sweeps | None:
-        """Wait for the numbers, once; None if a unit is dead or some layer was not updated."""
+        """Read the results with one synchronization; None if a unit is dead or some layer was not updated."""
         found = torch.cat((dead[1:].any().double()[None], out.reshape(-1), self.u)).cpu()
         *history, (skipped, residual) = found[1 : 1 + out.numel()].view(-1, 2).tolist()
         if found[0] or skipped or not math.isfinite(history[-1][0]):

@@ -16,7 +16,7 @@ NEVER = math.nan
 
 
 def toy(column, shown, extra=()):
-    """Starts with (raw, rescaled) values of a column; two recorded steps a run."""
+    """Starts with (raw, rescaled) values of a column; two recorded steps per run."""
     rows = []
     for number, (raw, rescaled) in enumerate([*shown, *extra]):
         for run, value in (("raw", raw), ("rescaled", rescaled), ("ideal", 0.0)):
@@ -393,7 +393,7 @@ def generalising(*gains):
 
 
 def mlp(method, depth, reached, lr=1e-3, accuracy=0.9):
-    """Runs of a cell with these epochs to the target."""
+    """Runs of one network and method with these epochs to the target, one per seed."""
     size = 2_044_010 + 251_000 * (depth - 3)
     cell = {"network": f"mlp_{depth}x500", "hidden_layers": depth, "parameters": size, "method": method, "lr": lr}
     rows = [
@@ -405,7 +405,7 @@ def mlp(method, depth, reached, lr=1e-3, accuracy=0.9):
 
 
 def mlps(*cells):
-    """Cells as (method, depth, epochs, ...)."""
+    """Runs of MLPs, each given as (method, depth, epochs to the target, ...)."""
     return pd.concat([mlp(*cell) for cell in cells], ignore_index=True)
 
 

@@ -19,7 +19,7 @@ PAPER = ROOT.parent / "shared/paper.tex"
 
 
 def eights(text):
-    """Every eight words in a row, to see whether a text is our own."""
+    """All sequences of eight words, to check that a text does not copy the paper's."""
     words = re.findall("[a-z0-9]+", text.lower())
     return {tuple(words[i : i + 8]) for i in range(len(words) - 7)}
 

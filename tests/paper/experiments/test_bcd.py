@@ -1,4 +1,4 @@
-"""Sweeps: what a row holds, and the numbers of the paper's figure."""
+"""Sweeps: the columns of the table, and the numbers of the paper's figure."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What all experiments have in common: settings, figures, captions, claims; and that a new file is enough."""
+"""All experiments: settings, figures, captions, claims; and a new experiment needs only a new file."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""Regimes: widths that add up, and rescalings that are those of the literal algorithm on networks drawn as told."""
+"""Regimes: widths that add up, and rescalings that equal those of the literal algorithm on the same networks."""
 
 import pandas as pd
 import pytest

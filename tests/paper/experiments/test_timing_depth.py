@@ -1,4 +1,4 @@
-"""Timing by depth: what a row holds."""
+"""Timing by depth: the columns of the table."""
 
 import torch
 

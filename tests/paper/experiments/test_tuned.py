@@ -20,7 +20,7 @@ def test_longest_runs_and_complete_rates_count():
         cell(mlp(2), "baseline", 1e-3, epochs=20),
         cell(mlp(2), "baseline", 1e-3, epochs=40),  # the same run, longer
         cell(mlp(2), "baseline", 1e-2),
-        cell(mlp(2), "baseline", 3e-2, seeds=(0, 1)),  # a seed lacks
+        cell(mlp(2), "baseline", 3e-2, seeds=(0, 1)),  # one seed is missing
         cell(mlp(2), "pathcond", 1e-2),
         cell(mlp(2), "enorm", 1e-3),  # not tried at the highest rate
         cell(mlp(3), "enorm", 1e-3, seeds=(0,)),  # another network has seeds of its own

@@ -1,4 +1,4 @@
-"""Made-up runs of trained items in the shape training writes them, and the tables that come of them."""
+"""Made-up training runs in the format of the training engine, and the tables made from them."""
 
 import io
 import math
@@ -27,7 +27,7 @@ def autoencoder(compression):
 
 
 def cell(network, method="baseline", lr=1e-3, epochs=40, speed=None, seeds=(0, 1, 2), diverged=(), scale=0.5):
-    """A cell whose train error falls like exp(-speed * epoch), a little faster for each next seed."""
+    """Runs of one network and method whose train error falls like exp(-speed * epoch), faster with each seed."""
     name, model = network
     parts, epoch = [], np.arange(epochs + 1)
     for seed in seeds:
@@ -51,7 +51,7 @@ def cells(networks, methods=METHODS, lrs=(1e-3,), **other):
 
 
 def table(runs, target=0.95, smoothing=None, by_seed=False):
-    """The aggregated table of cells, as it comes back from a file."""
+    """The aggregated table of these runs, as it is read from a file."""
     file = io.StringIO()
     trained(runs, {"target": target, "smoothing": smoothing}, by_seed).to_csv(file, index=False, na_rep="nan")
     file.seek(0)

@@ -1,4 +1,4 @@
-"""Training as one would write it, to hold the engine against: modules, autograd, torch.optim, loops over units."""
+"""Plain training as a reference for the engine: modules, autograd, torch.optim, loops over units."""
 
 import torch
 from torch import nn
@@ -13,7 +13,7 @@ from paper.training.kernels import torch_layers
 CPU = torch.device("cpu")
 MLP = {"kind": "mlp", "inputs": 12, "hidden": [6, 5, 4], "outputs": 10, "activation": "relu"}
 BARE = {**MLP, "batchnorm": False}
-WIDE = {**MLP, "inputs": 96, "hidden": [72, 64, 68]}  # enough for kernels of whole layers
+WIDE = {**MLP, "inputs": 96, "hidden": [72, 64, 68]}  # wide enough for the kernels of whole layers
 AUTOENCODER = {"kind": "autoencoder", "inputs": 48, "compression": 2, "activation": "relu"}
 CONV = {"kind": "cifar_nv", "width": 0.03125, "image": 8}
 METHODS = ("baseline", "pathcond", "rows", "columns", "exact", "optimum")
@@ -131,7 +131,7 @@ def assert_same(found, expected, rtol=1e-9, atol=1e-9):
 
 
 def curves(trainer, epochs, first=1):
-    """What a trainer measures at the initialize and after each epoch, by name: (epochs + 1, runs)."""
+    """Metrics of a trainer at the start and after each epoch, by name: (epochs + 1, runs)."""
     found = [trainer.evaluate()]
     for epoch in range(first, first + epochs):
         trainer.epoch(epoch)

@@ -1,4 +1,4 @@
-"""Training as people do it: augmentation, schedules, clipping, statistics on a batch, losses of the steps."""
+"""Common training options: augmentation, schedules, clipping, statistics on a batch, losses of the steps."""
 
 import copy
 
@@ -42,7 +42,7 @@ def test_crops_and_flips():
 
 
 def test_an_epoch_is_the_one_that_torch_makes():
-    """Every part at once, against a loop as one would write it."""
+    """All options at once, against a plain loop."""
     mine = trainer(**USUAL, lr=0.1)
     module = copy.deepcopy(mine.module)
     (theirs,) = optimisers(module, mine.spec["optimiser"], 0.1)

@@ -177,7 +177,7 @@ def test_only_chains_of_convolutions_are_taken_for_such():
 
 @pytest.mark.parametrize("name", ["batchnorm relu", "bare gelu", "autoencoder silu"])
 def test_factors_kept_apart_change_nothing(name):
-    """On a GPU, ENorm's factors of the first layer's rows stay in `row` between two readings of the weights."""
+    """On a GPU, ENorm's factors of the first layer's rows are deferred until the weights are read."""
     model = MODELS[name]
     pair = Pair([models.make(model, seed) for seed in range(3)], RATES, task_of(model))
     pair.stack.row_scale = torch.ones(3, 1, pair.stack.shape.widths[1], dtype=torch.float64)

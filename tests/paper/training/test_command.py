@@ -47,13 +47,13 @@ class Place:
         return [*map(str, (self.specs, *folders, "--device", "cpu", *more))]
 
     def begin(self, specs, *more, threads="1"):
-        """Start the command; it runs on."""
+        """Start the command in the background."""
         environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": threads}
         words = [sys.executable, "-m", "paper.training", *self.words(specs, *more)]
         return subprocess.Popen(words, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)  # noqa: S603
 
     def run(self, specs, *more):
-        """Exit status of the command, and what it said."""
+        """Exit status and messages of the command."""
         job = self.begin(specs, *more)
         said = job.communicate(timeout=60)[1]
         return job.returncode, said
@@ -90,7 +90,7 @@ def place(images, tmp_path):
 
 @pytest.fixture
 def call(monkeypatch, capsys):
-    """Call the command's program in this process; gives its exit status and what it said."""
+    """Call the program in this process; returns its exit status and its messages."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as in the other processes
@@ -124,7 +124,7 @@ def background(images, tmp_path_factory):
 
 @pytest.fixture
 def undisturbed(background):
-    """Waits for those specs, and gives the bytes of one."""
+    """Waits for those specs; returns a function from a spec to the bytes of its table."""
     found, job = background
 
     def content(spec):
@@ -151,7 +151,7 @@ def test_the_same_command_gives_the_same_bytes(images, tmp_path, call, undisturb
 def test_the_number_of_threads_is_not_the_machines(place, images, tmp_path, call):
     """As wide as the paper's, where another number of threads rounds differently."""
     wide = make_spec({**FLAT, "hidden": [500, 500]}, "pathcond", images=256, batch=128, epochs=1)
-    job = place.begin([wide], threads="")  # which torch takes for as many as there are
+    job = place.begin([wide], threads="")  # torch then uses all cores
     said = job.communicate(timeout=60)[1]
     assert job.returncode == 0, said
     other, third = (Place(tmp_path / name, images) for name in ("one", "two"))

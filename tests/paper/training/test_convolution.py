@@ -1,4 +1,4 @@
-"""Faster layers for a GPU: what they stand for, and the part that a CPU can run."""
+"""Fused layers for a GPU: which layers they replace, and the parts that a CPU can run."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""The images a run sees: as many as asked for, none of them twice, normalised as the data set says."""
+"""The images of a run: their number, none of them twice, normalised by the statistics of the data set."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""On a GPU: curves near those of a CPU, and graphs that change nothing."""
+"""On a GPU: curves near those of a CPU, and CUDA graphs that do not change the numbers."""
 
 import pytest
 import torch
@@ -34,7 +34,7 @@ SIZES = {"images": 330, "batch": 32, "validation": 40, "test_images": 50}  # ten
 
 @pytest.fixture(autouse=True)
 def settings():
-    """What a trainer splits for the process, put back."""
+    """Restores the global settings that a trainer changes."""
     stream, benchmark = torch.cuda.current_stream(), torch.backends.cudnn.benchmark
     yield
     torch.cuda.synchronize()
@@ -43,7 +43,7 @@ def settings():
 
 
 def runs(model):
-    """Two seeds of each way to train; those of ENorm side by side."""
+    """Two seeds of each method; the runs of ENorm are contiguous."""
     layer_kernels = (("baseline", 0.01), ("pathcond", 0.005), ("teleport", 0.01), ("enorm", 0.01))
     specs = [
         make_spec(model, method, {"teleport": 1} if method == "teleport" else {}, lr=lr, **SIZES)
@@ -57,7 +57,7 @@ def together(chosen, device):
 
 
 def near(found, expected, loss, accuracy=0.06):
-    """Losses this close, and all but a few images judged the same."""
+    """Losses within a tolerance, and the same predictions for all but a few images."""
     assert list(found) == list(expected)
     for name, values in expected.items():
         bound = loss if name.endswith("loss") else accuracy
@@ -129,7 +129,7 @@ def test_the_conv_net_trains_like_on_the_cpu(method):
 
 
 def test_a_conv_net_that_diverged_does_not_look_sound():
-    """Though ReLU in a call to cuDNN makes zeros of what is no number."""
+    """The fused ReLU of cuDNN turns NaN into zero; the metrics must show the divergence nevertheless."""
     one = make_spec(CONV, "baseline", **SIZES)
     trainer = ModuleTrainer(Run(one, 0), random_splits(one, CUDA), CUDA)
     assert trainer.evaluate()["train_loss"].isfinite().all()
@@ -199,7 +199,7 @@ def rows(folder, spec):
 
 
 def stopping_after(asked):
-    """Says stop when it has been asked so often: once for each group of specs, then after each epoch."""
+    """A stop function that returns true after so many calls: one per batch of specs, then one per epoch."""
     count = []
 
     def stop():

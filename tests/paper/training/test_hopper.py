@@ -1,4 +1,4 @@
-"""On a Hopper GPU: kernels of whole layers against float64; neither streams nor company change a run's numbers."""
+"""On a Hopper GPU: kernels of whole layers against float64; neither streams nor other runs change a run's numbers."""
 
 import pytest
 import torch
@@ -110,7 +110,7 @@ def trained(runs, alone=False, graphed=True):
     """Tensors after two epochs; `alone`: with all work on one stream."""
     stream = torch.cuda.current_stream()
     trainer = BatchedTrainer(runs, random_splits(runs[0].spec, CUDA), CUDA)
-    trainer.use_graphs, trainer.stack.hopper = graphed, hopper  # for few runs they are not the fastest way
+    trainer.use_graphs, trainer.stack.hopper = graphed, hopper  # by default they are not used for few runs
     if alone:
         trainer.stack.side = trainer.stream
     for epoch in (1, 2):
@@ -140,7 +140,7 @@ def test_neither_graphs_nor_streams_change_a_number():
 
 
 def test_a_run_is_the_same_in_any_company():
-    """To the bit, where all products of a step are our own."""
+    """Bit for bit, if our kernels compute all matrix products of a step."""
     runs = autoencoders(12)
     together = trained(runs)
     for number in (0, 23):

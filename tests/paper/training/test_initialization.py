@@ -1,4 +1,4 @@
-"""Start weights: those of the seed, and what the library makes of them."""
+"""Start weights: those of the seed, and their rescaling by the library."""
 
 import copy
 
@@ -122,7 +122,7 @@ def test_methods_share_the_weights_of_a_seed(name):
             assert_same(began.module, expected, 0, 0)
             assert began.max_log_scale == 0
         for method in ("pathcond", "exact", "optimum"):
-            # Rescaling the initialize back gives the seed's weights.
+            # Undoing the rescaling gives the seed's weights.
             found = initialize(make_spec(model, method), seed).module
             _, report = rescaled(model, seed, **OPTIONS[method])
             report.undo_(found)

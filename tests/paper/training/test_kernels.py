@@ -209,7 +209,7 @@ def test_enorm_of_stacked_networks(widths, apart, biased):
 
 
 class Interpreted(TorchHopper):
-    """Whole layers, where Gluon's kernels cannot run."""
+    """Kernels of whole layers without those in Gluon, which the interpreter cannot run."""
 
     fits, gather = staticmethod(hopper.fits), staticmethod(hopper.gather)
     forward, forward_from_partials = staticmethod(hopper.forward), staticmethod(hopper.forward_from_partials)
@@ -228,14 +228,14 @@ WHOLE = {
 
 @pytest.mark.parametrize("name", WHOLE)
 def test_steps_by_whole_layers_are_the_steps(name):
-    """Each of which begins the next, with ENorm; against a CPU."""
+    """Each step prefetches the first GEMM of the next; with ENorm, against a CPU."""
     if not INTERPRETED and torch.cuda.get_device_capability()[0] != 9:
         pytest.skip("needs a Hopper GPU")
     sizes = {"images": 54, "batch": 22, "test_images": 5}
     specs = [make_spec(WHOLE[name], method, lr=0.05, **sizes) for method in ("pathcond", "enorm")]
     runs = [Run(specs[0], 0), Run(specs[1], 0), Run(specs[1], 1)]
     mine, other = (BatchedTrainer(runs, random_splits(runs[0].spec, device), device) for device in (DEVICE, CPU))
-    mine.stack.hopper = Interpreted if INTERPRETED else hopper  # for so few runs they are not the fastest way
+    mine.stack.hopper = Interpreted if INTERPRETED else hopper  # by default they are not used for so few runs
     if INTERPRETED:
         mine.stack.row_scale = torch.ones(3, 1, mine.stack.shape.widths[1])
     assert mine.stack.can_prefetch(22)

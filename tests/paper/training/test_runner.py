@@ -1,4 +1,4 @@
-"""Cells trained to the end: tables, records, going on after a stop, and what is not taken on trust."""
+"""Runs trained to the end: tables, provenance, resuming after a stop, and files that are verified first."""
 
 import json
 import math
@@ -52,7 +52,7 @@ def left(options):
 
 
 def stop_after(options, epochs):
-    """Stop once so many epochs are done, counted by how often it is asked: once before the first, then after each."""
+    """Stop after so many epochs, counted by calls: one before the first epoch, then one after each."""
     asked = []
 
     def stop():

@@ -1,4 +1,4 @@
-"""Work on two streams, without a GPU: what touches memory that the other stream used comes after it."""
+"""Work on two streams, simulated without a GPU: work on memory that the other stream used must wait for it."""
 
 import contextlib
 import weakref
@@ -45,7 +45,7 @@ class Stream:
 
 
 class Watch(TorchDispatchMode):
-    """Notes who uses each tensor's memory, and what comes too early; freed memory goes back to its stream."""
+    """Records which stream uses a tensor's memory, and uses that are too early; freed memory returns to its stream."""
 
     def __init__(self, current):
         super().__init__()
@@ -89,7 +89,7 @@ class Watch(TorchDispatchMode):
 
 
 class Ways:
-    """Those of `layers`; ENorm reads and writes as `triton_layers.enorm_cycle` does."""
+    """The functions of `torch_layers`; ENorm reads and writes as `triton_layers.enorm_cycle` does."""
 
     norm_forward, norm_backward = staticmethod(torch_layers.norm_forward), staticmethod(torch_layers.norm_backward)
     plain_forward, plain_backward = staticmethod(torch_layers.plain_forward), staticmethod(torch_layers.plain_backward)
@@ -107,7 +107,7 @@ class Ways:
 
 
 def too_early(monkeypatch, name, own, methods, change=lambda stack: None):
-    """What some steps do too early."""
+    """Uses of memory in some steps that come too early."""
     side, current = Stream("side"), [Stream("main")]
 
     @contextlib.contextmanager

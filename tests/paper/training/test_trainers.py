@@ -1,4 +1,4 @@
-"""Runs together and alone: the order of the images, what is measured, and curves that do not depend on company."""
+"""Runs in a batch and alone: the order of the images, the metrics, and curves that do not depend on other runs."""
 
 import pytest
 import torch

@@ -198,7 +198,7 @@ def _channels_last(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last)
 
 
-# Opaque to the compiler: else it would fill their results with zeros before they are written.
+# Custom operators: compiled code would fill their outputs with zeros before the kernels write them.
 
 
 @torch.library.custom_op("paper::channel_sums", mutates_args=())
