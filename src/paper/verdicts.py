@@ -296,9 +296,9 @@ def over_cases(answers: Iterable[Answer]) -> Answer:
         raise NotMeasured("nothing to compare")
     if len(set(found)) == 1:
         return found[0]
-    if not {YES, PARTLY} & set(found):
-        return NO
-    return PARTLY
+    if {YES, PARTLY} & set(found):
+        return PARTLY
+    return NO if NO in found else UNDECIDED
 
 
 def never(answers: Iterable[Answer], tolerated: float = 0.0) -> Answer:

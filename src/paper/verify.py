@@ -100,10 +100,13 @@ def _seeds(spec: Spec) -> list[int]:
     return list(spec.get("settings", {}).get("seeds", []))
 
 
-def check_measurement(spec: Spec, seed: int | None, recorded: pd.DataFrame, device: torch.device) -> Check:
-    """Measure again, one seed alone, and compare every number of it."""
+def check_measurement(
+    spec: Spec, seed: int | None, recorded: pd.DataFrame, device: torch.device, folder: Path | None = None
+) -> Check:
+    """Measure again, one seed alone, and compare every number of it; `folder` holds the data sets."""
     one = spec if seed is None else {**spec, "settings": {**spec["settings"], "seeds": [seed]}}
-    made = measured(one, device)
+    dataset = spec["settings"].get("dataset")
+    made = measured(one, device, None if dataset is None or folder is None else folder / f"{dataset}.pt")
     rows = recorded if seed is None else recorded[recorded["seed"] == seed].reset_index(drop=True)
     found = []
     for name in map(str, recorded):
@@ -189,12 +192,13 @@ def verify(picked: Sequence[tuple[Spec, int | None]], folder: Path, options: Opt
     for spec, seed in picked:
         recorded, provenance = results.read_result(result_path(folder, spec))
         spec = provenance["spec"]  # the same settings, in the order in which they were recorded
-        if spec["stage"] == "measure":
-            checks.append(check_measurement(spec, seed, recorded, options.device))
+        measure = spec["stage"] == "measure"
+        dataset = spec["settings"].get("dataset") if measure else spec["dataset"]
+        if dataset is not None and not (path := options.data / f"{dataset}.pt").exists():
+            data.prepare(dataset, path)
+        if measure:
+            checks.append(check_measurement(spec, seed, recorded, options.device, options.data))
             continue
-        path = options.data / f"{spec['dataset']}.pt"
-        if not path.exists():
-            data.prepare(spec["dataset"], path)
         checks.append(check_training(spec, recorded, provenance, options, epochs))
     return checks
 

@@ -63,7 +63,7 @@ class _LightningRescale(_Callback):
         """Rescale before the first batch of an epoch."""
         if batch_idx or not self._due(trainer.current_epoch):
             return
-        if len(trainer.optimizers) > 1:
+        if len(trainer.optimizers) != 1:
             raise PathCondError(
                 f"expected one optimizer, got {len(trainer.optimizers)}. Call pathcond.rescale_ itself."
             )

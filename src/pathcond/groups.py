@@ -166,7 +166,14 @@ class ScaleGroups(tuple[ScaleGroup, ...]):
                 for i, (a, b) in enumerate(_side_by_side(made, read))
             ]
         for group in self.frozen:
-            rows.append((group.name or "(model)", str(group.channels), f"frozen at '{group.where}'", group.reason))
+            rows.append(
+                (
+                    group.name or "(model)",
+                    str(group.channels),
+                    f"frozen at '{group.where or 'the model'}'",
+                    group.reason,
+                )
+            )
         widths = [max(len(row[i]) for row in rows) for i in range(4)]
         lines = [
             "  ".join(
@@ -433,11 +440,14 @@ def _entry(entry: Any) -> tuple[str, list[str]]:
     """The smooth layer and the balance layers of an entry, as patterns."""
     get: Callable[[str], Any] = entry.get if isinstance(entry, Mapping) else lambda key: getattr(entry, key, None)
     smooth, balance = get("smooth_layer"), get("balance_layers")
-    if not isinstance(smooth, str) or isinstance(balance, str) or not isinstance(balance, Iterable):
+    names = [] if isinstance(balance, str) or not isinstance(balance, Iterable) else list(balance)
+    if not isinstance(smooth, str) or not isinstance(balance, Iterable) or not all(isinstance(n, str) for n in names):
         raise PathCondError(
             f"expected entries with a name 'smooth_layer' and a list of names 'balance_layers', got {entry!r}."
         )
-    return smooth, list(balance)
+    if isinstance(balance, str):
+        raise PathCondError(f"expected a list of names 'balance_layers', got the text {balance!r} in {entry!r}.")
+    return smooth, names
 
 
 def _matches(pattern: str, name: str) -> bool:
