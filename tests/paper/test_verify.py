@@ -26,6 +26,7 @@ def named(text):
 
 
 RUN, TOY = named("mlp_2x16/pathcond-lr0.001-seed1"), named("measure/toy/")
+NTK = named("measure/conditioning/mlp_2x16")
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +55,11 @@ def test_a_true_record_agrees(recorded, tmp_path, spec, seed, compared):
     assert found.agrees
     assert (found.name, found.compared) == (key(spec) if seed is None else f"{key(spec)} seed {seed}", compared)
     assert found.worst.off < 1e-5
+
+
+def test_a_measurement_gets_its_data_set(recorded, tmp_path):
+    make(NTK, result_path(recorded, NTK), CPU, recorded / "data")
+    assert checks(recorded, tmp_path, NTK, NTK["settings"]["seeds"][0]).agrees
 
 
 def test_more_epochs_than_recorded_are_not_asked_for(recorded, tmp_path):
