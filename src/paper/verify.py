@@ -105,8 +105,7 @@ def check_measurement(
 ) -> Check:
     """Measure again, one seed alone, and compare every number of it; `folder` holds the data sets."""
     one = spec if seed is None else {**spec, "settings": {**spec["settings"], "seeds": [seed]}}
-    dataset = spec["settings"].get("dataset")
-    made = measured(one, device, None if dataset is None or folder is None else folder / f"{dataset}.pt")
+    made = measured(one, device, folder)
     rows = recorded if seed is None else recorded[recorded["seed"] == seed].reset_index(drop=True)
     found = []
     for name in map(str, recorded):
