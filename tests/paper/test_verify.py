@@ -58,8 +58,10 @@ def test_a_true_record_agrees(recorded, tmp_path, spec, seed, compared):
 
 
 def test_a_measurement_gets_its_data_set(recorded, tmp_path):
-    make(NTK, result_path(recorded, NTK), CPU, recorded / "data")
-    assert checks(recorded, tmp_path, NTK, NTK["settings"]["seeds"][0]).agrees
+    make(NTK, result_path(tmp_path, NTK), CPU, recorded / "data")
+    options = Options(tmp_path / "made", recorded / "data", tmp_path / "checkpoints", CPU)
+    (found,) = verify.verify([(NTK, NTK["settings"]["seeds"][0])], tmp_path, options, 1)
+    assert found.agrees
 
 
 def test_more_epochs_than_recorded_are_not_asked_for(recorded, tmp_path):
