@@ -77,9 +77,8 @@ onstart:
     if workflow.is_main_process:
         try:
             jobs = list(workflow.dag.needrun_jobs())
-            local = (
-                workflow.local_exec
-            )  # jobs on a cluster use the GPUs of its nodes
+            # Jobs on a cluster use the GPUs of its nodes.
+            local = workflow.local_exec
             if not local:
                 add_sacct(Path(workflow.basedir))
             FLOW.with_command_line(workflow).before_jobs(
