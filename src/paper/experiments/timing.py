@@ -278,7 +278,9 @@ def plot(table: pd.DataFrame) -> Figure:
     axes.plot([], [], color=plotting.BLACK, linewidth=1.0, linestyle="--", label="the paper, RTX A4000")
     axes.set(ylabel="time of the rescaling,\n% of one training epoch", title=hardware_note(table), yscale="log")
     low, high = axes.get_ylim()
-    axes.set(xlim=(-0.5, len(networks) - 0.5), ylim=(0.8 * low, 3.0 * max(high, 100.0)))
+    top = max(high, 100.0)
+    room = max(3.0, (top / low) ** 0.3)  # for the legend, on a logarithmic axis
+    axes.set(xlim=(-0.5, len(networks) - 0.5), ylim=(0.8 * low, room * top))
     axes.yaxis.set_major_formatter("{x:g}")
     axes.set_xticks(range(len(networks)), [_name(*pair) for pair in zip(networks, epochs, strict=True)])
     axes.grid(visible=False, axis="x")
