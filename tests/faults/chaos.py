@@ -22,8 +22,8 @@ from tests.workflow.tree import Tree
 VICTIMS = ("snakemake", "job", "group")
 MOST_KILLS, MOST_EXPERIMENTS = 2, 3
 WHOLE = 0.2  # share of the rounds that take the whole preset
-TIMED = ("timing", "claims.", "/pages/", "report")  # in the names of files that hold times
-STEADY = sorted(name for name in EXPERIMENTS if "timing" not in name)
+TIMED = ("timing", "practice", "claims.", "/pages/", "report")  # in the names of files that hold times
+STEADY = sorted(name for name in EXPERIMENTS if "timing" not in name and name != "practice")
 
 
 class Whole(Small):
