@@ -59,12 +59,22 @@ SMOOTH = (*LAYERNORM, "efficientnet_b0")
 
 
 class Trained(Block):
-    """A network and how it is trained; `held_out`: it takes no part in the choice of the default."""
+    """A network and how it is trained.
+
+    Attributes:
+        model: the network.
+        optimiser: the optimiser it is usually trained with.
+        lrs: its grid of learning rates.
+        clip: bound on the norm of the gradient.
+        methods: the methods compared on it, if not all.
+        held_out: it takes no part in the choice of the default.
+    """
 
     model: Network
     optimiser: Optimiser
     lrs: LearningRates
     clip: Positive | None = None
+    methods: MethodNames | None = None
     held_out: Flag = False
 
 
@@ -91,9 +101,10 @@ class Settings(Block):
         for name in self.trained:
             if name not in self.networks:
                 raise ValueError(f"trained: expected names of networks ({', '.join(self.networks)}), got {name!r}")
-        for needed in (BASELINE, DEFAULT):
-            if needed not in self.methods:
-                raise ValueError(f"methods: expected {needed} among them, got {', '.join(self.methods)}")
+        for methods in (self.methods, *(network.methods or self.methods for network in self.networks.values())):
+            for needed in (BASELINE, DEFAULT):
+                if needed not in methods:
+                    raise ValueError(f"methods: expected {needed} among them, got {', '.join(methods)}")
         for grid in all_grids(self):
             TrainingGrid.model_validate({key: value for key, value in grid.items() if key != "network"})
         return self
@@ -117,8 +128,13 @@ def all_grids(settings: Settings) -> Iterator[dict[str, Any]]:
     shared = {key: value for key, value in block.items() if key not in ("networks", "trained", "methods")}
     for name in block["trained"]:
         network = {key: value for key, value in block["networks"][name].items() if key != "held_out"}
-        methods = [method for method in block["methods"] if run_as(method, network["model"]) == method]
+        methods = [method for method in compared(block, name) if run_as(method, network["model"]) == method]
         yield {"network": name, **network, "methods": methods, "validation": 0, **shared}
+
+
+def compared(block: Mapping[str, Any], name: str) -> list[str]:
+    """The methods that are compared on a network."""
+    return block["networks"][name].get("methods") or block["methods"]
 
 
 # The table
@@ -153,7 +169,7 @@ def table(runs: Runs, settings: Mapping[str, Any]) -> pd.DataFrame:
     # If two methods are the same on a network, one is run and its runs are used for both.
     copies = []
     for name in settings["trained"]:
-        for method in settings["methods"]:
+        for method in compared(settings, name):
             same = run_as(method, settings["networks"][name]["model"])
             if same not in (None, method):
                 copies.append(every[(every["network"] == name) & (every["method"] == same)].assign(method=method))
