@@ -44,6 +44,7 @@ from paper.settings import (
     TrainingGrid,
     TrainMetrics,
     grids,
+    images_alone,
     misfits,
     odd_batch,
     plain,
@@ -179,7 +180,7 @@ class TrainingSpec(Block):
     stage: Literal["train"]
     preset: Name
     version: int
-    task: Literal["classify", "reconstruct"]
+    task: Literal["classify", "reconstruct", "predict_next"]
     network: Name
     model: Network
     method: Name
@@ -209,10 +210,10 @@ class TrainingSpec(Block):
         ):
             if asked > there:
                 sizes.append((name, f"expected at most {there} of {self.dataset}, got {asked}"))
-        refuse([*misfits(model, self.dataset), *sizes, *odd_batch(model, self.images, self.batch)])
-        task = "reconstruct" if self.model.kind == "autoencoder" else "classify"
-        if self.task != task:
-            raise ValueError(f"task: expected {task} for a network of kind {self.model.kind}, got {self.task}")
+        alone = images_alone(self.augmentation, self.dataset)
+        refuse([*misfits(model, self.dataset), *sizes, *alone, *odd_batch(model, self.images, self.batch)])
+        if self.task != (expected := runs.task(model)):
+            raise ValueError(f"task: expected {expected} for a network of kind {self.model.kind}, got {self.task}")
         teleport = isinstance(self.rescaling, Rescaled) and self.rescaling.teleport
         if isinstance(self.rescaling, Rescaled) and teleport and self.rescaling.part != "both":
             raise ValueError(f"rescaling.part: expected both with teleport, got {self.rescaling.part}")

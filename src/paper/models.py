@@ -125,7 +125,8 @@ KINDS: dict[str, Callable[..., nn.Module]] = {
     "autoencoder": autoencoder,
     **networks.KINDS,
 }
-_IMAGES = ("cifar_nv", "resnet18_c", *networks.KINDS)  # kinds that take images, of side `image`
+# Kinds that take images, of side `image`.
+_IMAGES = ("cifar_nv", "resnet18_c", *(kind for kind in networks.KINDS if kind not in networks.TEXT))
 _MORE = dict.fromkeys(_IMAGES, ("image",)) | {"resnet18_c": ("image", "held")}  # keys that `build` may handle itself
 
 
@@ -168,16 +169,23 @@ def make(model: Mapping[str, Any], seed: int, *names: object, initialisation: st
 
 
 def input_shape(model: Mapping[str, Any]) -> tuple[int, ...]:
-    """Shape of one input without the batch: (3, image, image), or (inputs,) for fully connected networks."""
+    """Shape of one input without the batch: (3, image, image), (inputs,) if fully connected, (context,) for text."""
     if _kind(model) in _IMAGES:
         side = model.get("image", 32)
         return (3, side, side)
+    if model["kind"] in networks.TEXT:
+        return (model["context"],)
     return (model.get("inputs", inspect.signature(KINDS[model["kind"]]).parameters["inputs"].default),)
 
 
 def example_input(model: Mapping[str, Any]) -> Tensor:
-    """A batch of one input of ones."""
-    return torch.ones(1, *input_shape(model))
+    """A batch of one input of ones; for text, of the token 1."""
+    return torch.ones(1, *input_shape(model), dtype=torch.long if model["kind"] in networks.TEXT else None)
+
+
+def fit_windows(windows: Tensor, model: Mapping[str, Any]) -> Tensor:
+    """Windows of a text, or their labels, (batch, characters), cut to the context of a model."""
+    return windows[:, : model["context"]]
 
 
 def fit_images(images: Tensor, model: Mapping[str, Any]) -> Tensor:

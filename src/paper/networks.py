@@ -1,8 +1,11 @@
-"""Common architectures for 32 x 32 pixels and ten classes, from torchvision where it has them."""
+"""Common architectures: for 32 x 32 pixels and ten classes, from torchvision where it has them, and a GPT for text."""
 
+import math
 from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 CLASSES = 10
 
@@ -134,6 +137,62 @@ class Transpose(nn.Module):
         return x.transpose(1, 2)
 
 
+class GPTBlock(nn.Module):
+    """Causal attention and an MLP with GELU, each behind a LayerNorm and added to its input."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.query_key_value, self.output = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (batch, tokens, width) to the same shape."""
+        projected = self.query_key_value(self.norm1(x)).chunk(3, -1)
+        query, key, value = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in projected)
+        attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.output(attended.transpose(1, 2).flatten(2))
+        return x + self.mlp(self.norm2(x))
+
+
+class GPT(nn.Module):
+    """Decoder-only transformer with learned positions and a head of its own; initialised like GPT-2."""
+
+    def __init__(self, vocabulary: int, context: int, width: int, layers: int, heads: int) -> None:
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(context, width)
+        self.blocks = nn.Sequential(*(GPTBlock(width, heads) for _ in range(layers)))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.normal_(module.weight, std=0.02)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)
+        for name, parameter in self.named_parameters():
+            if name.endswith(("output.weight", "mlp.2.weight")):  # their outputs are summed over all blocks
+                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * layers))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map tokens (batch, tokens), integers, to logits of the token after each, (batch, tokens, vocabulary)."""
+        places = torch.arange(x.shape[1], device=x.device)
+        return self.head(self.norm(self.blocks(self.tokens(x) + self.positions(places))))
+
+
+def gpt(vocabulary: int, context: int = 128, width: int = 192, layers: int = 6, heads: int = 3) -> nn.Module:
+    """A small GPT.
+
+    Args:
+        vocabulary: number of tokens.
+        context: tokens that it sees at once, at most.
+        width: channels of a token.
+        layers: number of blocks.
+        heads: heads of attention.
+    """
+    return GPT(vocabulary, context, width, layers, heads)
+
+
+TEXT = ("gpt",)  # kinds that take text
 KINDS: dict[str, Callable[..., nn.Module]] = {
     "vgg11": vgg11,
     "resnet18": resnet18,
@@ -142,6 +201,7 @@ KINDS: dict[str, Callable[..., nn.Module]] = {
     "convnext_atto": convnext_atto,
     "vit_tiny": vit_tiny,
     "mixer": mixer,
+    "gpt": gpt,
 }
 
 

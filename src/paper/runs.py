@@ -29,6 +29,7 @@ Spec = dict[str, Any]
 ADDED_LATER: dict[str, Any] = {}
 MEASURING_JOBS = 4  # most jobs of one measured experiment
 FULLY_CONNECTED = ("mlp", "autoencoder")
+TASKS = {"autoencoder": "reconstruct", "gpt": "predict_next"}  # of kinds of networks that do not classify
 # Optional settings of training: a spec has them only if they are given; without them training is the paper's.
 OPTIONAL = ("schedule", "augmentation", "precision", "clip", "train_metrics")
 
@@ -78,13 +79,18 @@ def index_of(folder: Path, specs: Iterable[Mapping[str, Any]]) -> dict[str, str]
     return {key(spec): results.check(result_path(folder, spec))["sha256"] for spec in specs}
 
 
+def task(model: Mapping[str, Any]) -> str:
+    """What a network is trained to do: classify images, reconstruct them, or predict the next character of a text."""
+    return TASKS.get(model["kind"], "classify")
+
+
 def training_specs(grid: Mapping[str, Any], preset: str, sweeps: int | None = None) -> Iterator[Spec]:
     """One spec per method, learning rate and seed of a training grid.
 
     Args:
         grid: network (its name), model, methods, lrs, seeds, optimiser, batch, epochs, dataset, images, validation,
-            test_images; where it has them, `clamp` (bound on abs(u)), `longer` (learning rates with more epochs) and
-            the settings of OPTIONAL.
+            test_images (of a text, windows in place of images); where it has them, `clamp` (bound on abs(u)),
+            `longer` (learning rates with more epochs) and the settings of OPTIONAL.
         preset: `paper`, `preview` or `tiny`.
         sweeps: sweeps of coordinate descent, for methods that rescale by sweeps; None: the method's own number.
     """
@@ -104,7 +110,7 @@ def training_specs(grid: Mapping[str, Any], preset: str, sweeps: int | None = No
                     "stage": "train",
                     "preset": preset,
                     "version": TRAINING_VERSION,
-                    "task": "reconstruct" if model["kind"] == "autoencoder" else "classify",
+                    "task": task(model),
                     "network": grid["network"],
                     "model": model,
                     "method": method,
@@ -398,6 +404,10 @@ def multiplications(model: Mapping[str, Any]) -> float:
     if model["kind"] == "autoencoder":
         outer, inner = model["inputs"] // model["compression"], model["inputs"] // model["compression"] ** 2
         return 2.0 * (model["inputs"] * outer + outer * inner)
+    if model["kind"] == "gpt":
+        width, context = model["width"], model["context"]
+        per_token = model["layers"] * (12 * width**2 + 2 * width * context) + width * model["vocabulary"]
+        return float(context * per_token)
     width, side = model.get("width", 1.0), model["image"]
     if model["kind"] in MULTIPLICATIONS:
         return MULTIPLICATIONS[model["kind"]] * width**2 * (side / 32) ** 2

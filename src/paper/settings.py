@@ -84,7 +84,7 @@ MethodName = Annotated[str, AfterValidator(_known_method)]
 Activation = Literal["relu", "gelu", "silu"]
 Initialisation = Literal["default", "he"]
 Pooling = Literal["plain", "exact"]
-DatasetName = Literal["cifar10", "mnist", "generated"]
+DatasetName = Literal["cifar10", "mnist", "generated", "kjv", "generated_text"]
 # `eval`: loss and accuracy after the epoch; `running`: mean loss of the epoch's steps, in train mode; or both.
 TrainMetrics = Literal["eval", "running", "both"]
 Some = Annotated[list[T], Field(min_length=1)]
@@ -106,19 +106,25 @@ def plain(settings: BaseModel) -> dict[str, Any]:
 
 
 class Dataset(NamedTuple):
-    """Train and test images of a data set, their channels and side, and the classes."""
+    """Number of train and test images of a data set, their channels and side, and the classes.
+
+    A text has windows in place of images, of `window` characters; its classes are the characters of its alphabet.
+    """
 
     train: int
     test: int
     channels: int
     side: int
     classes: int = 10
+    window: int = 0
 
 
 DATASETS: dict[str, Dataset] = {
     "cifar10": Dataset(50_000, 10_000, 3, 32),
     "mnist": Dataset(60_000, 10_000, 1, 28),
     "generated": Dataset(640, 160, 3, 8),
+    "kjv": Dataset(29_099, 3_233, 0, 0, classes=63, window=128),
+    "generated_text": Dataset(720, 80, 0, 0, classes=16, window=32),
 }
 
 
@@ -197,8 +203,25 @@ class ImageNetwork(Block):
     image: ImageSide
 
 
+class GPT(Block):
+    """A small GPT: `context` is the number of tokens it sees at once, `vocabulary` the number of different ones."""
+
+    kind: Literal["gpt"]
+    vocabulary: AtLeast2
+    context: AtLeast2
+    width: PositiveInt
+    layers: PositiveInt
+    heads: PositiveInt
+
+    @model_validator(mode="after")
+    def _heads_fit(self) -> GPT:
+        if self.width % self.heads:
+            raise ValueError(f"width: expected a multiple of the {self.heads} heads, got {self.width}")
+        return self
+
+
 Network = Annotated[
-    MLP | CifarNV | ResNet18C | Autoencoder | VGG11 | ResNet18 | ImageNetwork, Field(discriminator="kind")
+    MLP | CifarNV | ResNet18C | Autoencoder | VGG11 | ResNet18 | ImageNetwork | GPT, Field(discriminator="kind")
 ]
 
 
@@ -274,7 +297,7 @@ class TrainingSetup(Block):
 
     @model_validator(mode="after")
     def _fits(self) -> TrainingSetup:
-        refuse(misfits(plain(self.model), self.dataset))
+        refuse([*misfits(plain(self.model), self.dataset), *images_alone(self.augmentation, self.dataset)])
         data = DATASETS[self.dataset]
         for what, asked, there in (
             ("images and validation", self.images + self.validation, data.train),
@@ -389,8 +412,11 @@ Misfit = tuple[str, str]  # key, and what was expected and got
 
 
 def misfits(model: Mapping[str, Any], dataset: str) -> Iterator[Misfit]:
-    """Settings with which a network cannot take the images of a data set, or separate its classes."""
+    """Settings with which a network cannot take the images or windows of a data set, or separate its classes."""
     data = DATASETS[dataset]
+    if data.window or model["kind"] == "gpt":
+        yield from _text_misfits(model, dataset)
+        return
     if "inputs" in model:
         side = math.isqrt(model["inputs"] // data.channels)
         if side > data.side or data.channels * side**2 != model["inputs"]:
@@ -418,9 +444,31 @@ def misfits(model: Mapping[str, Any], dataset: str) -> Iterator[Misfit]:
         )
 
 
+def _text_misfits(model: Mapping[str, Any], dataset: str) -> Iterator[Misfit]:
+    data = DATASETS[dataset]
+    if not data.window:
+        yield "dataset", f"expected a text for a network of kind gpt, got the images of {dataset}"
+    elif model["kind"] != "gpt":
+        yield "model.kind", f"expected gpt for the text of {dataset}, got {model['kind']}"
+    else:
+        for key, good, expected in (
+            ("context", model["context"] <= data.window, f"at most {data.window}, the windows of {dataset}"),
+            ("vocabulary", model["vocabulary"] == data.classes, f"{data.classes}, the characters of {dataset}"),
+        ):
+            if not good:
+                yield f"model.{key}", f"expected {expected}, got {model[key]}"
+
+
+def images_alone(augmentation: str | None, dataset: str) -> Iterator[Misfit]:
+    """An augmentation of images with a data set that is a text."""
+    if augmentation is not None and DATASETS[dataset].window:
+        yield "augmentation", f"expected none for the text of {dataset}, got {augmentation}; set it to null"
+
+
 def odd_batch(model: Mapping[str, Any], images: int, batch: int) -> Iterator[Misfit]:
     """Settings that give BatchNorm a last batch of one image."""
-    normed = model["kind"] not in ("autoencoder", "vit_tiny", "mixer", "convnext_atto") and model.get("batchnorm", True)
+    without = ("autoencoder", "vit_tiny", "mixer", "convnext_atto", "gpt")
+    normed = model["kind"] not in without and model.get("batchnorm", True)
     if normed and (images % batch or batch) == 1:
         yield (
             "batch",

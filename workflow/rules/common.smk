@@ -61,7 +61,7 @@ shell.prefix(prefix)
 
 wildcard_constraints:
     preset="|".join(FLOW.presets),
-    dataset="[a-z0-9]+",
+    dataset="[a-z0-9_]+",
     family="[a-z0-9_]+",
     batch=r"[a-z0-9_+]+-\d+",
     experiment="|".join(EXPERIMENTS),

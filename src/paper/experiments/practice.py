@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 BASELINE, DEFAULT = "baseline", "default"
 NEAR = 1.0  # a learning rate within so many points of the best accuracy counts as good; our choice
 BATCHNORM = ("vgg11", "resnet18", "mobilenetv2", "efficientnet_b0")
-LAYERNORM = ("convnext_atto", "vit_tiny", "mixer")
+LAYERNORM = ("convnext_atto", "vit_tiny", "mixer", "gpt")
 SMOOTH = (*LAYERNORM, "efficientnet_b0")
 
 
@@ -68,6 +68,11 @@ class Trained(Block):
         clip: bound on the norm of the gradient.
         methods: the methods compared on it, if not all.
         held_out: it takes no part in the choice of the default.
+        dataset: its data set, if not the shared one, and so for the settings that follow.
+        images: training images, or windows of a text.
+        test_images: test images, or windows.
+        batch: images or windows of a step.
+        augmentation: null for none.
     """
 
     model: Network
@@ -76,6 +81,11 @@ class Trained(Block):
     clip: Positive | None = None
     methods: MethodNames | None = None
     held_out: Flag = False
+    dataset: DatasetName | None = None
+    images: AtLeast2 | None = None
+    test_images: PositiveInt | None = None
+    batch: AtLeast2 | None = None
+    augmentation: Literal["flip_crop"] | None = None
 
 
 class Settings(Block):
@@ -129,7 +139,7 @@ def all_grids(settings: Settings) -> Iterator[dict[str, Any]]:
     for name in block["trained"]:
         network = {key: value for key, value in block["networks"][name].items() if key != "held_out"}
         methods = [method for method in compared(block, name) if run_as(method, network["model"]) == method]
-        yield {"network": name, **network, "methods": methods, "validation": 0, **shared}
+        yield {"network": name, "validation": 0, **shared, **network, "methods": methods}
 
 
 def compared(block: Mapping[str, Any], name: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Data splits of a run on its device: uint8 images, normalised when they are used."""
+"""Data splits of a run on its device: uint8 images, normalised when they are used, or windows of a text."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paper import data, models
+from paper import data, models, networks
 from paper.errors import PaperError
 from paper.normalise import factors
 
 
 @dataclass(frozen=True)
 class Split:
-    """Images (N, ...) uint8 and labels (N,) int64."""
+    """Images (N, ...) uint8 and labels (N,) int64; of a text, windows (N, T) and the characters that follow, (N, T)."""
 
     images: Tensor
     labels: Tensor
@@ -26,7 +26,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Splits:
-    """Train, test and optional validation split by name; a network sees an image x as x * scale + shift."""
+    """Train, test and optional validation split; a network sees x * scale + shift of an image, text as it is."""
 
     by_name: dict[str, Split]
     scale: Tensor
@@ -60,6 +60,8 @@ def load(spec: Mapping[str, Any], path: Path, device: torch.device) -> Splits:
             dataset.train_images[train:end], dataset.train_labels[train:end], spec["model"], device
         )
     splits["test"] = _split(dataset.test_images[:test], dataset.test_labels[:test], spec["model"], device)
+    if spec["model"]["kind"] in networks.TEXT:
+        return Splits(splits, torch.ones((), device=device), torch.zeros((), device=device))
     channels = 1 if dataset.train_images.ndim == 3 else dataset.train_images.shape[1]
     scale, shift = (per_input(t, channels, spec["model"]).to(device) for t in factors(spec["dataset"]))
     return Splits(splits, scale, shift)
@@ -76,6 +78,9 @@ def _check_last_batch(spec: Mapping[str, Any]) -> None:
 
 
 def _split(images: Tensor, labels: Tensor, model: Mapping[str, Any], device: torch.device) -> Split:
+    if model["kind"] in networks.TEXT:
+        images, labels = (models.fit_windows(t, model).contiguous() for t in (images, labels))
+        return Split(images.to(device), labels.long().to(device))
     images = images[:, None] if images.ndim == 3 else images
     return Split(models.fit_images(images, model).contiguous().to(device), labels.long().to(device))
 

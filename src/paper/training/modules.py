@@ -58,7 +58,8 @@ class ModuleTrainer(Trainer):
         eager: neither CUDA graphs nor compilation, to find errors.
     """
 
-    eval_batch = 2000
+    eval_batch = 2000  # images
+    eval_windows = 256  # of a text
 
     def __init__(self, run: Run, splits: Splits, device: torch.device, eager: bool = False) -> None:
         self.gpu = device.type == "cuda"
@@ -66,6 +67,9 @@ class ModuleTrainer(Trainer):
         graphs = run.spec["optimiser"]["name"] == "sgd" or not run.spec["rescaling"].get("enorm")
         super().__init__([run], splits, device, use_graphs=self.gpu and graphs and not eager)
         self.spec, self.trained = run.spec, False
+        self.text = self.task == "predict_next"
+        if self.text:
+            self.eval_batch = self.eval_windows
         paper = self.spec["model"]["kind"] not in networks.KINDS
         default = "bfloat16" if self.spec["model"]["kind"] == "cifar_nv" else "tf32"
         precision = self.spec.get("precision", default) if self.gpu else "float32"
@@ -186,7 +190,7 @@ class ModuleTrainer(Trainer):
         return torch.autocast("cuda", torch.bfloat16, cache_enabled=cached) if self.bfloat16 else nullcontext()
 
     def _normalised(self, images: Tensor) -> Tensor:
-        return images.to(torch.float32) * self.splits.scale + self.splits.shift
+        return images.long() if self.text else images.to(torch.float32) * self.splits.scale + self.splits.shift
 
     def _inputs(self, images: Tensor) -> Tensor:
         x = self._normalised(images)
@@ -199,10 +203,11 @@ class ModuleTrainer(Trainer):
         x = self._inputs(images)
         with self._cast():
             y = self.forward(x)
-        if self.task == "classify":
-            loss = functional.cross_entropy(y.float(), self.splits.train.labels[index[0]])
-        else:
+        if self.task == "reconstruct":
             loss = functional.mse_loss(y.float(), x.flatten(1))
+        else:  # one label per image, or per character of a window
+            labels = self.splits.train.labels[index[0]]
+            loss = functional.cross_entropy(y.float().flatten(0, -2), labels.flatten())
         loss.backward()
         if self.train_metrics != "eval":
             self.running_loss.add_(loss.detach(), alpha=len(x))
@@ -221,7 +226,7 @@ class ModuleTrainer(Trainer):
         x = self._inputs(images)
         with self._cast():
             y = self.forward(x)
-        return y.float()[None], x.flatten(1)
+        return y.float().flatten(0, -2)[None], x.flatten(1)
 
     def _sums(self) -> list[tuple[Tensor, Tensor]]:
         found = super()._sums()

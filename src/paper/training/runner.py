@@ -300,7 +300,8 @@ def _train_together(runs: Sequence[Progressing], splits: Splits, options: Option
             run.state = {"epoch": 0, "state": None, "rows": [], "seconds": 0.0}
     if first == 0:
         _evaluate(runs, trainer, 0)
-    with Progress(title, epochs, first, len(runs) * len(splits.train)) as progress:
+    unit = "windows" if runs[0].spec["task"] == "predict_next" else "images"
+    with Progress(title, epochs, first, len(runs) * len(splits.train), unit) as progress:
         for epoch in range(first + 1, epochs + 1):
             trainer.epoch(epoch)
             trainer.teleport(epoch)

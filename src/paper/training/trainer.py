@@ -86,7 +86,7 @@ class Trainer(ABC):
 
     @abstractmethod
     def _outputs(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Outputs in eval mode (runs, examples, n) for images that all runs share, and the flat inputs."""
+        """Outputs in eval mode (runs, labels, n) for images that all runs share, and the flat inputs."""
 
     @abstractmethod
     def _state_tensors(self) -> list[Tensor]:
@@ -121,14 +121,14 @@ class Trainer(ABC):
             self._replay("last", lambda: self._graph_steps(1, rest))
 
     def evaluate(self) -> dict[str, Tensor]:
-        """Mean loss and accuracy of each split in eval mode, shape (runs,) each, float64 on the CPU."""
+        """Mean loss and accuracy of each split in eval mode, over images or characters, (runs,), float64 on the CPU."""
         with torch.no_grad():
             sums = self._replay("evaluate", self._sums) if self.use_graphs else self._sums()
         found = {}
         for name, (loss, correct) in zip(self.evaluated, sums, strict=True):
-            count = len(self.evaluated[name])
+            count = self.evaluated[name].labels.numel()
             found[f"{name}_loss"] = loss.cpu() / count
-            if self.task == "classify":
+            if self.task != "reconstruct":
                 found[f"{name}_accuracy"] = correct.cpu() / count
         return found
 
@@ -153,8 +153,8 @@ class Trainer(ABC):
         loss = correct = torch.zeros(len(self.runs), dtype=torch.float64, device=self.device)
         for first in range(0, len(part), self.eval_batch):
             y, x = self._outputs(part.images[first : first + self.eval_batch])
-            if self.task == "classify":
-                labels = part.labels[first : first + self.eval_batch].expand(len(self.runs), -1)
+            if self.task != "reconstruct":
+                labels = part.labels[first : first + self.eval_batch].flatten().expand(len(self.runs), -1)
                 losses = functional.cross_entropy(y.transpose(1, 2), labels, reduction="none")
                 loss = loss + losses.sum(1, dtype=torch.float64)
                 correct = correct + (y.argmax(2) == labels).sum(1)
