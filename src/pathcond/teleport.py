@@ -29,7 +29,8 @@ class Teleport:
         graph: a graph extracted earlier. With ``batchnorm="exclude"`` repeated rescaling does not converge: use the
             default, ``affine``.
         options: ``objective``, ``method``, ``tol``, ``statistics``, ``pooling`` and ``force`` of
-            :func:`pathcond.rescale_`, and, without a graph, ``batchnorm``, ``shortcuts``, ``smooth`` and ``strict`` of :func:`pathcond.extract_graph`.
+            :func:`pathcond.rescale_`, and, without a graph, ``batchnorm``, ``shortcuts``, ``smooth`` and ``strict`` of
+            :func:`pathcond.extract_graph`.
 
     Attributes:
         count: calls of :meth:`step` so far; set it to resume from a checkpoint.

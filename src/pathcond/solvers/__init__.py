@@ -138,8 +138,8 @@ def balance_norms(
 ) -> Solution:
     """Find the log-scales for which the sum of squared weights is least.
 
-    That sum is ``sum_i exp(-(Bu)_i) w_i^2``. Its logarithm is F / p at -u, without F's linear term and with ``w_i^2`` in
-    place of diag(G). So the solvers of F find it, and it is convex.
+    That sum is ``sum_i exp(-(Bu)_i) w_i^2``. Its logarithm is F / p at -u, without F's linear term and with ``w_i^2``
+    in place of diag(G). So it is convex, and the solvers of F find its minimum.
 
     Args:
         graph: the units.

@@ -1,9 +1,8 @@
 """Cross-layer equalisation (Nagel et al., ICCV 2019): sweeps that equalise the ranges on both sides of every unit.
 
 The range that enters a unit is the largest magnitude of the weights that enter it. With ``a`` and ``b`` the logarithms
-of the ranges that enter and leave unit h, the other units held, ``log lambda_h`` changes by ``(b - a) / 2``, after which
-both are equal. Everything is in logarithms. A weight between a unit and its mirror (see :mod:`pathcond.objective`) has
-the unit's scale twice.
+of the ranges that enter and leave unit h, ``log lambda_h`` changes by ``(b - a) / 2``, after which both are equal. All
+numbers are logarithms. A weight between a unit and its mirror (see :mod:`pathcond.objective`) has its scale twice.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class _Edge:
     columns: bool
 
     def into_(self, found: Tensor, v: Tensor | None) -> None:
-        """Raise ``found``, shape (units of the layer,), to the largest weight, at the scales ``v`` of the other ends."""
+        """Raise ``found``, one entry per unit, to the largest weight, at the log-scales ``v`` of the other ends."""
         m = self.m
         if v is not None:
             m = m + v[self.others] if self.columns else m - v[self.others]
@@ -37,7 +36,7 @@ class _Edge:
         if self.positions is None:
             torch.maximum(found, largest, out=found)
         else:
-            found.index_reduce_(0, self.positions, largest, "amax")
+            found.scatter_reduce_(0, self.positions, largest, "amax")
 
 
 class Ranges:
@@ -115,8 +114,8 @@ class Ranges:
     def _change(self, i: int) -> Tensor:
         """The log-scales that equalise the ranges of a layer's units; not finite for dead ones.
 
-        What enters is the larger of ``a + v`` and ``aa + 2 v``, what leaves that of ``b - v`` and ``bb - 2 v``. The first
-        rises in v, the second falls. They meet at the least v at which a line that enters is above both that leave.
+        What enters is the larger of ``a + v`` and ``aa + 2 v``, what leaves that of ``b - v`` and ``bb - 2 v``. The
+        first rises in v, the second falls. They meet at the least v where a line that enters is above both that leave.
         """
         a, b, aa, bb = self._ranges(i)
         once = torch.maximum((b - a) / 2, (bb - a) / 3)
@@ -144,10 +143,12 @@ class Ranges:
 
 
 def _largest(w: Tensor, b: BlockLayout) -> Tensor:
-    """Logarithm of the largest magnitude of a parameter's elements between the same units, as :class:`Block` has them."""
+    """Logarithm of the largest magnitude of a parameter's elements between the same units, arranged as a block."""
     m = w.abs().permute(*b.order, *b.summed).reshape(*b.shape, -1).amax(-1).double()
     if b.merge_cols is not None:
-        m = m.new_zeros(len(m), len(b.cols)).index_reduce_(1, b.merge_cols.to(m.device), m, "amax")
+        index = b.merge_cols.to(m.device).expand(m.shape)
+        m = m.new_zeros(len(m), len(b.cols)).scatter_reduce_(1, index, m, "amax")
     if b.merge_rows is not None:
-        m = m.new_zeros(len(b.rows), m.shape[1]).index_reduce_(0, b.merge_rows.to(m.device), m, "amax")
+        index = b.merge_rows.to(m.device)[:, None].expand(m.shape)
+        m = m.new_zeros(len(b.rows), m.shape[1]).scatter_reduce_(0, index, m, "amax")
     return m.log()
