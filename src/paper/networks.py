@@ -57,11 +57,11 @@ def resnet18(width: float = 1.0) -> nn.Module:
 
 
 def mobilenetv2() -> nn.Module:
-    """MobileNetV2 without its first and two later strides, so that 32 x 32 pixels end as 4 x 4."""
+    """MobileNetV2 of half the width, without its first and two later strides: 32 x 32 pixels end as 4 x 4."""
     from torchvision.models import mobilenet_v2
 
     blocks = [[1, 16, 1, 1], [6, 24, 2, 2], [6, 32, 3, 2], [6, 64, 4, 2], [6, 96, 3, 1], [6, 160, 3, 1], [6, 320, 1, 1]]
-    model = mobilenet_v2(num_classes=CLASSES, dropout=0.0, inverted_residual_setting=blocks)
+    model = mobilenet_v2(num_classes=CLASSES, dropout=0.0, width_mult=0.5, inverted_residual_setting=blocks)
     model.features[0][0].stride = (1, 1)
     return model
 
@@ -75,13 +75,13 @@ def efficientnet_b0() -> nn.Module:
     return model
 
 
-def convnext_atto() -> nn.Module:
-    """ConvNeXt of the size called atto, with patches of 2 x 2 pixels."""
+def convnext_zepto() -> nn.Module:
+    """ConvNeXt of the size called zepto, with patches of 2 x 2 pixels."""
     from torchvision.models.convnext import CNBlockConfig, ConvNeXt
 
-    stages = [CNBlockConfig(40, 80, 2), CNBlockConfig(80, 160, 2), CNBlockConfig(160, 320, 6)]
-    model = ConvNeXt([*stages, CNBlockConfig(320, None, 2)], num_classes=CLASSES)
-    stem = nn.Conv2d(3, 40, 2, 2)
+    stages = [CNBlockConfig(32, 64, 2), CNBlockConfig(64, 128, 2), CNBlockConfig(128, 256, 4)]
+    model = ConvNeXt([*stages, CNBlockConfig(256, None, 2)], num_classes=CLASSES)
+    stem = nn.Conv2d(3, 32, 2, 2)
     nn.init.trunc_normal_(stem.weight, std=0.02)
     nn.init.zeros_(stem.bias)  # pyright: ignore[reportArgumentType]
     model.features[0][0] = stem  # pyright: ignore[reportIndexIssue]
@@ -89,14 +89,14 @@ def convnext_atto() -> nn.Module:
 
 
 def vit_tiny(image: int = 32) -> nn.Module:
-    """Vision transformer with patches of 4 x 4 pixels: width 192, 6 layers, 3 heads.
+    """Vision transformer with patches of 4 x 4 pixels: width 192, 4 layers, 3 heads.
 
     Args:
         image: side of the images.
     """
     from torchvision.models import VisionTransformer
 
-    return VisionTransformer(image, 4, num_layers=6, num_heads=3, hidden_dim=192, mlp_dim=768, num_classes=CLASSES)
+    return VisionTransformer(image, 4, num_layers=4, num_heads=3, hidden_dim=192, mlp_dim=768, num_classes=CLASSES)
 
 
 class MixerBlock(nn.Module):
@@ -114,7 +114,7 @@ class MixerBlock(nn.Module):
         return x + self.over_channels(self.norm2(x))
 
 
-def mixer(image: int = 32, width: int = 192, depth: int = 6) -> nn.Module:
+def mixer(image: int = 32, width: int = 192, depth: int = 4) -> nn.Module:
     """MLP-Mixer with patches of 4 x 4 pixels.
 
     Args:
@@ -198,7 +198,7 @@ KINDS: dict[str, Callable[..., nn.Module]] = {
     "resnet18": resnet18,
     "mobilenetv2": mobilenetv2,
     "efficientnet_b0": efficientnet_b0,
-    "convnext_atto": convnext_atto,
+    "convnext_zepto": convnext_zepto,
     "vit_tiny": vit_tiny,
     "mixer": mixer,
     "gpt": gpt,

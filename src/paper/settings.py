@@ -199,7 +199,7 @@ class ResNet18(Block):
 class ImageNetwork(Block):
     """Another network of `paper.networks`, of one size."""
 
-    kind: Literal["mobilenetv2", "efficientnet_b0", "convnext_atto", "vit_tiny", "mixer"]
+    kind: Literal["mobilenetv2", "efficientnet_b0", "convnext_zepto", "vit_tiny", "mixer"]
     image: ImageSide
 
 
@@ -467,7 +467,7 @@ def images_alone(augmentation: str | None, dataset: str) -> Iterator[Misfit]:
 
 def odd_batch(model: Mapping[str, Any], images: int, batch: int) -> Iterator[Misfit]:
     """Settings that give BatchNorm a last batch of one image."""
-    without = ("autoencoder", "vit_tiny", "mixer", "convnext_atto", "gpt")
+    without = ("autoencoder", "vit_tiny", "mixer", "convnext_zepto", "gpt")
     normed = model["kind"] not in without and model.get("batchnorm", True)
     if normed and (images % batch or batch) == 1:
         yield (

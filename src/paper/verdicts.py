@@ -128,6 +128,11 @@ LEVELS = {
     "practice_no_harm": at_least(-0.5),
     "practice_gain": at_least(0.5, 0.0),
     "practice_range": at_least(0.5),  # doublings of the learning rate
+    "quantisation_int8": at_most(0.5),
+    "quantisation_paths": at_least(0.5),
+    "quantisation_norms": at_least(0.5),
+    "quantisation_ranges": at_least(0.5),
+    "quantisation_best": at_least(0.0),
     "optimisers_accuracy": at_least(0.5),
     "optimisers_muon": at_least(0.5),
     "optimisers_teleport": at_least(0.5),

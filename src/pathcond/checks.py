@@ -111,6 +111,30 @@ def largest_entries(named: Mapping[str, Tensor]) -> dict[str, float]:
     return found
 
 
+def check_finite(model: nn.Module, parameters: Mapping[str, Tensor]) -> dict[str, float]:
+    """Largest absolute entry of every parameter and running statistic, by name.
+
+    Raises:
+        PathCondError: names the first with NaN or infinite entries.
+    """
+    running = {
+        f"{name}.{key}" if name else key: tensor
+        for name, module in model.named_modules()
+        for key in ("running_mean", "running_var")
+        if isinstance(tensor := getattr(module, key, None), Tensor)
+    }
+    named = {**parameters, **running}
+    largest = largest_entries(named)
+    for name, top in largest.items():
+        if not math.isfinite(top):
+            bad = int((~torch.isfinite(named[name])).sum())
+            raise PathCondError(
+                f"expected finite weights, got {bad} NaN or infinite entries of {named[name].numel()} in '{name}'. "
+                "Rescale before training diverges, or load a checkpoint with finite weights."
+            )
+    return largest
+
+
 def stacked(scalars: Sequence[Tensor]) -> Tensor:
     """Scalars of one device as a vector, in float64 if their dtypes differ."""
     alike = len({t.dtype for t in scalars}) == 1

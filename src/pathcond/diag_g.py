@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
-from pathcond.checks import check_choice, check_flags, check_model, check_shapes, largest_entries, shared_memory
+from pathcond.checks import check_choice, check_finite, check_flags, check_model, check_shapes, shared_memory
 from pathcond.errors import PathCondError
 from pathcond.graph import ScaleGraph
 from pathcond.isolation import (
@@ -130,7 +130,7 @@ def compute_diag_g(
     if graph is not None:
         check_shapes(parameters, graph.shapes)
         smooth = graph.options["smooth"] if smooth is None else smooth
-    largest = _check_finite(model, parameters)
+    largest = check_finite(model, parameters)
     trace = record(model, example_input, training=False) if graph is None else graph.trace_of(model, example_input)
     slopes = measure_slopes(model, example_input, trace) if statistics == "input" else {}
     example_input, trace = _single_example(model, example_input, trace)
@@ -300,26 +300,6 @@ def _near_underflow(parameters: Mapping[str, Tensor], p: PathSums, largest: Mapp
         if w.is_floating_point() and w.numel()
     )
     return tiny or gap < _GAP
-
-
-def _check_finite(model: nn.Module, parameters: Mapping[str, Tensor]) -> dict[str, float]:
-    """Largest absolute entry of every parameter and running statistic; raises on NaN and infinity."""
-    running = {
-        f"{name}.{key}" if name else key: tensor
-        for name, module in model.named_modules()
-        for key in ("running_mean", "running_var")
-        if isinstance(tensor := getattr(module, key, None), Tensor)
-    }
-    named = {**parameters, **running}
-    largest = largest_entries(named)
-    for name, top in largest.items():
-        if not math.isfinite(top):
-            bad = int((~torch.isfinite(named[name])).sum())
-            raise PathCondError(
-                f"expected finite weights, got {bad} NaN or infinite entries of {named[name].numel()} in '{name}'. "
-                "Rescale before training diverges, or load a checkpoint with finite weights."
-            )
-    return largest
 
 
 # ---- statistics of normalisations, measured on the example input

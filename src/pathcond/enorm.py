@@ -102,7 +102,7 @@ class ENorm:
         if graph is None:
             graph = extract_graph(model, example_input, batchnorm=batchnorm, shortcuts=shortcuts)
         apply_scales_(model, graph, torch.zeros(graph.units))  # raises if the graph is of another model
-        roles = _roles(model, example_input, graph)
+        roles = roles_of(model, example_input, graph)
         number = torch.arange(graph.units + 1)
         for name in () if last_layer else roles.last:
             number[graph.params[name].col.abs()] = 0
@@ -358,7 +358,7 @@ _NORMS = ("batch_norm", "group_norm", "layer_norm", "rms_norm")
 
 
 @dataclass(frozen=True)
-class _Roles:
+class Roles:
     """Names in the graph: ``weights`` in network order, those of output layers (``last``), and ``biases``."""
 
     weights: tuple[str, ...]
@@ -366,7 +366,8 @@ class _Roles:
     biases: frozenset[str]
 
 
-def _roles(model: nn.Module, example_input: Any, graph: ScaleGraph) -> _Roles:
+def roles_of(model: nn.Module, example_input: Any, graph: ScaleGraph) -> Roles:
+    """Which parameters of a graph are weights, and which are biases."""
     alias = shared_memory(model)[0]
     traces = [graph.trace_of(model, example_input)]
     seen = {value.leaf.name for value in traces[0].values if value.leaf is not None}
@@ -377,7 +378,7 @@ def _roles(model: nn.Module, example_input: Any, graph: ScaleGraph) -> _Roles:
     for trace in traces:
         last |= _follow(trace, alias, graph, order)
     biases = frozenset(name for name in graph.params if name not in order)
-    return _Roles(tuple(name for name in order if name in graph.params), frozenset(last & graph.params.keys()), biases)
+    return Roles(tuple(name for name in order if name in graph.params), frozenset(last & graph.params.keys()), biases)
 
 
 def _follow(trace: Trace, alias: Mapping[str, str], graph: ScaleGraph, order: dict[str, None]) -> frozenset[str]:

@@ -587,22 +587,27 @@ class Layout:
         return Layer(lo, hi, *sides, balance=values, uniform=len(set(values)) == 1)
 
 
-def layout_of(graph: ScaleGraph, names: tuple[str, ...]) -> Layout:
-    """The layout of a graph for the parameters ``names``; kept with the graph."""
+def layout_of(graph: ScaleGraph, names: tuple[str, ...], linear: bool = True) -> Layout:
+    """The layout of a graph for the parameters ``names``; kept with the graph.
+
+    Without ``linear``, A is 0 for every unit: F is then p times the logarithm of the sum alone.
+    """
     cache = graph.__dict__.setdefault("_layouts", {})
-    if names not in cache:
+    if (names, linear) not in cache:
         params = {name: graph.params[name] for name in names if name in graph.params}
         signed = any(bool((units < 0).any()) for scales in params.values() for units in (scales.row, scales.col))
         mirrors = graph.units if signed else 0
         blocks = {name: block_layout(graph.shapes[name], scales, mirrors) for name, scales in params.items()}
         layout = Layout(graph.units, graph.groups, blocks, torch.zeros(graph.units + 1, dtype=torch.float64), signed)
-        balance = layout.pad(layout.balance)
-        for name, block in blocks.items():
-            block.add_balance(math.prod(graph.shapes[name]), balance)
-        balance = layout.fold(balance)
-        balance[0] = 0
-        cache[names] = replace(layout, balance=balance)
-    return cache[names]
+        if linear:
+            balance = layout.pad(layout.balance)
+            for name, block in blocks.items():
+                block.add_balance(math.prod(graph.shapes[name]), balance)
+            balance = layout.fold(balance)
+            balance[0] = 0
+            layout = replace(layout, balance=balance)
+        cache[names, linear] = layout
+    return cache[names, linear]
 
 
 class _Ends:

@@ -1,4 +1,4 @@
-"""One call extracts the graph, computes diag(G), solves, applies the scales and reports what was done."""
+"""One call extracts the graph, solves for the scales of an objective, applies them and reports what was done."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pathcond.apply import Scales, apply_scales_, optimizer_buffers, scale_optimizer_state_, scale_parameters_
-from pathcond.checks import check_flags, check_model, stacked
+from pathcond.checks import check_choice, check_finite, check_flags, check_model, check_shapes, stacked
 from pathcond.diag_g import compute_diag_g, has_normalization
+from pathcond.enorm import roles_of
 from pathcond.errors import PathCondError, PathCondWarning
 from pathcond.graph import Frozen, ScaleGraph, extract_graph
 from pathcond.isolation import on_cpu
-from pathcond.solvers import Result, Solution, solve
+from pathcond.solvers import Result, Solution, balance_norms, equalize_ranges, solve
 from pathcond.tracing import as_arguments, tensors_in
 from pathcond.verification import Check
 
@@ -39,15 +40,18 @@ class Rescaling:
         at_bound: number of units whose scale is at the bound ``clamp``.
         no_path: number of free units that no path crosses at the present weights; their scale does not change.
         frozen: hidden units whose scale must not change, and why.
-        objective: F before, then after each sweep.
+        objective: F before, then after each sweep. With ``objective="norms"`` the sum of squared weights, with
+            ``"ranges"`` the largest ``|log|`` of the range that enters over the range that leaves a unit.
         mean_update: mean absolute change of the log-scales in each sweep.
-        residual: largest absolute entry of the gradient of F / p at the end; zero at the optimum.
+        residual: largest absolute entry of the gradient of F / p at the end; zero at the optimum. With ``"norms"`` the
+            gradient of the logarithm of the sum, with ``"ranges"`` the last objective over the units not at the bound.
         result: how the solver ended.
-        seconds: wall time by step: ``graph``, ``diag_g``, ``solve``, ``apply``, ``check``.
+        seconds: wall time by step: ``graph``, ``diag_g`` (for ``"paths"``), ``solve``, ``apply``, ``check``.
         output_change: largest change of the model's output on the example input, relative to its largest entry;
             infinite where finite entries became infinite or NaN, None if the check was turned off.
         exact: whether the function is kept in every mode.
-        statistics: ``input`` if normalisations entered with statistics measured on the example input, else ``running``.
+        statistics: ``input`` if normalisations entered with statistics measured on the example input, else
+            ``running``; ``unused`` with an objective without diag(G).
         notes: remarks, for example why the function is kept only approximately.
         norms: Euclidean norm of each scaled parameter, before and after.
         graph: the scale graph, which later calls can reuse.
@@ -180,6 +184,7 @@ def rescale_(
     model: nn.Module,
     example_input: Any,
     *,
+    objective: Literal["paths", "norms", "ranges"] = "paths",
     clamp: float | None = DEFAULT_CLAMP,
     optimizer: Optimizer | None = None,
     method: Literal["sweeps", "optimum"] = "sweeps",
@@ -195,22 +200,27 @@ def rescale_(
     check: bool = True,
     force: bool = False,
 ) -> Rescaling:
-    """Rescale a model in place so that its path kernel comes closer to the identity; its function does not change.
+    """Rescale a model in place; its function does not change. By default its path kernel comes closer to the identity.
 
     Args:
         model: any module that can be run on ``example_input``.
         example_input: a tensor, a tuple or list of positional arguments, or a dict of keyword arguments. A real
             batch is best, because the statistics of normalisations are measured on it. The forward pass on it must
             take every branch that the model is used with.
+        objective: what the scales are chosen for. ``paths``: diag(G) as close to a constant as possible, as in the
+            paper. ``norms``: the least sum of squared weights, which is where ENorm converges to. ``ranges``: the
+            largest magnitudes of the weights that enter and that leave each unit are equal (cross-layer equalisation,
+            for quantisation with one step size per tensor). Biases have no part in ``norms`` and ``ranges``, but are
+            scaled with their unit. A gain of a normalisation that enters a unit is a weight.
         clamp: bound on every ``|log lambda|``; None for none, as in the paper.
         optimizer: the optimizer whose state is rescaled with the parameters; see :func:`pathcond.apply_scales_`.
         method: ``sweeps`` (the paper's method) or ``optimum``; see :func:`pathcond.solve`, also for ``sweeps`` and
-            ``tol``.
+            ``tol``. For ``ranges``, ``optimum`` makes sweeps until nothing changes.
         sweeps: number of sweeps over all units.
         tol: tolerance of the solver.
-        statistics: how normalisations enter diag(G); see :func:`pathcond.compute_diag_g`. By default ``input`` where
-            the example input is a batch of different examples, else ``running``.
-        pooling: how pools enter diag(G); see :func:`pathcond.compute_diag_g`.
+        statistics: how normalisations enter diag(G), for ``paths`` only; see :func:`pathcond.compute_diag_g`. By
+            default ``input`` where the example input is a batch of different examples, else ``running``.
+        pooling: how pools enter diag(G), for ``paths`` only; see :func:`pathcond.compute_diag_g`.
         batchnorm: how scales cross BatchNorm: ``affine`` (default) or ``exclude``; see :func:`pathcond.extract_graph`,
             also for ``shortcuts`` (``tie`` by default), ``smooth`` and ``strict`` (False by default).
         shortcuts: whether channels along identity shortcuts share a scale (``tie``) or keep theirs (``freeze``).
@@ -243,6 +253,9 @@ def rescale_(
     """
     check_model(model)
     check_flags(check=check, force=force)
+    check_choice("objective", objective, ("paths", "norms", "ranges"))
+    if objective != "paths" and statistics is not None:
+        raise PathCondError(f"expected no statistics with objective={objective!r}, got {statistics!r}. Leave them out.")
     graph_options = {"batchnorm": batchnorm, "shortcuts": shortcuts, "smooth": smooth, "strict": strict}
     given = {name: value for name, value in graph_options.items() if value is not None}
     _check_graph(graph, given)
@@ -253,17 +266,25 @@ def rescale_(
         with clock("graph"):
             graph = extract_graph(model, example_input, **given)
     optimizer_buffers(model, graph.params, optimizer)  # raises before any work if the state cannot be rescaled
-    with clock("diag_g"):
-        chosen, notes = _choose_statistics(statistics, model, example_input, graph)
-        g = compute_diag_g(model, example_input, pooling=pooling, statistics=chosen, graph=graph, scaled=True)
-    with clock("solve"):
-        solution = solve(graph, g, method=method, sweeps=sweeps, tol=tol, clamp=clamp, consume=True)
+    options: dict[str, Any] = {"method": method, "sweeps": sweeps, "tol": tol, "clamp": clamp}
+    notes: tuple[str, ...] = ()
+    if objective == "paths":
+        with clock("diag_g"):
+            chosen, notes = _choose_statistics(statistics, model, example_input, graph)
+            g = compute_diag_g(model, example_input, pooling=pooling, statistics=chosen, graph=graph, scaled=True)
+        with clock("solve"):
+            solution, largest = solve(graph, g, **options, consume=True), g.largest
+    else:
+        with clock("solve"):
+            chosen, largest = "unused", check_finite(model, dict(model.named_parameters()))
+            weights = _weights(model, example_input, graph)
+            solution = (balance_norms if objective == "norms" else equalize_ranges)(graph, weights, **options)
     with clock("apply"):
         before = _parameter_norms(model, graph)
         if checked is not None:
             checked.save(graph.params)
         try:
-            scale_parameters_(model, graph, solution.u, force, g.largest)
+            scale_parameters_(model, graph, solution.u, force, largest)
         except BaseException:
             if checked is not None:
                 checked.restore()
@@ -333,6 +354,14 @@ def _choose_statistics(
         "the statistics of the normalisations were not measured, because the example input is not a batch of different "
         "examples: pass a real batch",
     )
+
+
+def _weights(model: nn.Module, example_input: Any, graph: ScaleGraph) -> dict[str, Tensor]:
+    """The weights that touch a unit, by name: parameters that multiply data, with their offsets."""
+    parameters = dict(model.named_parameters())
+    check_shapes(parameters, graph.shapes)
+    names = [name for name in roles_of(model, example_input, graph).weights if parameters[name].numel()]
+    return {name: parameters[name].detach().double() + graph.params[name].offset for name in names}
 
 
 def _parameter_norms(model: nn.Module, graph: ScaleGraph) -> dict[tuple[str, ...], Tensor]:

@@ -28,8 +28,9 @@ class Teleport:
         clamp: bound on every ``|log lambda|`` of one rescaling.
         graph: a graph extracted earlier. With ``batchnorm="exclude"`` repeated rescaling does not converge: use the
             default, ``affine``.
-        options: ``method``, ``tol``, ``statistics``, ``pooling`` and ``force`` of :func:`pathcond.rescale_`, and,
-            without a graph, ``batchnorm``, ``shortcuts``, ``smooth`` and ``strict`` of :func:`pathcond.extract_graph`.
+        options: ``objective``, ``method``, ``tol``, ``statistics``, ``pooling`` and ``force`` of
+            :func:`pathcond.rescale_`, and, without a graph, ``batchnorm``, ``shortcuts``, ``smooth`` and ``strict`` of
+            :func:`pathcond.extract_graph`.
 
     Attributes:
         count: calls of :meth:`step` so far; set it to resume from a checkpoint.
@@ -92,4 +93,4 @@ class Teleport:
 
 
 _GRAPH_OPTIONS = ("batchnorm", "shortcuts", "smooth", "strict")
-_RESCALE_OPTIONS = ("method", "tol", "statistics", "pooling", "force")
+_RESCALE_OPTIONS = ("objective", "method", "tol", "statistics", "pooling", "force")

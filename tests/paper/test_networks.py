@@ -8,8 +8,8 @@ from paper import models, networks
 from paper.seeds import generator
 
 SIZES = {  # millions of parameters
-    "vgg11": 9.2, "resnet18": 11.2, "mobilenetv2": 2.2, "efficientnet_b0": 4.0, "convnext_atto": 3.4, "vit_tiny": 2.7,
-    "mixer": 1.9,
+    "vgg11": 9.2, "resnet18": 11.2, "mobilenetv2": 0.7, "efficientnet_b0": 4.0, "convnext_zepto": 1.9, "vit_tiny": 1.8,
+    "mixer": 1.25,
 }  # fmt: skip
 GPT = {"kind": "gpt", "vocabulary": 16, "context": 32, "width": 24, "layers": 2, "heads": 3}
 

@@ -32,11 +32,10 @@ def make(spec: Spec, path: Path, device: "torch.device", data: Path) -> None:
     start = time.perf_counter()
     table, spec, before = _completed(spec, path, device, data)
     seconds = before + time.perf_counter() - start
-    timed = EXPERIMENTS[spec["experiment"]].exclusive  # in the precision of training
     provenance = {
         **hardware.record(device),
         "commit": cli.commit(),
-        "precision": "float32, solver in float64" if timed else "float64",
+        "precision": EXPERIMENTS[spec["experiment"]].precision,
         "seconds": round(seconds, 3),
         "status": "done",
     }

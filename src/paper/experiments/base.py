@@ -43,6 +43,7 @@ class Experiment:
         grids: the training grids of a trained experiment; None if it is measured.
         table: function from its runs and settings to the table that is drawn and judged.
         exclusive: whether it measures time, and so runs alone on the machine.
+        precision: numerical precision of the measurement in words, for the provenance.
         also: other experiments whose runs its table reads.
         rows: name of a list in the settings of its parts with one row per entry; a part that lacks rows is completed.
     """
@@ -61,6 +62,7 @@ class Experiment:
     grids: Callable[[Any], Iterable[Mapping[str, Any]]] | None = None
     table: Callable[[Runs, Mapping[str, Any]], pd.DataFrame] = joined
     exclusive: bool = False
+    precision: str = "float64"
     also: tuple[str, ...] = ()
     rows: str | None = None
 

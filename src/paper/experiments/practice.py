@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 BASELINE, DEFAULT = "baseline", "default"
 NEAR = 1.0  # a learning rate within so many points of the best accuracy counts as good; our choice
 BATCHNORM = ("vgg11", "resnet18", "mobilenetv2", "efficientnet_b0")
-LAYERNORM = ("convnext_atto", "vit_tiny", "mixer", "gpt")
+LAYERNORM = ("convnext_zepto", "vit_tiny", "mixer", "gpt")
 SMOOTH = (*LAYERNORM, "efficientnet_b0")
 
 

@@ -408,4 +408,5 @@ EXPERIMENT = Experiment(
     parts=parts,
     table=table,
     exclusive=True,
+    precision="float32, solver in float64",
 )

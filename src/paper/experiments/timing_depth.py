@@ -211,5 +211,6 @@ EXPERIMENT = Experiment(
     measure=measure,
     table=table,
     exclusive=True,
+    precision="float32, solver in float64",
     also=("timing",),
 )

@@ -75,7 +75,7 @@ class ModuleTrainer(Trainer):
         precision = self.spec.get("precision", default) if self.gpu else "float32"
         self.bfloat16, self.precision = precision == "bfloat16", PRECISIONS[precision]
         measured = self.spec["rescaling"].get("statistics") == "input"
-        with _tf32(False):
+        with tf32(False):
             batch = self._normalised(splits.train.images[:RESCALE_BATCH]) if measured else None
             initial = initialize(run.spec, run.seed, run.results, batch)
         self.max_log_scale, self.rescale_seconds = [initial.max_log_scale], [initial.seconds]
@@ -244,7 +244,7 @@ class ModuleTrainer(Trainer):
 
 
 @contextmanager
-def _tf32(allowed: bool) -> Iterator[None]:
+def tf32(allowed: bool) -> Iterator[None]:
     """Allow or forbid TF32 in matrix products on a GPU within the block."""
     found = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allowed

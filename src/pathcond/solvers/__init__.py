@@ -1,10 +1,13 @@
-"""Solvers of the convex problem: coordinate descent, Newton's method, and coordinate descent on a GPU."""
+"""Solvers of the convex problem: coordinate descent, Newton's method, and coordinate descent on a GPU.
+
+The sum of squared weights is the same problem without its linear term. Equal ranges have an iteration of their own.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from importlib.util import find_spec
 from typing import Literal
@@ -20,10 +23,12 @@ from pathcond.isolation import on_cpu
 from pathcond.objective import Layout, Objective, build_objective, layout_of
 from pathcond.solvers.coordinate_descent import AT_BOUND, CoordinateDescent
 from pathcond.solvers.newton import minimize
+from pathcond.solvers.ranges import Ranges
 
-__all__ = ["Result", "Solution", "solve"]
+__all__ = ["Result", "Solution", "balance_norms", "equalize_ranges", "solve"]
 
 _SMALL = 1 << 22  # elements of all blocks up to which the CPU is faster than a GPU without the kernels
+_MOST_SWEEPS = 1000  # of an iteration to a fixed point
 
 
 class Result(Enum):
@@ -33,6 +38,7 @@ class Result(Enum):
     TOLERANCE = "the updates of the last sweep were below the tolerance"
     OPTIMUM = "the gradient is zero to the tolerance"
     STALLED = "no further decrease was possible before the gradient met the tolerance"
+    LIMIT = f"{_MOST_SWEEPS} sweeps were made before the updates were below the tolerance"
     NOTHING = "there is no unit to rescale"
 
 
@@ -117,15 +123,120 @@ def solve(
     if not consume:
         _check_values(g)
     logs = g.log_scale if isinstance(g, DiagG) else {}
-    layout = layout_of(graph, tuple(g))
+    bound = None if clamp is None else 2.0 * clamp
+    return _minimize(layout_of(graph, tuple(g)), g, logs, method, sweeps, tol, bound, consume)
+
+
+def balance_norms(
+    graph: ScaleGraph,
+    weights: Mapping[str, Tensor],
+    *,
+    method: Literal["sweeps", "optimum"] = "sweeps",
+    sweeps: int = 10,
+    tol: float = 0.0,
+    clamp: float | None = None,
+) -> Solution:
+    """Find the log-scales for which the sum of squared weights is least.
+
+    That sum is ``sum_i exp(-(Bu)_i) w_i^2``. Its logarithm is F / p at -u, without F's linear term and with ``w_i^2``
+    in place of diag(G). So it is convex, and the solvers of F find its minimum.
+
+    Args:
+        graph: the units.
+        weights: the finite weights that count, by parameter name.
+        method: as in :func:`solve`, also for the other options.
+        sweeps: number of sweeps.
+        tol: tolerance.
+        clamp: bound on every ``|log lambda|``.
+
+    Returns:
+        The :class:`Solution`; ``objective`` is the sum of squares, ``residual`` the gradient of its logarithm.
+    """
+    _check_options(method, sweeps, tol, clamp)
+    tops = {name: float(w.abs().amax()) for name, w in weights.items() if w.numel()}
+    squares = {name: (weights[name].double() / (top or 1.0)).square() for name, top in tops.items()}
+    logs = {name: 2.0 * math.log(top) if top else 0.0 for name, top in tops.items()}
+    if not any(tops.values()):
+        return _nothing(graph.units)
+    layout, bound = layout_of(graph, tuple(squares), linear=False), None if clamp is None else 2.0 * clamp
+    found = _minimize(layout, squares, logs, method, sweeps, tol, bound, consume=True)
+    return replace(found, u=-found.u, objective=tuple(math.exp(value / found.size) for value in found.objective))
+
+
+def equalize_ranges(
+    graph: ScaleGraph,
+    weights: Mapping[str, Tensor],
+    *,
+    method: Literal["sweeps", "optimum"] = "sweeps",
+    sweeps: int = 10,
+    tol: float = 0.0,
+    clamp: float | None = None,
+) -> Solution:
+    """Find log-scales for which the largest magnitudes of the weights that enter and that leave each unit are equal.
+
+    Args:
+        graph: the units.
+        weights: the finite weights that count, by parameter name.
+        method: ``sweeps``: as many as asked for. ``optimum``: until the changes of ``u`` in a sweep sum to less than
+            ``tol``.
+        sweeps: number of sweeps.
+        tol: stop after a sweep whose changes sum to less than this; for ``optimum`` 1e-10 if 0.
+        clamp: bound on every ``|log lambda|``.
+
+    Returns:
+        The :class:`Solution`; ``objective`` is the largest ``|log(range entering / range leaving)|`` over all units,
+        ``residual`` the same without the units that the bound holds.
+    """
+    _check_options(method, sweeps, tol, clamp)
+    if not graph.units or not any(bool(w.any()) for w in weights.values()):
+        return _nothing(graph.units)
+    layout = layout_of(graph, tuple(weights), linear=False)
+    ranges = Ranges(layout, weights, clamp)
+    history = _History([float(ranges.imbalance().abs().amax())], [])
+    most, stop, result = (sweeps, tol, Result.SWEEPS)
+    if method == "optimum":
+        most, stop, result = _MOST_SWEEPS, tol or 1e-10, Result.LIMIT
+    for _ in range(most):
+        change = 2.0 * ranges.sweep()
+        history.add(float(ranges.imbalance().abs().amax()), change / graph.units)
+        if change < stop:
+            result = Result.TOLERANCE
+            break
+    pressed, clamped = ranges.at_bound()
+    return Solution(
+        u=2.0 * ranges.log_scales.cpu(),
+        objective=tuple(history.values),
+        mean_update=tuple(history.updates),
+        residual=float(torch.where(pressed, 0.0, ranges.imbalance()).abs().amax()),
+        result=result,
+        dead=tuple(ranges.dead.nonzero()[:, 0].tolist()),
+        size=sum(w.numel() for w in weights.values()),
+        clamped=clamped,
+    )
+
+
+def _nothing(units: int) -> Solution:
+    """No weight counts, so every unit stays."""
+    return Solution(torch.zeros(units, dtype=torch.float64), (0.0,), (), 0.0, Result.NOTHING, tuple(range(units)), 0)
+
+
+def _minimize(
+    layout: Layout,
+    g: Mapping[str, Tensor],
+    logs: Mapping[str, float],
+    method: str,
+    sweeps: int,
+    tol: float,
+    bound: float | None,
+    consume: bool,
+) -> Solution:
     on_gpu = _gpu_supports(layout, g)
     device = torch.device("cpu")
     if g and (on_gpu or layout.size > _SMALL):
         device = next(iter(g.values())).device
     objective = build_objective(layout, g, logs, device=device, consume=consume)
     if not objective.size and not objective.units:
-        return Solution(torch.zeros(0, dtype=torch.float64), (0.0,), (), 0.0, Result.NOTHING, (), 0)
-    bound = None if clamp is None else 2.0 * clamp
+        return _nothing(0)
     if on_gpu and method == "sweeps" and tol == 0.0:
         solution = _solve_on_gpu(objective, sweeps)
         if solution is not None and (bound is None or float(solution.u.abs().amax()) < bound):

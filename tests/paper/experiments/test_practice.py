@@ -18,7 +18,7 @@ def test_methods_without_a_meaning_are_not_run():
     assert practice.run_as("running", MODELS["vit"]) == "running"
     assert practice.run_as("smooth_paths", MODELS["vgg"]) == "default"
     grids = {grid["network"]: grid for grid in practice.all_grids(settings("practice", "paper"))}
-    assert grids["mlp3"]["methods"] == ["baseline", "default", "free", "damped", "per_layer"]
+    assert grids["mlp3"]["methods"] == ["baseline", "default", "damped", "per_layer"]
     assert "exclude" in grids["resnet18"]["methods"]
     assert len({tuple(grid["seeds"]) for grid in grids.values()}) == 1
     held = [name for name, net in blocks("paper")["practice"]["networks"].items() if net.get("held_out")]
