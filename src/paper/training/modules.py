@@ -83,8 +83,8 @@ class ModuleTrainer(Trainer):
         self.parameters = models.parameters(self.module)
         if self.bfloat16:
             self.module = self.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-            # cuDNN tries all algorithms for the paper's network, but few for networks that train for a short time.
-            torch.backends.cudnn.benchmark, torch.backends.cudnn.benchmark_limit = True, 0 if paper else 10
+            # cuDNN tries all algorithms for the paper's network, but none for networks that train for a short time.
+            torch.backends.cudnn.benchmark, torch.backends.cudnn.benchmark_limit = paper, 0
         if self.gpu:
             torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
             torch.backends.cudnn.allow_tf32 = precision != "float32"
