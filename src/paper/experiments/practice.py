@@ -4,8 +4,8 @@ Every network is trained from the same start weights, on the same batches, with 
 its grid, by the optimiser it is usually trained with. A method's accuracy is that at the learning rate where the mean
 of the final test accuracy over seeds is highest; its gain is the difference to the baseline at the baseline's best
 rate, paired by seed. Intervals are 95% of Student's t; the deviation of paired differences is pooled over the methods
-of a network, since three seeds alone estimate it poorly. Networks for images classify; the GPT predicts the next character
-of a text, and its accuracy is that of all characters.
+of a network, since three seeds alone estimate it poorly. Networks for images classify; the GPT predicts the next
+character of a text, and its accuracy is that of all characters.
 
 The rule for the library's default, stated before the runs:
 
