@@ -255,7 +255,7 @@ def test_a_gpt_learns_a_text_from_the_same_loss_with_and_without_rescaling():
         "schedule": {"name": "one_cycle", "warmup": 0.2}, "train_metrics": "both", "images": 160, "epochs": 2,
     }  # fmt: skip
     found = {}
-    for method in ("baseline", "default", "running"):
+    for method in ("baseline", "full", "running"):
         trainer = alone((make_spec(GPT, method, **usual), 0))
         found[method] = curves(trainer, 2)
         assert (trainer.max_log_scale[0] > 0.1) == (method != "baseline")
@@ -268,7 +268,7 @@ def test_a_gpt_learns_a_text_from_the_same_loss_with_and_without_rescaling():
 
 
 def test_steps_on_a_text_are_those_of_a_plain_loop():
-    run = (make_spec(GPT, "default", lr=0.1), 1)
+    run = (make_spec(GPT, "full", lr=0.1), 1)
     trainer, module = alone(run), initialize(*run, batch=random_splits(run[0]).train.images.long()).module
     train_epoch(module, [torch.optim.SGD(module.parameters(), lr=0.1)], run[0], trainer.splits, 1, 1)
     trainer.epoch(1)
