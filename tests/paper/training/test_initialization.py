@@ -9,7 +9,9 @@ from torch import nn
 import pathcond
 from paper import models, starts
 from paper.errors import PaperError
+from paper.methods import BOUND
 from paper.training.initialization import initialize, rescale
+from pathcond.rescale import DEFAULT_CLAMP
 from tests.paper.training.reference import AUTOENCODER, BARE, CONV, METHODS, MLP, assert_same, make_spec, values
 
 GELU = {**MLP, "activation": "gelu"}
@@ -40,6 +42,17 @@ def test_the_start_is_what_the_library_makes(name, method):
     assert began.max_log_scale > 0.01
     with pytest.raises(AssertionError):
         assert_same(began.module, models.make(NETWORKS[name], 3), 1e-3, 1e-3)
+
+
+def test_the_default_method_is_the_default_of_the_library():
+    """`paper.methods` does not import torch, so it repeats the library's bound."""
+    assert BOUND == DEFAULT_CLAMP
+    x = torch.randn(16, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    began = initialize(make_spec(CONV, "default"), 3, batch=x)
+    expected = models.make(CONV, 3)
+    report = pathcond.rescale_(expected, x)
+    assert_same(began.module, expected, 1e-6, 1e-8)
+    assert began.max_log_scale == pytest.approx(report.max_log_scale, rel=1e-6)
 
 
 def test_sweeps_are_ten():
