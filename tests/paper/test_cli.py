@@ -30,18 +30,6 @@ def test_a_bug_keeps_its_traceback(bug):
         cli.run(main)
 
 
-def test_success_is_silent(capsys):
-    done = []
-    cli.run(lambda: done.append(1))
-    assert done == [1]
-    assert capsys.readouterr() == ("", "")
-
-
-def test_say_goes_to_the_log(capsys):
-    cli.say("half way")
-    assert capsys.readouterr() == ("", "half way\n")
-
-
 @pytest.fixture
 def checkout(tmp_path, monkeypatch):
     """A checkout of the code with one commit and a tag; programs run in another repository's folder."""
