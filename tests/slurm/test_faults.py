@@ -80,16 +80,18 @@ def test_a_killed_and_a_cancelled_job_go_on(tree: Sent, cells: list[str]):
 
 
 def test_jobs_out_of_time_go_on(tree: Sent, cells: list[str]):
-    """One job has a limit of a minute and stops in time; the other hangs until Slurm ends it."""
-    with Running(tree, TARGET, "--set-resources", "train:runtime=attempt") as running:
+    """Of two jobs with five minutes each, one stops by itself before its end; the other hangs until Slurm ends it."""
+    tree.edit("src/paper/training/__main__.py", "MARGIN = 30.0", "MARGIN = 180.0")  # two minutes to train
+    with Running(tree, TARGET) as running:
         for name in cells:
             running.wait_for_checkpoint(name)
         (slow, node), (hung, other) = map(running.job, JOBS)
         pids = [training(tree, node), training(tree, other)]
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
-        wait_for("half a minute", lambda: tree.cluster.seconds(slow) > 31)
+        wait_for("two minutes of both jobs", lambda: min(map(tree.cluster.seconds, (slow, hung))) > 121, 180)
         os.kill(pids[0], signal.SIGCONT)
+        tree.cluster.slurm("scontrol", "update", f"JobId={hung}", "TimeLimit=1")
         said = running.finish()
     assert f"SLURM-job '{slow}' failed, SLURM status is: 'FAILED'" in said
     assert "time is up; the same command resumes from the checkpoints" in said
