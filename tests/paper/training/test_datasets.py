@@ -5,8 +5,8 @@ import torch
 
 from paper import data
 from paper.errors import PaperError
-from paper.normalise import MOMENTS
 from paper.training import datasets
+from paper.training.datasets import MOMENTS
 from tests.paper.training.reference import CONV, CPU, GPT, MLP, make_spec
 
 FLAT = {**MLP, "inputs": 192}
