@@ -101,7 +101,7 @@ TRAINING = {
     "half a rescaling": rescaling("rescaling: expected the keys part, batchnorm, solver", {"rescale": True}),
     "an unknown solver": rescaling("solver: expected one of sweeps, optimum, got 'x'", {**HOW, "solver": "x"}),
     "a part of every teleport": rescaling("both with teleport, got rows", {**HOW, "part": "rows", "teleport": 2}),
-    "an unknown data set": train("expected one of cifar10, mnist, generated, got 'imagenet'", dataset="imagenet"),
+    "an unknown data set": train("generated, kjv, generated_text, got 'imagenet'", dataset="imagenet"),
     "a data set that is not there": model("Make it with `python -m paper.data mnist`", "mnist", inputs=196),
     "more images than there are": train("expected at most 640 of generated, got 9999", images=9999),
     "images of another size": model("inputs: expected 3 x s x s, where s is at most 8, the", inputs=50),
