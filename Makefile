@@ -37,7 +37,7 @@ figures: env ## figures, tables, claims and report from the recorded runs
 	@echo "Done. Figures: figures/paper. Claims: results/paper/claims.md. Open figures/paper/report.html"
 
 preview: env ## every experiment from nothing in miniature, on a CPU
-	@echo "Downloading data if needed, training and measuring in miniature: about ten minutes on two cores."
+	@echo "Downloading data if needed, training and measuring in miniature: about six minutes on two cores."
 	$(SNAKEMAKE) --config preset=preview
 	$(SNAKEMAKE) --report figures/preview/report.html --config preset=preview
 	@echo "Done. Figures: figures/preview. Open figures/preview/report.html"

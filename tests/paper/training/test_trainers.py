@@ -8,7 +8,7 @@ import torch
 import pathcond
 from paper import models
 from paper.seeds import generator
-from paper.training.batched_mlps import BatchedTrainer, _span
+from paper.training.batched_mlps import BatchedTrainer
 from paper.training.initialization import initialize
 from paper.training.modules import ModuleTrainer
 from paper.training.trainer import Run
@@ -222,28 +222,6 @@ def test_teleport_leaves_the_runs_of_other_methods_and_those_that_diverged(way):
     assert not trainer.evaluate()["train_loss"][0].isfinite()
     for now, then in zip(trainer._state_tensors(), before, strict=True):
         assert torch.equal(now.nan_to_num(7.0), then.nan_to_num(7.0))
-
-
-def test_balanced_runs_stand_side_by_side():
-    assert _span([False, False]) is None
-    assert _span([False, True, True]) == slice(1, 3)
-    assert _span([True]) == slice(0, 1)
-    with pytest.raises(ValueError, match="contiguous"):
-        _span([True, False, True])
-
-
-@pytest.mark.parametrize(
-    ("model", "parameters"),
-    [
-        ({**MLP, "inputs": 3072, "hidden": [500, 500, 500]}, 2_044_010),
-        ({"kind": "autoencoder", "inputs": 784, "compression": 4}, 326_977),
-    ],
-)
-def test_parameters_of_the_papers_networks(model, parameters):
-    one = make_spec(model, images=2, test_images=1)
-    splits = random_splits({**one, "model": {**model, "inputs": 3}})
-    assert BatchedTrainer([Run(one, 0), Run(one, 1)], splits, CPU).parameters == parameters
-    assert ModuleTrainer(Run(one, 0), splits, CPU).parameters == parameters
 
 
 # ---- text
