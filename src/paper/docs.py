@@ -21,7 +21,7 @@ import pandas as pd
 from paper import cli, config, results, runs, workflow
 from paper.errors import PaperError
 from paper.experiments import EXPERIMENTS
-from paper.verdicts import counted, markdown
+from paper.verdicts import counted, in_words, markdown
 
 PRESET = config.PAPER
 TEMPLATES = Path("workflow/templates")
@@ -80,9 +80,9 @@ class Facts:
         """Provenance of every recorded run, by key."""
         return {key: results.read_provenance(self.results / f"{key}.csv") for key in self.plan.specs}
 
-    def without(self, experiment: str) -> list[str]:
+    def without(self, experiment: str) -> str:
         """The missing runs of an experiment, in words."""
-        return self.plan.missing[experiment]
+        return in_words(self.plan.missing[experiment])
 
     def caption(self, experiment: str) -> str:
         """The caption of an experiment's figure."""
@@ -208,7 +208,7 @@ def figures(facts: Facts) -> dict[Path, tuple[Path, str]]:
     found = {}
     for name in facts.experiments:
         table = results.read_bytes(facts.results / f"aggregate/{name}.csv")
-        note = workflow.note(PRESET, facts.config.plain[name], ", ".join(facts.without(name)))
+        note = workflow.note(PRESET, facts.config.plain[name], facts.without(name))
         checksum = hashlib.sha256(table + note.encode()).hexdigest()
         found[Path(f"docs/figures/{name}.png")] = facts.root / f"figures/{PRESET}/{name}.png", checksum
     return found
