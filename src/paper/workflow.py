@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import shutil
 from collections.abc import Iterable, Mapping
@@ -402,6 +403,11 @@ def _duration(seconds: float) -> str:
 def add_sacct(folder: Path) -> None:
     """Let Snakemake's executor find the sacct of profiles/slurm, which answers without an accounting database too."""
     os.environ["PATH"] = f"{folder}/profiles/slurm/bin:{os.environ.get('PATH', os.defpath)}"
+
+
+def worth_reading(record: logging.LogRecord) -> bool:
+    """Whether a line of Snakemake's output is shown: not those about the choice of jobs and the files of a report."""
+    return not str(record.msg).startswith(("Select jobs to execute", "Execute ", "Adding "))
 
 
 def has_gpu() -> bool:
