@@ -32,6 +32,7 @@ from paper.verdicts import (
     judged,
 )
 from tests.paper.experiments import claim_cases as case
+from tests.paper.experiments import trained_tables
 from tests.paper.experiments.claim_cases import CASES as PAPERS
 from tests.paper.experiments.claim_cases import NEVER
 from tests.paper.experiments.practice_cases import CASES as PRACTISED
@@ -284,6 +285,22 @@ def test_program_judges_and_joins(tmp_path, monkeypatch):
     everything = json.loads((tmp_path / "all.json").read_text())
     assert everything == toy + json.loads(parts[1].read_text())
     assert (tmp_path / "all.md").read_text() == verdicts.markdown(everything)
+
+
+def test_only_claims_that_read_a_missing_run_name_it():
+    missing = [{"network": trained_tables.CIFAR_NV[0], "method": "enorm", "lr": 1e-4}]
+    runs = [trained_tables.cell(trained_tables.CIFAR_NV, method, lr)
+            for method in trained_tables.METHODS for lr in (1e-3, 1e-4) if (method, lr) != ("enorm", 1e-4)]  # fmt: skip
+    table = trained_tables.table(runs, by_seed=True)
+    claims = EXPERIMENTS["cifar_nv_lrs"].claims + EXPERIMENTS["cifar_nv"].claims
+    assert not [c.id for c in claims if "enorm" in judged(c, "x", table, True, "x.csv", missing)["ours"]]
+
+    def enorm(rows):
+        gain = verdicts.accuracy_gain(verdicts.runs(rows, lr=1e-4), "enorm", "baseline")
+        return verdicts.Finding(gain.words, NO, gain)
+
+    about = verdicts.Claim("about_enorm", "text", "paper", "rule", enorm)
+    assert judged(about, "x", table, True, "x.csv", missing)["ours"].startswith("without enorm at lr 0.0001: not meas")
 
 
 def test_markdown():

@@ -176,7 +176,7 @@ def test_a_network_that_diverged_is_left_as_it_is(wrong, where):
 
 @pytest.mark.parametrize("method", ["baseline", "pathcond"])
 def test_the_third_start_of_cifar_nv_has_no_output_for_cats(method):
-    """What docs/reproduction.md says of it: the network ends in a ReLU, and one output is zero, here on noise."""
+    """What docs/gallery.md says of it: the network ends in a ReLU, and one output is zero, here on noise."""
     images = torch.randn(16, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     spec = make_spec({"kind": "cifar_nv", "width": 1.0, "image": 32}, method)
     with torch.no_grad():
