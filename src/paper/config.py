@@ -363,6 +363,9 @@ def check(content: Mapping[str, Json]) -> Config:
     for name in listed if isinstance(listed, list) else ():
         if name not in EXPERIMENTS:
             mistakes.append(f"not_recorded: no experiment {name!r}{_hint(str(name), list(EXPERIMENTS))}")
+            continue
+        for reader in (other for other in EXPERIMENTS.values() if name in other.also and other.name not in listed):
+            mistakes.append(f"not_recorded: expected {reader.name} too, which reads the runs of {name}; list both.")
     if absent := [name for name in EXPERIMENTS if name not in blocks]:
         mistakes.append(f"experiments: expected the keys {', '.join(absent)}, which are not there.")
     for name, experiment in EXPERIMENTS.items():

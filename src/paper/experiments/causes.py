@@ -307,7 +307,7 @@ def _predicts(table: pd.DataFrame, claim: str, value: str, others: Mapping[str, 
     estimate = correlation(found, value)
     ends = f"{found[value].min():.2f} to {found[value].max():.2f}"
     ranks = {label: rank(found[name].tolist(), found["gain"].tolist()) for name, label in others.items()}
-    more = "".join(f"; rank correlation of {label} {value:.2f}" for label, value in ranks.items())
+    more = "".join(f"; {label}: {value:.2f}" for label, value in ranks.items() if not math.isnan(value))
     words = f"over {len(found)} networks, where it is {ends}{more}"
     return Finding(words, decide(estimate, LEVELS[claim]), estimate, "rank correlation")
 
