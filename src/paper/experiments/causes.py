@@ -243,19 +243,19 @@ def correlation(found: pd.DataFrame, value: str) -> Estimate:
 
 
 class Cause(NamedTuple):
-    """A panel: column of :func:`points`, title, label of the axis, and base of a logarithmic axis (0: linear)."""
+    """A panel: column of :func:`points`, title, label of the axis, and whether it is a ratio."""
 
     value: str
     title: str
     label: str
-    base: int = 0
+    is_ratio: bool = False
 
 
 CAUSES = (
     Cause("max_log_scale", "Scales", r"largest $|\log\,\lambda|$"),
-    Cause("update", "Relative updates", "after / before, median over layers", 2),
+    Cause("update", "Relative updates", "after / before, median over layers", is_ratio=True),
     Cause("update_deviation", "Uneven updates", r"deviation over layers of $\log_2$(after / before)"),
-    Cause("fall", "NTK", "condition number, before / after", 2),
+    Cause("fall", "NTK", "condition number, before / after", is_ratio=True),
 )
 MARKERS = "os^DvPX"
 
@@ -276,8 +276,6 @@ def plot(table: pd.DataFrame) -> Figure:
 
 
 def _draw(axes: Axes, found: pd.DataFrame, cause: Cause) -> None:
-    from matplotlib.ticker import NullLocator
-
     from paper import plotting
 
     colours = {"none": plotting.BLUE, "BatchNorm": plotting.ORANGE, "LayerNorm": plotting.GREEN}
@@ -287,10 +285,9 @@ def _draw(axes: Axes, found: pd.DataFrame, cause: Cause) -> None:
             look: dict[str, Any] = {"color": colours[str(normalisation)], "marker": marker, "linestyle": ""}
             axes.errorbar(row[cause.value], row["gain"], yerr=bars, elinewidth=0.6, label=row["network"], **look)
     axes.axhline(0.0, color=plotting.GREY, linewidth=0.6, linestyle="--", zorder=1)
-    if cause.base and len(found):
-        axes.set_xscale("log", base=cause.base)
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.xaxis.set_major_formatter("{x:g}")
+    if cause.is_ratio and len(found):
+        axes.set_xscale("log")
+        plotting.ratios(axes.xaxis)
     try:
         text = f"rank correlation {correlation(found, cause.value).words}"
     except NotMeasured:

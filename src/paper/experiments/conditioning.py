@@ -464,8 +464,6 @@ def _draw_paths(axes: Axes, rows: pd.DataFrame) -> None:
 
 def _draw_falls(axes: Axes, rows: pd.DataFrame) -> None:
     """Condition numbers before over after, with 95% intervals over seeds, one place per network."""
-    from matplotlib.ticker import NullLocator
-
     from paper import plotting
 
     names = [name for name, _ in _by_network(rows)]
@@ -482,10 +480,7 @@ def _draw_falls(axes: Axes, rows: pd.DataFrame) -> None:
     axes.axhline(1.0, color=plotting.GREY, linewidth=0.8, linestyle="--", zorder=1)
     axes.set(yscale="log", ylabel="condition number, before / after", xlabel="MLP: hidden layers; c: compression")
     axes.set_xticks(range(len(names)), [name.removeprefix("MLP ").replace("c = ", "c") for name in names])
-    low, high = axes.get_ylim()
-    axes.set_yticks([tick for tick in (0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 10) if low <= tick <= high])
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter("{x:g}")
+    plotting.ratios(axes.yaxis)
     axes.legend(loc="best", handletextpad=0.2)
 
 
