@@ -18,7 +18,7 @@ from torchvision.datasets import CIFAR10, MNIST
 from paper.data import ARRAYS, DATASETS, MNIST_FILES, Array, Arrays, DatasetInfo, Package, digest
 
 SMALL = {"cifar10": ((20, 3, 32, 32), (3, 3, 32, 32)), "mnist": ((6, 28, 28), (2, 28, 28))}
-LOCKS = {".cifar10.lock", ".mnist.lock"}
+LOCKS = {".cifar10.lock", ".mnist.lock", ".kjv.lock"}
 CLOSED = "http://127.0.0.1:9/"  # nobody answers there
 
 

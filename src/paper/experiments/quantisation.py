@@ -92,6 +92,8 @@ class Settings(Block):
             if one.network not in self.networks:
                 known = ", ".join(self.networks)
                 raise ValueError(f"trained: expected names of networks ({known}), got {one.network!r}")
+            if self.networks[one.network].dataset is not None:
+                raise ValueError(f"trained: expected networks for images of {self.dataset}, got {one.network!r}")
         for _, part in parts(self):
             grid = {key: value for key, value in _grid(part).items() if key != "network"}
             TrainingGrid.model_validate(grid)
@@ -195,19 +197,34 @@ def fold_batchnorm(module: nn.Module) -> nn.Module:
     """A copy of a network in eval mode whose BatchNorms are folded into the convolutions in front of them.
 
     Raises:
-        PaperError: a BatchNorm is not behind a convolution.
+        PaperError: a BatchNorm has no convolution of its own in front of it.
     """
-    import torch
-    from torch import nn
-    from torch.fx.experimental.optimization import fuse
+    from torch import fx, nn
+    from torch.nn.utils.fusion import fuse_conv_bn_eval
 
     norms = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+    module = copy.deepcopy(module)
     if not any(isinstance(part, norms) for part in module.modules()):
-        return copy.deepcopy(module)
-    with torch.no_grad():
-        folded = fuse(module)
-    if left := [name for name, part in folded.named_modules() if isinstance(part, norms)]:
-        raise PaperError(f"{left[0]}: expected a convolution in front of every BatchNorm, got none.")
+        return module
+    folded = fx.symbolic_trace(module)
+    parts = dict(folded.named_modules())
+    calls = [node for node in folded.graph.nodes if node.op == "call_module"]
+    for node in [node for node in calls if isinstance(parts[node.target], norms)]:
+        before = node.args[0]
+        layer = parts[before.target] if before in calls else None
+        if (
+            not isinstance(layer, nn.Conv2d)
+            or len(before.users) > 1
+            or [c.target for c in calls].count(before.target) > 1
+        ):
+            raise PaperError(
+                f"{node.target}: expected a convolution of its own in front of this BatchNorm, got another."
+            )
+        folded.set_submodule(before.target, fuse_conv_bn_eval(layer, parts[node.target]))
+        node.replace_all_uses_with(before)
+        folded.graph.erase_node(node)
+    folded.delete_all_unused_submodules()
+    folded.recompile()
     return folded
 
 

@@ -160,7 +160,8 @@ def balance_norms(
         return _nothing(graph.units)
     layout, bound = layout_of(graph, tuple(squares), linear=False), None if clamp is None else 2.0 * clamp
     found = _minimize(layout, squares, logs, method, sweeps, tol, bound, consume=True)
-    return replace(found, u=-found.u, objective=tuple(math.exp(value / found.size) for value in found.objective))
+    sums = (torch.tensor(found.objective, dtype=torch.float64) / found.size).exp()  # infinite beyond float64
+    return replace(found, u=-found.u, objective=tuple(sums.tolist()))
 
 
 def equalize_ranges(

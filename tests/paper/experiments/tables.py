@@ -10,7 +10,7 @@ import torch
 
 from paper import config, data
 from paper.experiments import EXPERIMENTS
-from tests.paper.experiments import practice_cases
+from tests.paper.experiments import practice_cases, quantisation_cases
 from tests.paper.experiments.trained_tables import CIFAR_NV, autoencoder, cell, cells, mlp, table
 
 ROOT = Path(__file__).parents[3]
@@ -81,6 +81,8 @@ def small(name):
     """A small table of an experiment, as it is drawn and judged."""
     if name in ("practice", "optimisers"):
         return practice_cases.CASES["practice_choice" if name == "practice" else "optimisers_accuracy"][0][1]
+    if name == "quantisation":
+        return quantisation_cases.CASES["quantisation_ranges"][0][1]
     if name in TRAINED:
         smoothing = 0.2 if name.startswith("cifar") else None
         return table(TRAINED[name], smoothing=smoothing, by_seed=name.startswith("cifar"))

@@ -35,10 +35,11 @@ from tests.paper.experiments import claim_cases as case
 from tests.paper.experiments.claim_cases import CASES as PAPERS
 from tests.paper.experiments.claim_cases import NEVER
 from tests.paper.experiments.practice_cases import CASES as PRACTISED
+from tests.paper.experiments.quantisation_cases import CASES as QUANTISED
 from tests.paper.experiments.tables import TRAINED
 from tests.paper.experiments.trained_tables import table as trained_table
 
-CASES = {**PAPERS, **PRACTISED}
+CASES = {**PAPERS, **PRACTISED, **QUANTISED}
 CLAIMS = {claim.id: (name, claim) for name, found in EXPERIMENTS.items() for claim in found.claims}
 # Claims that hold or do not, besides those whose levels have nothing between yes and no.
 WITHOUT_PARTLY = {"relu_exact", "gelu_error_any_init", "constant_diagonal", "mlp_lrs_never", "regimes_printed_root"}

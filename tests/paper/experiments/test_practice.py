@@ -6,7 +6,10 @@ import pytest
 from pydantic import ValidationError
 from scipy import stats
 
+from paper.errors import PaperError
 from paper.experiments import practice
+from paper.runs import check_specs, training_specs
+from paper.settings import TrainingGrid
 from tests.paper.experiments.practice_cases import MODELS, practised, same
 from tests.paper.experiments.tables import blocks, settings
 
@@ -20,6 +23,9 @@ def test_methods_without_a_meaning_are_not_run():
     grids = {grid["network"]: grid for grid in practice.all_grids(settings("practice", "paper"))}
     assert grids["mlp3"]["methods"] == ["baseline", "default", "damped", "per_layer"]
     assert "exclude" in grids["resnet18"]["methods"]
+    assert grids["gpt"]["dataset"] == "kjv"
+    assert grids["gpt"]["augmentation"] is None
+    assert {grid["dataset"] for name, grid in grids.items() if name != "gpt"} == {"cifar10"}
     assert len({tuple(grid["seeds"]) for grid in grids.values()}) == 1
     held = [name for name, net in blocks("paper")["practice"]["networks"].items() if net.get("held_out")]
     assert len(held) >= 3
@@ -56,3 +62,22 @@ def test_settings_go_together():
     ):
         with pytest.raises(ValidationError, match=said):
             practice.Settings.model_validate({**block, **change})
+
+
+def test_a_text_goes_with_a_network_that_takes_text():
+    grids = {grid.pop("network"): grid for grid in practice.all_grids(settings("practice", "paper"))}
+    grid = grids["gpt"]
+    for change, said in (
+        ({"augmentation": "flip_crop"}, "augmentation: expected none for the text of kjv, got flip_crop"),
+        ({"dataset": "cifar10"}, "dataset: expected a text for a network of kind gpt, got the images of cifar10"),
+        ({"model": grids["vit_tiny"]["model"]}, "model.kind: expected gpt for the text of kjv, got vit_tiny"),
+        ({"model": {**grid["model"], "context": 129}}, "model.context: expected at most 128, the windows of kjv"),
+        ({"model": {**grid["model"], "vocabulary": 62}}, "model.vocabulary: expected 63, the characters of kjv"),
+        ({"model": {**grid["model"], "heads": 5}}, "width: expected a multiple of the 5 heads, got 192"),
+    ):
+        with pytest.raises(ValidationError, match=said):
+            TrainingGrid.model_validate({**grid, **change})
+        spec = next(training_specs({"network": "gpt", **grid, **change}, "paper"))
+        with pytest.raises(PaperError, match=said):
+            check_specs([spec])
+    check_specs(training_specs({"network": "gpt", **grid}, "paper"))

@@ -16,6 +16,7 @@ BARE = {**MLP, "batchnorm": False}
 WIDE = {**MLP, "inputs": 96, "hidden": [72, 64, 68]}  # wide enough for the kernels of whole layers
 AUTOENCODER = {"kind": "autoencoder", "inputs": 48, "compression": 2, "activation": "relu"}
 CONV = {"kind": "cifar_nv", "width": 0.03125, "image": 8}
+GPT = {"kind": "gpt", "vocabulary": 16, "context": 32, "width": 24, "layers": 2, "heads": 3}
 METHODS = ("baseline", "pathcond", "rows", "columns", "exact", "optimum")
 
 
@@ -31,7 +32,9 @@ def make_spec(model, method="baseline", rescaling=None, **changes):
 
 
 def random_splits(spec, device=CPU):
-    """As many images as a spec asks for: ten random patterns under noise, which can be learnt."""
+    """As many images as a spec asks for: ten random patterns under noise, which can be learnt; or windows of a text."""
+    if spec["task"] == "predict_next":
+        return text_splits(spec, device)
     source, flat = generator(7, "input"), "image" not in spec["model"]
     side = spec["model"].get("image", 8)
     shape = (spec["model"]["inputs"],) if flat else (3, side, side)
@@ -52,8 +55,24 @@ def random_splits(spec, device=CPU):
     return Splits({name: part(count) for name, count in sizes.items() if count}, scale.to(device), shift.to(device))
 
 
+def text_splits(spec, device=CPU):
+    """Windows of a text of even steps around the alphabet, whose size changes from window to window."""
+    size, context = spec["model"]["vocabulary"], spec["model"]["context"]
+
+    def part(count, first):
+        number = torch.arange(first, first + count)[:, None]
+        text = (number + (1 + number % 3) * torch.arange(context + 1)) % size
+        return Split(text[:, :-1].to(torch.uint8).to(device), text[:, 1:].to(device))
+
+    sizes = {"train": spec["images"], "validation": spec["validation"], "test": spec["test_images"]}
+    one, zero = torch.ones((), device=device), torch.zeros((), device=device)
+    return Splits({name: part(count, len(name)) for name, count in sizes.items() if count}, one, zero)
+
+
 def inputs(part, splits, dtype=torch.float32):
-    """Images as a network takes them, from their definition."""
+    """Images as a network takes them, from their definition; text as it is."""
+    if part.labels.ndim == 2:
+        return part.images.long()
     mean, deviation = 0.5, 0.25
     return ((part.images.to(dtype) / 255 - mean) / deviation).to(splits.scale.device)
 
@@ -61,7 +80,9 @@ def inputs(part, splits, dtype=torch.float32):
 def loss_of(module, x, labels, task):
     """The loss of a batch."""
     y = module(x)
-    return functional.cross_entropy(y, labels) if task == "classify" else functional.mse_loss(y, x.flatten(1))
+    if task == "reconstruct":
+        return functional.mse_loss(y, x.flatten(1))
+    return functional.cross_entropy(y.movedim(-1, 1), labels)
 
 
 def take_step(module, optimisers, x, labels, task):
@@ -95,8 +116,8 @@ def evaluate(module, splits, task):
         for name, part in splits.by_name.items():
             x = inputs(part, splits, torch.float64)
             found[f"{name}_loss"] = float(loss_of(module, x, part.labels, task))
-            if task == "classify":
-                found[f"{name}_accuracy"] = float((module(x).argmax(1) == part.labels).double().mean())
+            if task != "reconstruct":
+                found[f"{name}_accuracy"] = float((module(x).argmax(-1) == part.labels).double().mean())
     return found
 
 

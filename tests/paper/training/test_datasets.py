@@ -7,7 +7,7 @@ from paper import data
 from paper.errors import PaperError
 from paper.normalise import MOMENTS
 from paper.training import datasets
-from tests.paper.training.reference import CONV, CPU, MLP, make_spec
+from tests.paper.training.reference import CONV, CPU, GPT, MLP, make_spec
 
 FLAT = {**MLP, "inputs": 192}
 
@@ -80,6 +80,16 @@ def test_what_cannot_be_is_said(path, changes, words):
 def test_one_image_by_itself_is_fine_without_batchnorm(path):
     for model in ({**FLAT, "batchnorm": False}, CONV, {"kind": "autoencoder", "inputs": 192, "compression": 2}):
         assert len(loaded(path, model, images=33, batch=16).train) == 33
+
+
+def test_windows_of_a_text_are_cut_to_the_context(tmp_path):
+    data.prepare("generated_text", tmp_path / "text.pt")
+    given = data.load(tmp_path / "text.pt", "generated_text")
+    spec = make_spec({**GPT, "context": 20}, dataset="generated_text", images=100, validation=30, test_images=20)
+    found = datasets.load(spec, tmp_path / "text.pt", CPU)
+    assert torch.equal(found.train.images, given.train_images[:100, :20])
+    assert torch.equal(found.by_name["validation"].labels, given.train_labels[100:130, :20].long())
+    assert torch.equal(found.by_name["test"].labels[:, :-1], found.by_name["test"].images[:, 1:].long())
 
 
 def test_images_too_small_for_the_network_are_refused(path):

@@ -9,7 +9,7 @@ from paper.training.batched_mlps import BatchedTrainer
 from paper.training.modules import ModuleTrainer
 from paper.training.runner import Options, TimeUp, train
 from paper.training.trainer import Run
-from tests.paper.training.reference import CPU, curves, make_spec, random_splits
+from tests.paper.training.reference import CPU, GPT, curves, make_spec, random_splits
 
 pytest.importorskip("triton", reason="the kernels are written in Triton")
 
@@ -164,10 +164,12 @@ USUAL = {"schedule": {"name": "one_cycle", "warmup": 0.2}, "augmentation": "flip
         ("resnet18", {"name": "sgd", "momentum": 0.9, "nesterov": True, "weight_decay": 5e-4}, {}),
         ("vit_tiny", {"name": "adamw", "weight_decay": 0.05, "decay_vectors": False}, {"clip": 1.0}),
         ("mixer", {"name": "muon"}, {}),
+        ("gpt", {"name": "adamw", "weight_decay": 0.1, "decay_vectors": False}, {"clip": 1.0, "augmentation": None}),
     ],
 )
 def test_a_network_as_people_train_it_is_the_same_in_graphs_and_without(kind, optimiser, more):
     model = {"kind": kind, "image": 16, **({"width": 0.25} if kind == "resnet18" else {})}
+    model = {**GPT, "context": 128, "width": 192} if kind == "gpt" else model
     sizes = {**SIZES, "lr": 0.003, "precision": "float32", **USUAL, **more}
     one = make_spec(model, "default", optimiser=optimiser, **sizes)
     graphs, eager = (ModuleTrainer(Run(one, 0), random_splits(one, CUDA), CUDA, flag) for flag in (False, True))

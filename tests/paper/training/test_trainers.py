@@ -1,5 +1,7 @@
 """Runs in a batch and alone: the order of the images, the metrics, and curves that do not depend on other runs."""
 
+import math
+
 import pytest
 import torch
 
@@ -15,6 +17,7 @@ from tests.paper.training.reference import (
     BARE,
     CONV,
     CPU,
+    GPT,
     METHODS,
     MLP,
     assert_same,
@@ -106,7 +109,7 @@ def test_metrics_of_runs_together(model, validation, chunk):
 
 
 @pytest.mark.parametrize("chunk", [None, 8])
-@pytest.mark.parametrize("model", [MLP, AUTOENCODER, CONV], ids=["mlp", "autoencoder", "conv"])
+@pytest.mark.parametrize("model", [MLP, AUTOENCODER, CONV, GPT], ids=["mlp", "autoencoder", "conv", "gpt"])
 def test_metrics_of_a_run_alone(model, chunk):
     trainer = alone((make_spec(model, "pathcond", validation=13, lr=0.3), 0))
     trainer.eval_batch = chunk or trainer.eval_batch
@@ -241,3 +244,32 @@ def test_parameters_of_the_papers_networks(model, parameters):
     splits = random_splits({**one, "model": {**model, "inputs": 3}})
     assert BatchedTrainer([Run(one, 0), Run(one, 1)], splits, CPU).parameters == parameters
     assert ModuleTrainer(Run(one, 0), splits, CPU).parameters == parameters
+
+
+# ---- text
+
+
+def test_a_gpt_learns_a_text_from_the_same_loss_with_and_without_rescaling():
+    usual = {
+        "optimiser": {"name": "adamw", "weight_decay": 0.1, "decay_vectors": False}, "lr": 0.01, "clip": 1.0,
+        "schedule": {"name": "one_cycle", "warmup": 0.2}, "train_metrics": "both", "images": 160, "epochs": 2,
+    }  # fmt: skip
+    found = {}
+    for method in ("baseline", "default", "running"):
+        trainer = alone((make_spec(GPT, method, **usual), 0))
+        found[method] = curves(trainer, 2)
+        assert (trainer.max_log_scale[0] > 0.1) == (method != "baseline")
+    for method, rows in found.items():
+        assert float(rows["train_loss"][0]) == pytest.approx(math.log(16), rel=0.05)
+        torch.testing.assert_close(rows["train_loss"][0], found["baseline"]["train_loss"][0], rtol=1e-6, atol=0)
+        assert float(rows["test_loss"][-1]) < 0.6 * float(rows["test_loss"][0]), method
+        assert float(rows["test_accuracy"][-1]) > 0.25  # by chance 1/16
+        assert bool(rows["running_train_loss"][1] > rows["running_train_loss"][2])
+
+
+def test_steps_on_a_text_are_those_of_a_plain_loop():
+    run = (make_spec(GPT, "default", lr=0.1), 1)
+    trainer, module = alone(run), initialize(*run, batch=random_splits(run[0]).train.images.long()).module
+    train_epoch(module, [torch.optim.SGD(module.parameters(), lr=0.1)], run[0], trainer.splits, 1, 1)
+    trainer.epoch(1)
+    assert_same(trainer.module, module, rtol=1e-5, atol=1e-7)
