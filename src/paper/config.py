@@ -359,10 +359,16 @@ def check(content: Mapping[str, Json]) -> Config:
     for name in blocks:
         if name not in EXPERIMENTS:
             mistakes.append(f"experiments: unknown key {name!r}{_hint(str(name), list(EXPERIMENTS))}")
-    listed = content.get("not_recorded")
-    for name in listed if isinstance(listed, list) else ():
+    given = content.get("not_recorded")
+    listed = given if isinstance(given, list) else []
+    for name in listed:
         if name not in EXPERIMENTS:
             mistakes.append(f"not_recorded: no experiment {name!r}{_hint(str(name), list(EXPERIMENTS))}")
+    for experiment in EXPERIMENTS.values():
+        for source in set(experiment.also) & set(map(str, listed)):
+            if experiment.name not in listed:
+                words = f"expected {experiment.name} too, which reads the runs of {source}; list both."
+                mistakes.append(f"not_recorded: {words}")
     if absent := [name for name in EXPERIMENTS if name not in blocks]:
         mistakes.append(f"experiments: expected the keys {', '.join(absent)}, which are not there.")
     for name, experiment in EXPERIMENTS.items():

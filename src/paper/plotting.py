@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
@@ -42,6 +43,7 @@ OPEN = "open: target not reached"
 SOME = " (k/n: by k of n seeds)"
 END = "end of training"
 CROSS = "cross: diverged (k/n: k of n seeds)"
+RATIOS = (0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 10)  # ticks
 EPOCHS = tuple(float(f"{first}e{power}") for power in range(4) for first in (1, 2, 3, 5, 7))  # ticks
 SEPARATOR = "  ·  "  # between the parts of the line below a figure
 LINE = 22.0  # characters per inch of that line
@@ -135,6 +137,14 @@ def stamp(figure: Figure, text: str) -> None:
         wrapped[-1] += part
     lines = [line for line in (figure.get_supxlabel(), *(row.removesuffix(SEPARATOR) for row in wrapped)) if line]
     figure.supxlabel("\n".join(lines), x=0.5, fontsize=mpl.rcParams["font.size"] - 2, color=GREY)
+
+
+def ratios(axis: Axis) -> None:
+    """Ticks of a logarithmic axis of ratios."""
+    low, high = axis.get_view_interval()
+    axis.set_ticks([tick for tick in RATIOS if low <= tick <= high])
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter("{x:g}")
 
 
 # Vertical axes of losses.

@@ -145,6 +145,10 @@ LEVELS = {
     "regimes_irregular_widths": at_most(-0.8),
     "conditioning_predicts": at_least(0.7, 0.0),
     "conditioning_scales": at_least(0.7, 0.0),
+    "causes_scales": at_least(0.7, 0.0),
+    "causes_updates": at_least(0.7, 0.0),
+    "causes_uneven": at_most(-0.7, 0.0),
+    "causes_ntk": at_least(0.7, 0.0),
     # Shares.
     "controls_rows": at_least(0.8, 0.5),
     "cifar_lrs_shrinks": at_most(0.05),

@@ -118,8 +118,8 @@ def _path_kernels(settings: Mapping[str, Any], device: torch.device) -> Iterator
         model = {"kind": "mlp", "inputs": widths[0], "hidden": hidden, "outputs": widths[-1], "batchnorm": False}
         module = models.make(model, seed, "conditioning", *hidden, initialisation=initialisation)
         names = {"network": "_".join(map(str, widths)), "initialisation": initialisation}
-        facts, (numbers,) = compared(module, model, settings["rescaling"], device, [_path_spectrum])
-        yield {**names, "kernel": PATH, "seed": seed, **facts, **numbers}
+        facts, (values,) = compared(module, model, settings["rescaling"], device, [_path_spectrum])
+        yield {**names, "kernel": PATH, "seed": seed, **facts, **values}
 
 
 def _tangent_kernels(settings: Mapping[str, Any], device: torch.device) -> Iterator[dict[str, Any]]:
@@ -142,9 +142,9 @@ def _tangent_kernels(settings: Mapping[str, Any], device: torch.device) -> Itera
     for seed in settings["seeds"]:
         module = models.make(model, seed)  # the network that training starts from
         facts, found = compared(module, model, settings["rescaling"], device, list(spectra.values()))
-        for kernel, numbers in zip(spectra, found, strict=True):
+        for kernel, values in zip(spectra, found, strict=True):
             names = {"network": settings["network"], "initialisation": "default", "kernel": kernel, "seed": seed}
-            yield {**names, **facts, **numbers}
+            yield {**names, **facts, **values}
 
 
 Spectrum = Callable[["nn.Module"], "Tensor"]
@@ -163,9 +163,9 @@ def compared(
 
     graph, solution, _ = starts.log_scales({"model": model, "rescaling": rescaling}, module.eval())
     module.double().to(device)
-    before = [_numbers(spectrum(module), "before") for spectrum in spectra]
+    before = [numbers(spectrum(module), "before") for spectrum in spectra]
     pathcond.apply_scales_(module, graph, solution["u"].to(device))
-    after = [_numbers(spectrum(module), "after") for spectrum in spectra]
+    after = [numbers(spectrum(module), "after") for spectrum in spectra]
     facts = {
         "hidden_layers": len(model.get("hidden", ())) or None,
         "compression": model.get("compression"),
@@ -176,7 +176,7 @@ def compared(
     return facts, [first | second for first, second in zip(before, after, strict=True)]
 
 
-def _numbers(values: Tensor, state: str) -> dict[str, float]:
+def numbers(values: Tensor, state: str) -> dict[str, float]:
     """Rank, condition numbers and mean of the eigenvalues of one state, before or after."""
     largest = values.max()
     kept = values[values > ZERO * largest]
@@ -463,8 +463,6 @@ def _draw_paths(axes: Axes, rows: pd.DataFrame) -> None:
 
 def _draw_falls(axes: Axes, rows: pd.DataFrame) -> None:
     """Condition numbers before over after, with 95% intervals over seeds, one place per network."""
-    from matplotlib.ticker import NullLocator
-
     from paper import plotting
 
     names = [name for name, _ in _by_network(rows)]
@@ -481,10 +479,7 @@ def _draw_falls(axes: Axes, rows: pd.DataFrame) -> None:
     axes.axhline(1.0, color=plotting.GREY, linewidth=0.8, linestyle="--", zorder=1)
     axes.set(yscale="log", ylabel="condition number, before / after", xlabel="MLP: hidden layers; c: compression")
     axes.set_xticks(range(len(names)), [name.removeprefix("MLP ").replace("c = ", "c") for name in names])
-    low, high = axes.get_ylim()
-    axes.set_yticks([tick for tick in (0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 10) if low <= tick <= high])
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter("{x:g}")
+    plotting.ratios(axes.yaxis)
     axes.legend(loc="best", handletextpad=0.2)
 
 

@@ -125,12 +125,19 @@ class Settings(Block):
         return self
 
 
+def normalisation(model: Mapping[str, Any]) -> str:
+    """BatchNorm, LayerNorm or none."""
+    if model["kind"] in LAYERNORM:
+        return "LayerNorm"
+    return "BatchNorm" if model["kind"] in BATCHNORM and model.get("batchnorm", True) else "none"
+
+
 def run_as(method: str, model: Mapping[str, Any]) -> str | None:
     """The method that does the same to a network and is run in its place; None where a method has no meaning."""
-    batchnorm = model["kind"] in BATCHNORM and model.get("batchnorm", True)
+    normalised = normalisation(model)
     if method == "exclude":
-        return method if batchnorm else None
-    if method == "running" and not batchnorm and model["kind"] not in LAYERNORM:
+        return method if normalised == "BatchNorm" else None
+    if method == "running" and normalised == "none":
         return FULL
     if method == "smooth_paths" and model["kind"] not in SMOOTH:
         return FULL

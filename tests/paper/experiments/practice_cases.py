@@ -1,4 +1,4 @@
-"""Made-up runs of `practice` and `optimisers`, their tables, and a table for every answer of their claims."""
+"""Made-up runs of `practice` and `optimisers`, and tables of these and of `causes` for every answer of their claims."""
 
 from itertools import product
 
@@ -21,7 +21,7 @@ NOISE = (-0.1, 0.0, 0.1)  # of the baseline, by seed: shared by all methods but 
 def run(network, method, lr, seed, accuracy, scale=0.0, diverged=False):
     """Table and provenance of a run that ends at an accuracy in percent."""
     rows = pd.DataFrame({"seed": seed, "epoch": [0, 1], "test_loss": 1.0, "test_accuracy": [0.1, accuracy / 100]})
-    spec = {"network": network, "model": MODELS[network], "method": method, "lr": lr, "seed": seed}
+    spec = {"network": network, "method": method, "lr": lr, "seed": seed}
     rows = rows.assign(max_log_scale=scale, diverged=diverged)
     return rows, {"spec": spec, "seconds": 3.0, "rescale_seconds": 0.5}
 
@@ -79,7 +79,31 @@ def mixed(first, second):
     return pd.concat([first[first["network"] == "vgg"], second[second["network"] != "vgg"]], ignore_index=True)
 
 
+def caused(gains, **rising):
+    """A table of `causes`: seven networks with these gains, and values that rise from one to the next."""
+    same = {"max_log_scale": 1.0, "mean_log_scale": 1.0, "moved": 0.5, "update": 1.0, "update_deviation": 1.0}
+    spectrum = {"condition_before": 1.0, "condition_after": 1.0, "mean_before": 1.0, "mean_after": 1.0}
+    rows = []
+    for number, gain in enumerate(gains):
+        names = {"network": f"n{number}", "normalisation": ("none", "BatchNorm", "LayerNorm")[number % 3]}
+        more = {name: value * (1 + number) for name, value in rising.items()}
+        bounds = {"gain": gain, "low": gain - 1, "high": gain + 1}
+        rows += [{**names, "seed": seed, **same, **spectrum, **bounds, **more} for seed in (0, 1)]
+    return pd.DataFrame(rows)
+
+
+def ranks(sign=1, **rising):
+    """A table of `causes` for every answer; sign: whether gains should rise or fall."""
+    orders = {YES: (1, 2, 3, 4, 5, 6, 7), PARTLY: (1, 2, 4, 3, 6, 5, 7), UNDECIDED: (4, 7, 1, 5, 2, 6, 3)}
+    orders[NO] = (7, 6, 5, 4, 3, 2, 1)
+    return [(answer, caused([sign * gain for gain in gains], **rising)) for answer, gains in orders.items()]
+
+
 CASES = {
+    "causes_scales": ranks(max_log_scale=0.2),
+    "causes_updates": ranks(update=0.5),
+    "causes_uneven": ranks(-1, update_deviation=0.1),
+    "causes_ntk": ranks(condition_before=0.5),
     "practice_no_harm": [
         (YES, practised({"half": same(-0.3)})),
         (PARTLY, practised({"half": same(0.0, vit=-1.0)})),

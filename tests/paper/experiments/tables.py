@@ -52,6 +52,12 @@ TRAINED = {
         *cells(map(mlp, (3, 6)), ("baseline", "pathcond", "rows", "columns", "exact", "optimum"), (1e-3, 1e-1)),
         *cells([autoencoder(4)], ("baseline", "pathcond"), (1e-3, 1e-1)),
     ],
+    "practice": [
+        practice_cases.run(network, method, 0.1, seed, 50 + gain + seed)
+        for network, more in (("mlp_tiny", 1.0), ("resnet18_tiny", -1.0))
+        for method, gain in (("baseline", 0.0), ("default", more), ("exclude", more))
+        for seed in (0, 1)
+    ],
     "tuned": cells([*map(mlp, (2, 3)), *map(autoencoder, (1, 4)), CIFAR_NV], lrs=(1e-3, 1e-2, 1e-1)),
 }
 

@@ -31,8 +31,8 @@ def run(program, folder=ROOT / "src"):
 def test_the_paper_s_order():
     names = list(EXPERIMENTS)
     assert names[:6] == ["toy", "mlp_depth", "cifar_nv", "regimes", "autoencoder", "timing"]
-    assert names[-6:] == ["conditioning", "controls", "optimisers", "practice", "quantisation", "tuned"]
-    assert len(names) == 22
+    assert names[-7:] == ["causes", "conditioning", "controls", "optimisers", "practice", "quantisation", "tuned"]
+    assert len(names) == 23
 
 
 def test_importing_experiments_is_light():
