@@ -304,8 +304,8 @@ def _predicts(table: pd.DataFrame, claim: str, value: str, others: Mapping[str, 
     estimate = correlation(found, value)
     ends = f"{found[value].min():.2f} to {found[value].max():.2f}"
     ranks = {label: rank(found[name].tolist(), found["gain"].tolist()) for name, label in others.items()}
-    more = "".join(f"; {label}: {value:.2f}" for label, value in ranks.items() if not math.isnan(value))
-    words = f"over {len(found)} networks, where it is {ends}{more}"
+    listed = ", ".join(f"{label} {value:.2f}" for label, value in ranks.items() if not math.isnan(value))
+    words = f"over {len(found)} networks, where it is {ends}" + f"; rank correlation of {listed}" * bool(listed)
     return Finding(words, decide(estimate, LEVELS[claim]), estimate, "rank correlation")
 
 
