@@ -31,13 +31,16 @@ $(STAMP): requirements.txt pyproject.toml
 	@touch $@
 
 figures: env ## figures, tables, claims and report from the recorded runs
-	@echo "Drawing from the recorded runs: about two minutes on two cores. Nothing is trained."
+	@echo "Drawing from the recorded runs: about two minutes on two cores. Nothing is"
+	@echo "trained: jobs named train and measure check the recorded runs."
 	$(SNAKEMAKE)
 	$(SNAKEMAKE) --report figures/paper/report.html
-	@echo "Done. Figures: figures/paper. Claims: results/paper/claims.md. Open figures/paper/report.html"
+	@echo "Done. Figures: figures/paper. Claims: results/paper/claims.md."
+	@echo "Open figures/paper/report.html"
 
 preview: env ## every experiment from nothing in miniature, on a CPU
-	@echo "Downloading data if needed, training and measuring in miniature: about ten minutes on two cores."
+	@echo "Downloading data if needed, training and measuring in miniature: about seven"
+	@echo "minutes on two cores."
 	$(SNAKEMAKE) --config preset=preview
 	$(SNAKEMAKE) --report figures/preview/report.html --config preset=preview
 	@echo "Done. Figures: figures/preview. Open figures/preview/report.html"

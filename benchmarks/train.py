@@ -46,10 +46,9 @@ from torch.nn import functional
 sys.path[:0] = [str(Path(__file__).parents[1] / "src"), str(Path(__file__).parents[1])]
 
 from paper import hardware, models
-from paper.normalise import factors
 from paper.runs import training_specs
 from paper.training.batched_mlps import BatchedTrainer
-from paper.training.datasets import Split, Splits, per_input
+from paper.training.datasets import Split, Splits, factors, per_input
 from paper.training.modules import ModuleTrainer
 from paper.training.trainer import Run, Trainer
 

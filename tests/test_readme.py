@@ -3,8 +3,10 @@
 import re
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
+from paper import config, docs
 from paper.experiments import EXPERIMENTS
 
 ROOT = Path(__file__).parents[1]
@@ -58,8 +60,26 @@ def test_files_that_are_named_exist():
         assert (ROOT / name).exists(), name
 
 
-def test_claims_that_are_named_exist():
-    text = (ROOT / "docs/reproduction.md").read_text()
+@pytest.mark.parametrize("page", ["reproduction", "gallery"])
+def test_claims_that_are_named_exist(page):
+    text = (ROOT / f"docs/{page}.md").read_text()
     named = re.findall(r"`((?:bcd|regimes|theory|criteria|table1|batchnorm)_[a-z0-9_]+)`", text)
-    assert len(named) > 5
+    assert len(named) > 2
     assert set(named) <= CLAIMS
+
+
+@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name not in config.read(ROOT, "paper").not_recorded])
+def test_gallery_shows_every_experiment(name):
+    """A section with the paper's figure in words, every claim, and our figure as PNG and PDF with its table."""
+    experiment = EXPERIMENTS[name]
+    sections = re.split(r"^## ", (ROOT / "docs/gallery.md").read_text(), flags=re.MULTILINE)
+    (section,) = [section for section in sections if section.startswith(f"{experiment.title}\n")]
+    ours = ["**The paper** does not study this", "**We see**:"]
+    papers = ["**The paper shows**: ", "**We see**:", "**What differs, and why**: "]
+    assert [text for text in (ours if experiment.where == "ours" else papers) if text not in section] == []
+    assert [claim.id for claim in experiment.claims if f"(claims.md#{claim.id})" not in section] == []
+    files = {suffix: ROOT / f"docs/figures/{name}.{suffix}" for suffix in ("png", "pdf", "csv")}
+    assert all(f"(figures/{path.name})" in section for path in files.values())
+    assert docs.source(files["png"]) == docs.source(files["pdf"]) != ""
+    assert files["pdf"].read_bytes().startswith(b"%PDF")
+    assert len(pd.read_csv(files["csv"])) > 1

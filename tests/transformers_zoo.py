@@ -20,6 +20,7 @@ import argparse
 import fnmatch
 import json
 import random
+import re
 import sys
 import time
 import warnings
@@ -262,9 +263,8 @@ class Row:
     train_error: float
     moved: int
     float32_error: float
-    graph_seconds: float
     seconds: float
-    reasons: tuple[str, ...]
+    frozen: dict[str, int]
     notes: tuple[str, ...]
 
     @property
@@ -281,17 +281,13 @@ class Row:
     def cells(self) -> list[str]:
         """The row's text, in the order of :data:`COLUMNS`."""
         return [
-            self.model, str(self.symmetries), str(self.free), f"{self.eval_error:.0e}", f"{self.train_error:.0e}",
-            str(self.moved), f"{self.float32_error:.0e}", f"{self.graph_seconds:.2f}", f"{self.seconds:.2f}",
-            "; ".join(self.reasons),
+            self.model, f"{self.free} of {self.symmetries}", str(self.moved),
+            f"{max(self.eval_error, self.train_error):.0e}", f"{self.float32_error:.0e}", f"{self.seconds:.1f}",
         ]  # fmt: skip
 
 
 ROUNDED = {"gemma2", "mamba", "cohere"}  # their norms or scans compute in float32 behind the scaled parameters
-COLUMNS = (
-    "model", "symmetries", "free", "eval", "train", "moved", "float32", "graph s", "total s",
-    "other hidden units, frozen",
-)  # fmt: skip
+COLUMNS = ("model", "free scales", "moved", "float64", "float32", "seconds")
 
 
 def check(name: str) -> Row:
@@ -299,9 +295,7 @@ def check(name: str) -> Row:
     model, example_input = build(name)
     model = model.double()
     wide = map_leaves(lambda x: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x, example_input)
-    start = time.perf_counter()
     graph = pathcond.extract_graph(model, wide)
-    graph_seconds = time.perf_counter() - start
     before = [outputs(model, wide, training) for training in (False, True)]
     u = torch.randn(graph.units, dtype=torch.float64, generator=_draws())
     pathcond.apply_scales_(model, graph, u)
@@ -315,10 +309,10 @@ def check(name: str) -> Row:
     counts: dict[str, int] = {}
     for entry in graph.frozen:
         counts[entry.reason] = counts.get(entry.reason, 0) + entry.units
-    reasons = [f"{n}: {text}" for text, n in sorted(counts.items(), key=lambda item: -item[1])[:3]]
+    frozen = dict(sorted(counts.items(), key=lambda item: -item[1])[:3])
     return Row(
         name, CASES[name].symmetries, graph.units, errors[0], errors[1], report.moved, report.output_change or 0.0,
-        graph_seconds, seconds, tuple(reasons), graph.notes,
+        seconds, frozen, graph.notes,
     )  # fmt: skip
 
 
@@ -379,7 +373,9 @@ def large_table() -> str:
     ]  # fmt: skip
     if not rows:
         return ""
-    lines = [heads, ["---"] * len(heads), *cells]
+    # A column that no row fills is left out.
+    used = [i for i in range(len(heads)) if any(line[i] for line in cells)]
+    lines = [[line[i] for i in used] for line in (heads, ["---"] * len(heads), *cells)]
     text = (
         "## Large models\n\nRandom weights in float32, two sequences of 32 tokens; made by "
         "`python -m tests.transformers_zoo --large DEVICE`. `graph, no weights`: `extract_graph` on the meta device. "
@@ -402,20 +398,25 @@ def record_large(pattern: str, device: str) -> None:
 def markdown(rows: list[Row]) -> str:
     """The table, the notes of the graphs, and the large models."""
     lines = [COLUMNS, ["---"] * len(COLUMNS), *(row.cells() for row in rows)]
-    notes = [f"- `{row.model}`: {note}" for row in rows for note in row.notes]
+    notes = [f"- `{row.model}`: {note.partition(' Expected')[0]}" for row in rows for note in row.notes]
+    models: dict[str, list[str]] = {}
+    for row in rows:
+        for reason, units in row.frozen.items():
+            models.setdefault(re.sub(r" '[^']*'", "", reason), []).append(f"{row.model} {units}")
+    frozen = [f"- {reason}: {', '.join(found)}" for reason, found in models.items()]
     head = (
         f"Tiny models with random weights, torch {torch.__version__.partition('+')[0]}, transformers {hf.__version__}; "
         "made by `python -m tests.transformers_zoo --table docs/transformers.md`.\n\n"
-        "`symmetries`: exact scales that exist, counted from the configuration; `free`: those that the library finds. "
-        "`eval` and `train`: change of the output in float64 under random scales. `moved`: units that `rescale_` "
-        "moved; `float32`: change of the output after that call. `graph s`: seconds for `extract_graph`; `total s`: "
-        "for `rescale_`. "
-        "The last column counts the frozen hidden units and gives the main reasons. "
+        "`free scales`: those that the library finds, of the exact scales that exist by the configuration. `moved`: "
+        "units that `rescale_` moved. `float64`: change of the output under random scales, the larger of eval and "
+        "training mode. `float32`: change of the output after `rescale_`, which took `seconds`. "
         + ", ".join(f"`{name}`" for name in sorted(ROUNDED))
         + " compute parts of their forward pass in float32 for weights of any dtype."
     )
     table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-    parts = ["# Transformers", head, table, "\n".join(["Notes:", "", *notes]) if notes else "", large_table()]
+    reasons = "\n".join(["Hidden units that are frozen, by their reason (at most three for each model):", "", *frozen])
+    remarks = "\n".join(["Notes:", "", *notes]) if notes else ""
+    parts = ["# Transformers", head, table, reasons, remarks, large_table()]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -433,7 +434,7 @@ def main(arguments: list[str] | None = None) -> int:
     for name in fnmatch.filter(CASES, options.only):
         row = check(name)
         rows.append(row)
-        print("  ".join(row.cells()[:-1]), *row.faults, sep="  ", flush=True)
+        print("  ".join(row.cells()), *row.faults, sep="  ", flush=True)
     if options.table:
         options.table.write_text(markdown(rows))
     return int(not rows or any(row.faults for row in rows))

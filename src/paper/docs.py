@@ -1,8 +1,8 @@
 """Fill README.md and docs/ from the tables, claims and figures of the paper's preset: python -m paper.docs.
 
-`docs/reproduction.md` and `docs/errata.md` are written from their templates in `workflow/templates`. In other pages
-the text between a marker <!-- NAME --> and the next <!-- end --> is written by the macro NAME of `parts.md.j2`.
-With --check nothing is written; exit status 1 if a page or figure is out of date.
+Some pages are written from the template of their name in `workflow/templates`. In other pages the text between a
+marker <!-- NAME --> and the next <!-- end --> is written by the macro NAME of `parts.md.j2`. Figures and their tables
+are copied to `docs/figures`. With --check nothing is written; exit status 1 if a file is out of date.
 """
 
 import argparse
@@ -22,16 +22,16 @@ from paper import cli, config, results, runs, workflow
 from paper.errors import PaperError
 from paper.experiments import EXPERIMENTS
 from paper.experiments.quantisation import FULL, NONE
-from paper.verdicts import counted, markdown
+from paper.verdicts import counted, in_words
 
 PRESET = config.PAPER
 TEMPLATES = Path("workflow/templates")
-WRITTEN = (Path("docs/reproduction.md"), Path("docs/errata.md"))  # each from the template of its name
+FIGURES = Path("docs/figures")
+WRITTEN = tuple(Path("docs") / name for name in ("claims.md", "errata.md", "gallery.md", "reproduction.md"))
 FILLED = tuple(
     Path(name)
     for name in (
         "README.md",
-        "docs/claims.md",
         "docs/library.md",
         "docs/pipeline.md",
         "docs/related-tools.md",
@@ -39,8 +39,9 @@ FILLED = tuple(
         "docs/when-to-use.md",
     )
 )
-LONG = 120  # characters of a finding in README.md
+LONG = 120  # characters of a finding that is cut short
 COLOURS = 64
+PDF_SOURCE = "% Source: "  # a comment after the end of a PDF file
 
 
 class Facts:
@@ -56,7 +57,7 @@ class Facts:
         self.config = config.read(root, PRESET)
         self.plan = runs.plan(self.config, EXPERIMENTS)
         self.experiments = {name: found for name, found in EXPERIMENTS.items() if name in self.plan.asked}
-        self.counted, self.markdown = counted, markdown
+        self.counted = counted
 
     @cached_property
     def claims(self) -> list[dict[str, Any]]:
@@ -71,19 +72,25 @@ class Facts:
         """The claims of an experiment."""
         return [claim for claim in self.claims if claim["experiment"] == experiment]
 
-    def short(self, ids: list[str] | None = None) -> list[dict[str, Any]]:
-        """All claims, or those with these ids in this order, with findings cut to one line."""
-        found = {claim["id"]: {**claim, "ours": short(claim["ours"])} for claim in self.claims}
-        return list(found.values()) if ids is None else [found[name] for name in ids]
+    def short(self, text: str) -> str:
+        """A finding without remarks in brackets, and cut at a semicolon if it is long."""
+        first, *more = re.sub(r" \([^()]*\)", "", text).split("; ")
+        while more and len(f"{first}; {more[0]}") <= LONG:
+            first = f"{first}; {more.pop(0)}"
+        return first
+
+    def anchor(self, heading: str) -> str:
+        """The name under which a code host and the site link to a heading."""
+        return re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-")
 
     @cached_property
     def provenance(self) -> dict[str, dict[str, Any]]:
         """Provenance of every recorded run, by key."""
         return {key: results.read_provenance(self.results / f"{key}.csv") for key in self.plan.specs}
 
-    def without(self, experiment: str) -> list[str]:
+    def without(self, experiment: str) -> str:
         """The missing runs of an experiment, in words."""
-        return self.plan.missing[experiment]
+        return in_words(self.plan.missing[experiment])
 
     def caption(self, experiment: str) -> str:
         """The caption of an experiment's figure."""
@@ -176,14 +183,6 @@ class Facts:
         return "\n".join(lines[first : lines.index("", first)])
 
 
-def short(text: str) -> str:
-    """A finding without remarks in brackets, and cut at a semicolon if it is long."""
-    first, *more = re.sub(r" \([^()]*\)", "", text).split("; ")
-    while more and len(f"{first}; {more[0]}") <= LONG:
-        first = f"{first}; {more.pop(0)}"
-    return first
-
-
 def pages(facts: Facts) -> dict[Path, str]:
     """The up-to-date text of every page.
 
@@ -215,49 +214,70 @@ def _filled(page: Path, text: str, parts: Any) -> str:
     return re.sub(r"<!-- (?!end)(\w+) -->.*?<!-- end -->", fill, text, flags=re.DOTALL)
 
 
-def figures(facts: Facts) -> dict[Path, tuple[Path, str]]:
-    """Figures of the docs: the PNG file that each is made from, and the checksum of what was drawn."""
+def tables(facts: Facts) -> dict[Path, str]:
+    """The table of each figure as CSV with six digits, without the curves by epoch."""
     found = {}
     for name in facts.experiments:
-        table = results.read_bytes(facts.results / f"aggregate/{name}.csv")
-        note = workflow.note(PRESET, facts.config.plain[name], ", ".join(facts.without(name)))
-        checksum = hashlib.sha256(table + note.encode()).hexdigest()
-        found[Path(f"docs/figures/{name}.png")] = facts.root / f"figures/{PRESET}/{name}.png", checksum
+        table = results.read_table(facts.results / f"aggregate/{name}.csv")
+        table = table[table["epoch"].isna()] if "epoch" in table else table
+        text = table.dropna(axis="columns", how="all").to_csv(index=False, float_format="%.6g", lineterminator="\n")
+        found[FIGURES / f"{name}.csv"] = text
     return found
 
 
-def _small(png: Path, source: str) -> bytes:
-    """A figure reduced to few colours, a third of its size, with the checksum of what was drawn."""
+def figures(facts: Facts) -> dict[Path, tuple[Path, str]]:
+    """Figures of the docs: the file that each is made from, and the checksum of what was drawn."""
+    found = {}
+    for name in facts.experiments:
+        table = results.read_bytes(facts.results / f"aggregate/{name}.csv")
+        note = workflow.note(PRESET, facts.config.plain[name], facts.without(name))
+        checksum = hashlib.sha256(table + note.encode()).hexdigest()
+        for suffix in ("png", "pdf"):
+            drawn = facts.root / f"figures/{PRESET}/{name}.{suffix}"
+            found[FIGURES / drawn.name] = drawn, checksum
+    return found
+
+
+def _marked(figure: Path, source: str) -> bytes:
+    """A figure with the checksum of what was drawn; a PNG also reduced to few colours, a third of its size."""
     from PIL import Image
     from PIL.PngImagePlugin import PngInfo
 
+    if figure.suffix == ".pdf":
+        return results.read_bytes(figure) + f"{PDF_SOURCE}{source}\n".encode()
     note, content = PngInfo(), io.BytesIO()
     note.add_text("Source", source)
-    with Image.open(png) as image:
+    with Image.open(figure) as image:
         reduced = image.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
         reduced.save(content, "png", optimize=True, pnginfo=note)
     return content.getvalue()
 
 
-def source(png: Path) -> str:
+def source(figure: Path) -> str:
     """What a figure of the docs was drawn from; empty if there is none."""
     from PIL import Image
 
-    if not png.exists():
+    if not figure.exists():
         return ""
-    with Image.open(png) as image:
+    if figure.suffix == ".pdf":
+        return figure.read_bytes().rpartition(PDF_SOURCE.encode())[2].decode(errors="replace").strip()
+    with Image.open(figure) as image:
         return image.info.get("Source", "")
 
 
 def outdated(facts: Facts, texts: Mapping[Path, str]) -> list[str]:
-    """Pages and figures that are out of date."""
-    wrong = [page for page, text in texts.items() if (facts.root / page).read_text("utf-8") != text]
+    """Pages, tables and figures that are out of date."""
+    wrong = [path for path, text in texts.items() if not _same(facts.root / path, text)]
     wrong += [path for path, (_, checksum) in figures(facts).items() if source(facts.root / path) != checksum]
     return [str(path) for path in wrong]
 
 
+def _same(path: Path, text: str) -> bool:
+    return path.exists() and path.read_text("utf-8") == text
+
+
 def main() -> None:
-    """Read the command line; write, or check, pages and figures."""
+    """Read the command line; write, or check, pages, figures and tables."""
     parser = argparse.ArgumentParser(prog="python -m paper.docs", description=__doc__, formatter_class=cli.Paragraphs)
     parser.add_argument(
         "--folder", type=Path, default=config.CHECKOUT, help="checkout with config.yaml (default: this one)"
@@ -265,20 +285,21 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="write nothing; exit status 1 if something is out of date")
     given = parser.parse_args()
     facts = Facts(given.folder)
-    texts = pages(facts)
+    texts = pages(facts) | tables(facts)
     if given.check:
         if wrong := outdated(facts, texts):
             cli.say(f"out of date, run `make docs`: {', '.join(wrong)}")
             sys.exit(1)
         return
-    for path, (png, checksum) in figures(facts).items():
+    for path, (drawn, checksum) in figures(facts).items():
         if source(facts.root / path) != checksum:
-            results.write_bytes(facts.root / path, _small(png, checksum))
-    for path in (facts.root / "docs/figures").glob("*.png"):
-        if path.stem not in {*facts.experiments, "rulegraph"}:
+            results.write_bytes(facts.root / path, _marked(drawn, checksum))
+    for path in (facts.root / FIGURES).iterdir():
+        if path.stem not in facts.experiments:
             path.unlink()
-    for page, text in texts.items():
-        results.write_text(facts.root / page, text)
+    for path, text in texts.items():
+        if not _same(facts.root / path, text):
+            results.write_text(facts.root / path, text)
 
 
 if __name__ == "__main__":

@@ -69,16 +69,16 @@ class Method:
 _ADDED_LATER = {
     "statistics": "running", "bound": None, "damping": 1.0, "per_layer": False, "smooth": True, "smooth_paths": False,
 }  # fmt: skip
-BOUND = 1.5  # the library's default
+BOUND, DAMPING = 1.5, 0.5  # the library's defaults
 
 
 def _library(label: str, colour: str, marker: str, dash: str = "-", **changes: Any) -> Method:
-    """The default of :func:`pathcond.rescale_` given a batch, or a candidate that differs in some settings."""
-    default: dict[str, Any] = {
+    """A candidate for the default of :func:`pathcond.rescale_` given a batch: the full solution with some changes."""
+    full: dict[str, Any] = {
         "rescale": True, "batchnorm": "affine", "pooling": "exact", "statistics": "input", "bound": BOUND,
         "smooth": False,
     }  # fmt: skip
-    return Method(label, colour, marker, dash, **{**default, **changes})
+    return Method(label, colour, marker, dash, **{**full, **changes})
 
 
 # In the order of legends.
@@ -92,11 +92,11 @@ METHODS: dict[str, Method] = {
     "optimum": Method("optimum", PINK, "<", rescale=True, solver="optimum"),
     "teleport": Method("every 10 epochs", BLACK, "*", rescale=True, batchnorm="affine", teleport=10),
     "layer_lrs": Method("learning rate per layer", YELLOW, ">", rescale=True, part="rates"),
-    "default": _library("library default", RED, "o"),
+    "full": _library("full solution", RED, "o"),
     "exclude": _library("BatchNorm left out", ORANGE, "d", batchnorm="exclude"),
     "free": _library("no bound", BLUE, "p", bound=None),
     "running": _library("running statistics", GREEN, "X", statistics="running"),
-    "damped": _library("half", SKY, "h", damping=0.5),
+    "half": _library("half of it (default)", SKY, "h", damping=DAMPING),
     "per_layer": _library("one scale per layer", PINK, "8", per_layer=True),
     "smooth_paths": _library("paths cross GELU", BLACK, "H", smooth_paths=True),
 }

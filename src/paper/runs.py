@@ -200,7 +200,7 @@ class Plan:
         settings: checked settings of each experiment, as plain dictionaries.
         specs: specs of all runs, by key.
         asked: keys by experiment, in the order of its settings, with those of the experiments that it reads too.
-        missing: the runs that the configuration leaves out, in words, by experiment.
+        missing: network, method and learning rate of the runs that the configuration leaves out, by experiment.
         batches: the jobs, by (stage, name).
     """
 
@@ -208,7 +208,7 @@ class Plan:
     settings: Mapping[str, dict[str, Any]]
     specs: Mapping[str, Spec]
     asked: Mapping[str, list[str]]
-    missing: Mapping[str, list[str]]
+    missing: Mapping[str, list[dict[str, Any]]]
     batches: Mapping[tuple[str, str], Batch] = field(default_factory=dict)
 
     def batches_of(self, experiment: str) -> list[Batch]:
@@ -226,12 +226,11 @@ def plan(config: Config, experiments: Mapping[str, Experiment]) -> Plan:
     """Expand a checked configuration into its runs; experiments that it lists as not recorded are left out."""
     experiments = {name: found for name, found in experiments.items() if name not in config.not_recorded}
     own: dict[str, dict[str, Spec]] = {}
-    missing: dict[str, list[str]] = {}
+    missing: dict[str, list[dict[str, Any]]] = {}
     for name, experiment in experiments.items():
         specs = list(_specs(experiment, config.settings[name], config.preset, config.sweeps))
-        left_out = [spec for spec in specs if _matches(spec, config.missing)]
         own[name] = {key(spec): spec for spec in specs if not _matches(spec, config.missing)}
-        missing[name] = list(dict.fromkeys(f"{s['method']} at lr {s['lr']:g}" for s in left_out))
+        missing[name] = [entry for entry in config.missing if any(_matches(spec, [entry]) for spec in specs)]
     asked = {
         name: list(dict.fromkeys(k for source in (name, *experiment.also) for k in own[source]))
         for name, experiment in experiments.items()

@@ -14,7 +14,7 @@ The bias of layer k is added to the n_{k+1} units that the layer feeds. All form
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 __all__ = [
     "ExpectedDiagonal",
@@ -70,20 +70,15 @@ def expected_diagonal(
     Returns:
         Edges of shape (L,); biases of shape (L - 1,), or () with None, and one more entry with `output_bias`.
 
-    Raises:
-        ValueError: A length, width or variance is not as described.
-
     Example:
         >>> expected_diagonal((2, 3, 1), weight_variances=0.5, bias_variances="same")
         ExpectedDiagonal(edge=(0.5, 1.5), bias=(0.5,))
     """
-    n = _widths(widths)
+    n = tuple(widths)
     layers = len(n) - 1
-    s = _variances("weight_variances", weight_variances, layers)
-    if isinstance(bias_variances, str) and bias_variances != "same":
-        raise ValueError(f"bias_variances: expected numbers, 'same' or None, got {bias_variances!r}")
+    s = _by_layer(weight_variances, layers)
     given = 0.0 if bias_variances is None else bias_variances
-    t = s[:-1] if given == "same" else _variances("bias_variances", given, layers - 1)
+    t = s[:-1] if given == "same" else _by_layer(given, layers - 1)
 
     path_sum_in = [1.0]
     for k in range(layers - 1):
@@ -117,8 +112,8 @@ def expected_general(widths: Sequence[int], weight_variances: _PerLayer, biases:
         >>> expected_general((2, 3, 1), weight_variances=0.5)
         ExpectedDiagonal(edge=(0.5, 1.5), bias=(0.5,))
     """
-    n = _widths(widths)
-    s = _variances("weight_variances", weight_variances, len(n) - 1)
+    n = tuple(widths)
+    s = _by_layer(weight_variances, len(n) - 1)
     edge = tuple(_general_edge(n, s, k, biases, skip=(k, k + 1)) for k in range(len(s)))
     bias = tuple(_first_step(n, s, k) * _product(n, s, k + 2) for k in range(len(s) - 1))
     return ExpectedDiagonal(edge, bias if biases else ())
@@ -208,24 +203,18 @@ def printed_edges(name: _Printed, widths: Sequence[int], weight_variances: _PerL
         >>> printed_edges("small_variance", (4, 4, 4, 4), 0.125), small_variance_limit((4, 4, 4, 4), a=0.5).edge
         ((0.03125, 0.0625, 0.125), (0.25, 0.3125, 0.125))
     """
-    if name not in get_args(_Printed):
-        raise ValueError(f"name: expected one of {', '.join(get_args(_Printed))}, got {name!r}")
-    n = _widths(widths)
-    s = _variances("weight_variances", weight_variances, len(n) - 1)
+    n = tuple(widths)
+    s = _by_layer(weight_variances, len(n) - 1)
     layers = range(len(s))
     if name == "expected_ak":
         return tuple(_general_edge(n, s, k, biases=True, skip=(k,)) for k in layers)
     a = n[0] * s[0]
-    if not all(math.isclose(n[k] * s[k], a) for k in layers):
-        raise ValueError(f"weight_variances: expected a / width for {name!r}, got {s} for widths {n}")
     if name == "without_biases":
         return expected_standard(n, a).edge
     if name == "large_variance_widths":
         return tuple(n[-1] / n[k + 1] * a ** (len(s) - 1) for k in layers)
     if name == "small_variance_widths":
         return (math.nan, *(n[-1] / n[k + 1] * a ** (len(s) - k) / n[k - 1] for k in layers[1:]))
-    if len(set(n)) > 1:
-        raise ValueError(f"widths: expected one width for {name!r}, got {n}")
     return tuple(a ** (len(s) - k) / n[0] for k in layers)
 
 
@@ -266,23 +255,12 @@ def toy_rescaled(u: float, v: float, w: float) -> tuple[float, float, float]:
     return u / scale, scale * v, scale * w
 
 
-def _widths(widths: Sequence[int]) -> tuple[int, ...]:
-    if len(widths) < 2 or any(width != int(width) or width < 1 for width in widths):
-        raise ValueError(f"widths: expected at least 2 positive integers, got {tuple(widths)}")
-    return tuple(int(width) for width in widths)
-
-
-def _variances(name: str, values: _PerLayer, count: int) -> tuple[float, ...]:
-    values = tuple(values) if isinstance(values, Sequence) else (values,) * count
-    if len(values) != count or any(not math.isfinite(value) or value < 0.0 for value in values):
-        raise ValueError(f"{name}: expected {count} finite values >= 0, got {len(values)}: {values}")
-    return values
+def _by_layer(values: _PerLayer, count: int) -> tuple[float, ...]:
+    return tuple(values) if isinstance(values, Sequence) else (values,) * count
 
 
 def _standard(widths: Sequence[int], a: float) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    if not math.isfinite(a) or a <= 0.0:
-        raise ValueError(f"a: expected a finite value > 0, got {a}")
-    n = _widths(widths)
+    n = tuple(widths)
     return n, tuple(n[-1] / n[k + 1] * a ** (len(n) - 2 - k) for k in range(len(n) - 2))
 
 

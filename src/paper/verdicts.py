@@ -228,14 +228,26 @@ class Claim:
 
 
 def judged(
-    claim: Claim, experiment: str, table: pd.DataFrame, is_paper: bool, artifact: str, without: str = ""
+    claim: Claim,
+    experiment: str,
+    table: pd.DataFrame,
+    is_paper: bool,
+    artifact: str,
+    missing: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
-    """A claim with our value, what the table lacks (`without`), and the verdict, if the settings are the paper's."""
-    try:
-        finding = claim.judge(table)
-        verdict = WORDS[claim.kind].get(finding.answer, finding.answer.value) if is_paper else NOT_RUN
-    except NotMeasured as error:
-        finding, verdict = Finding(f"not measured ({error})", UNDECIDED), NOT_RUN
+    """A claim with our value, the missing runs that would change it, and the verdict, if the settings are the paper's.
+
+    Args:
+        claim: what is judged.
+        experiment: name of its experiment.
+        table: table of that experiment.
+        is_paper: whether its settings are the paper's.
+        artifact: path of the table.
+        missing: network, method and lr of the runs that the table lacks.
+    """
+    finding, measured = _found(claim, table)
+    verdict = WORDS[claim.kind].get(finding.answer, finding.answer.value) if is_paper and measured else NOT_RUN
+    without = [run for run in missing if _found(claim, _with(table, run))[0].ours != finding.ours]
     estimate = finding.estimate
     return {
         "id": claim.id,
@@ -243,7 +255,7 @@ def judged(
         "kind": claim.kind,
         "claim": claim.text,
         "paper": claim.paper,
-        "ours": f"{without}: {finding.ours}" if without else finding.ours,
+        "ours": f"without {in_words(without)}: {finding.ours}" if without else finding.ours,
         "value": None if estimate is None else _finite(estimate.value),
         "interval": None if estimate is None else [_finite(end) for end in estimate.interval],
         "estimate": "" if estimate is None else f"{estimate.words} {finding.unit}".rstrip(),
@@ -252,6 +264,33 @@ def judged(
         "verdict": verdict,
         "artifact": artifact,
     }
+
+
+def _found(claim: Claim, table: pd.DataFrame) -> tuple[Finding, bool]:
+    """What a table shows about a claim, and whether it was measured."""
+    try:
+        return claim.judge(table), True
+    except NotMeasured as error:
+        return Finding(f"not measured ({error})", UNDECIDED), False
+
+
+def _with(table: pd.DataFrame, run: Mapping[str, Any]) -> pd.DataFrame:
+    """The table with runs of another method, or else at another rate, in place of missing ones.
+
+    A claim that reads the missing runs then finds something else; the values themselves are never printed.
+    """
+    import pandas as pd
+
+    rows = table[table["network"] == run["network"]]
+    rows = rows[rows["lr"] == run["lr"]] if (rows["lr"] == run["lr"]).any() else rows
+    first = rows.drop_duplicates(["method", "lr"]).head(1)
+    stand_in = rows.merge(first[["method", "lr"]]).assign(method=run["method"], lr=run["lr"])
+    return pd.concat([table, stand_in], ignore_index=True)
+
+
+def in_words(missing: Sequence[Mapping[str, Any]]) -> str:
+    """Missing runs in words, such as "enorm at lr 0.0001"."""
+    return ", ".join(f"{run['method']} at lr {run['lr']:g}" for run in missing)
 
 
 def _name(case: Any) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import shutil
 from collections.abc import Iterable, Mapping
@@ -21,6 +22,7 @@ from paper.errors import PaperError
 from paper.experiments import EXPERIMENTS
 from paper.experiments.base import Experiment
 from paper.runs import Batch, Plan, Spec
+from paper.verdicts import in_words
 
 CPU_FLOPS, GPU_FLOPS = 2e10, 5e13  # per second, of one core and of an H200, as measured with the networks here
 COMPUTING = ("download", "init", "rescale", "train", "measure", "measure_time")
@@ -166,7 +168,11 @@ class Workflow:
     def without(self, preset: str, experiment: str) -> str:
         """The runs that an experiment would read but the configuration lists as missing, in words."""
         missing = self.plan(preset).missing[experiment]
-        return f"without {', '.join(missing)}" if missing else ""
+        return f"without {in_words(missing)}" if missing else ""
+
+    def missing(self, preset: str, experiment: str) -> str:
+        """The same runs as JSON: network, method and learning rate."""
+        return json.dumps(self.plan(preset).missing[experiment])
 
     def judged(self, preset: str, experiment: str) -> bool:
         """Whether an experiment's settings are the paper's."""
@@ -397,6 +403,11 @@ def _duration(seconds: float) -> str:
 def add_sacct(folder: Path) -> None:
     """Let Snakemake's executor find the sacct of profiles/slurm, which answers without an accounting database too."""
     os.environ["PATH"] = f"{folder}/profiles/slurm/bin:{os.environ.get('PATH', os.defpath)}"
+
+
+def worth_reading(record: logging.LogRecord) -> bool:
+    """Whether a line of Snakemake's output is shown: not those about the choice of jobs and the files of a report."""
+    return not str(record.msg).startswith(("Select jobs to execute", "Execute ", "Adding "))
 
 
 def has_gpu() -> bool:

@@ -5,7 +5,6 @@ import hashlib
 import io
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -81,37 +80,6 @@ def test_only_the_home_folder_itself_is_shortened(monkeypatch):
     assert cli.shown("/home/jo: no, /home/jo/x and /home/joe/x") == "~: no, ~/x and /home/joe/x"
     monkeypatch.setenv("HOME", "/")
     assert cli.shown("/home/jo/x") == "/home/jo/x"
-
-
-UNSAFE = """
-import pickle, subprocess, tarfile
-import yaml
-
-pickle.loads(b"")
-yaml.load("a", Loader=yaml.Loader)
-tarfile.open("a").extractall()
-subprocess.run("ls", shell=True)
-subprocess.run(["ls"])
-eval("1")
-"""
-CODES = {"S301", "S506", "S202", "S602", "S607", "S307"}
-
-
-@pytest.mark.parametrize("where", ["src/paper", "src/pathcond", "tests", "benchmarks"])
-def test_the_linter_forbids_what_is_unsafe(where):
-    command = [
-        sys.executable,
-        "-m",
-        "ruff",
-        "check",
-        "--stdin-filename",
-        f"{where}/new.py",
-        "--output-format",
-        "json",
-        "-",
-    ]
-    done = subprocess.run(command, cwd=ROOT, input=UNSAFE, capture_output=True, text=True)
-    assert {problem["code"] for problem in json.loads(done.stdout)} >= CODES
 
 
 def test_torch_loads_weights_only():

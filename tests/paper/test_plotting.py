@@ -7,7 +7,6 @@ from matplotlib.colors import to_hex
 from paper import plotting
 from paper.experiments import EXPERIMENTS
 from paper.methods import METHODS
-from tests.paper.experiments.tables import small
 from tests.paper.experiments.trained_tables import CIFAR_NV, autoencoder, cell, cells, labels, mlp, table
 
 
@@ -66,12 +65,6 @@ def test_seeds_that_reach_the_target_are_counted_and_shown(axes):
     assert [y for y in seeds.get_ydata() if y == y] == met
 
 
-@pytest.mark.parametrize("log", [False, True])
-def test_epochs_axis_where_nothing_is_reached(axes, log):
-    plotting.epochs_axis(axes, table([cell(mlp(2), speed=0.0)]), log)
-    assert 0 <= axes.get_ylim()[0] < 40 < axes.get_ylim()[1]
-
-
 @pytest.mark.parametrize(("diverged", "count"), [([1], "1/3"), ([0, 1, 2], "3/3")])
 def test_divergence_is_marked_at_the_top(axes, diverged, count):
     found = table([cell(autoencoder(2), diverged=diverged), cell(autoencoder(4))])
@@ -81,14 +74,6 @@ def test_divergence_is_marked_at_the_top(axes, diverged, count):
     assert np.isnan(axes.lines[0].get_ydata()[0])
     (seeds,) = [line for line in of_marker(axes, ".") if len(line.get_ydata())]
     assert np.isfinite(seeds.get_ydata()).sum() == 3 - len(diverged)
-
-
-@pytest.mark.parametrize(("speed", "scale"), [(0.1, "log"), (0.0001, "linear")])
-def test_scale_of_losses(axes, speed, scale):
-    plotting.over_epochs(axes, table([cell(CIFAR_NV, speed=speed)]), "train_loss")
-    assert axes.get_yscale() == scale
-    low, high = axes.get_ylim()
-    assert low < 2.3 * np.exp(-40 * speed) < 2.3 < high
 
 
 def test_curves_name_the_methods_that_lost_seeds(axes):
@@ -112,14 +97,3 @@ def test_legend_explains_what_is_drawn():
     for speed, more in ((0.01, [plotting.END, plotting.OPEN]), (0.064, [plotting.END, plotting.OPEN + plotting.SOME])):
         figure = EXPERIMENTS["mlp_depth"].plot(table([cell(mlp(3), "baseline", speed=speed), cell(mlp(3), "pathcond")]))
         assert labels(figure.legends[0]) == ["Baseline", "PathCond", *more]
-
-
-def test_references_and_crosses_are_at_their_values():
-    (axes,) = EXPERIMENTS["timing"].plot(small("timing")).axes
-    values = [segment[0][1] for lines in axes.collections for segment in lines.get_segments() if len(segment) == 2]
-    assert {103.0, 22.0} <= {round(value, 6) for value in values}
-    for axes in EXPERIMENTS["theory"].plot(small("theory")).axes:
-        for line in of_marker(axes, "x"):
-            assert all(x == round(x) for x in line.get_xdata()), "on their layer"
-    curves = EXPERIMENTS["criteria"].plot(small("criteria")).axes[0]
-    assert all(np.nanmin(line.get_ydata()) >= 1 for line in curves.lines if len(line.get_xdata()) > 2)

@@ -85,7 +85,7 @@ def test_a_new_run_changes_the_jobs_of_its_experiments_alone():
 
 def test_missing_runs_are_left_out_and_said():
     plan = PLANS["paper"]
-    assert plan.missing["cifar_nv_lrs"] == ["enorm at lr 0.0001"]
+    assert plan.missing["cifar_nv_lrs"] == [{"network": "cifar_nv", "method": "enorm", "lr": 1e-4}]
     assert not [
         s for s in plan.training().values() if s["network"] == "cifar_nv" and s["method"] == "enorm" and s["lr"] == 1e-4
     ]

@@ -10,7 +10,6 @@ import torchvision
 from torch import Tensor, nn
 
 import pathcond
-from paper import models
 from pathcond import diag_g
 from tests.cases import BY_NAME, CASES, Lambda, Net, mlp, random_scales
 
@@ -429,24 +428,3 @@ def test_path_counts_of_the_paper():
     assert pathcond.count_paths(deep, torch.ones(1, 500), log10=True) == pytest.approx(201 * math.log10(500), abs=1e-2)
     with pytest.raises(pathcond.PathCondError, match="'paper', 'all'"):
         pathcond.count_paths(model, x, pooling="exact")
-
-
-@pytest.mark.parametrize(
-    ("build", "parameters", "paper", "every"),
-    [
-        (lambda: models.mlp(batchnorm=False), 2_042_510, "3.84e+12", "3.84e+12"),
-        (lambda: models.cifar_nv(bias=False), 2_616_576, "4.13e+26", "1.78e+30"),
-        (torchvision.models.resnet18, 11_689_512, "2.24e+53", "1.87e+54"),
-        (torchvision.models.resnet34, 21_797_672, "1.19e+100", None),
-        (torchvision.models.resnet50, 25_557_032, "2.64e+136", None),
-        (torchvision.models.vgg16, 138_357_544, "5.89e+54", None),
-    ],
-    ids=["mlp", "cifar_nv", "resnet18", "resnet34", "resnet50", "vgg16"],
-)
-def test_table_of_architectures(build, parameters, paper, every):
-    """The paper's six rows: parameters, and paths to all digits printed."""
-    model, x = build(), torch.ones(1, 3, 32, 32)
-    assert sum(p.numel() for p in model.parameters()) == parameters
-    assert f"{pathcond.count_paths(model, x):.2e}" == paper
-    if every is not None:
-        assert f"{pathcond.count_paths(model, x, pooling='all'):.2e}" == every

@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[2]
 TOOLS = ROOT / "build/docs"
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 QUIET = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
+SCROLLS = {"zoo.html"}  # pages with a table that scrolls on a desktop too
 SCREENS = {"desktop": {"width": 1280, "height": 900}, "phone": {"width": 390, "height": 844}}
 pytestmark = [
     pytest.mark.site,
@@ -136,6 +137,9 @@ def test_pages_in_a_browser(site, pages, screen):
             assert page.evaluate("document.documentElement.scrollWidth") <= SCREENS[screen]["width"], at
             sizes = page.locator("article img").evaluate_all("all => all.map(i => i.complete ? i.naturalWidth : 0)")
             assert all(sizes), at
+            boxes = page.locator(".md-typeset__scrollwrap")
+            scroll = boxes.evaluate_all("all => all.filter(box => box.scrollWidth > box.clientWidth).length")
+            assert scroll == 0 or screen == "phone" or at in SCROLLS, f"{at}: a table is wider than the page"
         at = "formulas"
         page.goto(f"{home}/how-it-works.html")
         boxes = page.locator("article math").evaluate_all("all => all.map(m => m.getBoundingClientRect().height)")
@@ -147,3 +151,19 @@ def test_pages_in_a_browser(site, pages, screen):
         browser.close()
         server.shutdown()
     assert wrong == []
+
+
+@pytest.mark.skipif(BROWSER is None, reason="needs Chromium (Debian: apt install chromium)")
+def test_search_in_a_page_opened_as_a_file(site):
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=BROWSER, args=QUIET)
+        page = browser.new_page(viewport=SCREENS["desktop"])
+        page.goto((site / "tutorials/rescale.html").as_uri())
+        page.locator(".md-search__input").click()
+        page.locator(".md-search__input").press_sequentially("Teleport")
+        page.locator(".md-search-result__link").first.click(timeout=90_000)
+        page.wait_for_url("**/related-tools.html*")
+        assert page.locator("article h1").inner_text().startswith("Related tools")
+        browser.close()

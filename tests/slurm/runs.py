@@ -81,7 +81,7 @@ class Running:
 
     def finish(self) -> str:
         """Wait until it succeeds; returns its output."""
-        assert self.process.wait(300) == 0, self.said()
+        assert self.process.wait(900) == 0, self.said()
         return self.said()
 
 

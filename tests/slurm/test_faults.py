@@ -80,16 +80,21 @@ def test_a_killed_and_a_cancelled_job_go_on(tree: Sent, cells: list[str]):
 
 
 def test_jobs_out_of_time_go_on(tree: Sent, cells: list[str]):
-    """One job has a limit of a minute and stops in time; the other hangs until Slurm ends it."""
-    with Running(tree, TARGET, "--set-resources", "train:runtime=attempt") as running:
-        for name in cells:
+    """Of two jobs with five minutes each, one stops by itself before its end; the other hangs until Slurm ends it."""
+    tree.edit("src/paper/training/__main__.py", "MARGIN = 30.0", "MARGIN = 180.0")  # two minutes to train
+    halted = []
+    with Running(tree, TARGET) as running:
+        for name, job in zip(cells, JOBS, strict=True):
             running.wait_for_checkpoint(name)
-        (slow, node), (hung, other) = map(running.job, JOBS)
-        pids = [training(tree, node), training(tree, other)]
-        for pid in pids:
+            number, node = running.job(job)
+            pid = training(tree, node)
             os.kill(pid, signal.SIGSTOP)
-        wait_for("half a minute", lambda: tree.cluster.seconds(slow) > 31)
-        os.kill(pids[0], signal.SIGCONT)
+            halted.append((number, pid))
+        (slow, pid), (hung, _) = halted
+        wait_for("the end of the first training", lambda: tree.cluster.seconds(slow) > 121, 180)
+        os.kill(pid, signal.SIGCONT)
+        wait_for("a minute of the other job", lambda: tree.cluster.seconds(hung) > 61, 120)
+        tree.cluster.slurm("scontrol", "update", f"JobId={hung}", "TimeLimit=1")
         said = running.finish()
     assert f"SLURM-job '{slow}' failed, SLURM status is: 'FAILED'" in said
     assert "time is up; the same command resumes from the checkpoints" in said

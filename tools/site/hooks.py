@@ -57,13 +57,16 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Formulas as MathML, and tables in boxes of their own that scroll on a small screen."""
+    """Formulas as MathML, and names in tables that may break after a dot, a slash or an underscore."""
 
     def formula(found: re.Match[str]) -> str:
         kind = "block" if found[1] == "div" else "inline"
         return f'<{found[1]} class="formula">{convert(html.unescape(found[2]).strip(), display=kind)}</{found[1]}>'
 
-    return FORMULA.sub(formula, content)
+    def names(cell: re.Match[str]) -> str:
+        return re.sub(r"<code>[^<]+", lambda name: re.sub(r"([./_])", r"\1<wbr>", name[0]), cell[0])
+
+    return re.sub(r"<td.*?</td>", names, FORMULA.sub(formula, content), flags=re.DOTALL)
 
 
 def _in_repository(uri: str, target: str) -> str:

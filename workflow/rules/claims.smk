@@ -15,10 +15,10 @@ rule claim:
         judged=lambda wildcards: (
             ["--judged"] if FLOW.judged(wildcards.preset, wildcards.experiment) else []
         ),
-        without=lambda wildcards: FLOW.without(wildcards.preset, wildcards.experiment),
+        missing=lambda wildcards: FLOW.missing(wildcards.preset, wildcards.experiment),
     shell:
         "python -m paper.experiments claims {wildcards.experiment} {input.table}"
-        " {params.judged} --without={params.without:q} --output {output} > {log} 2>&1"
+        " {params.judged} --missing={params.missing:q} --output {output} > {log} 2>&1"
 
 
 rule claims:

@@ -7,6 +7,7 @@ from pathlib import Path
 sys.path.insert(0, f"{workflow.basedir}/src")
 
 from snakemake.exceptions import WorkflowError
+from snakemake.logging import logger
 from snakemake_interface_executor_plugins.settings import DeploymentMethod
 
 from paper import config as paper_config
@@ -17,7 +18,10 @@ from paper.workflow import (
     code,
     forced_jobs,
     has_gpu,
+    worth_reading,
 )
+
+logger.addFilter(worth_reading)
 
 try:
     for path in workflow.overwrite_configfiles or []:

@@ -5,7 +5,7 @@ rule docs:
             FIGURE,
             preset="paper",
             experiment=FLOW.experiments("paper"),
-            suffix="png",
+            suffix=["pdf", "png"],
         ),
         expand(AGGREGATE, preset="paper", experiment=FLOW.experiments("paper")),
         expand(CLAIMS, preset="paper"),

@@ -2,9 +2,10 @@
 
 import argparse
 import io
+import json
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paper import aggregate as tables
 from paper import cli, results
@@ -156,9 +157,18 @@ def _figure(given: argparse.Namespace) -> None:
 def _claims(given: argparse.Namespace) -> None:
     table = results.read_table(given.table)
     with results.of_experiment(given.table, table):
-        details = given.name, table, given.judged, given.table.as_posix(), given.without
+        details = given.name, table, given.judged, given.table.as_posix(), _missing(given.missing)
         found = [judged(claim, *details) for claim in EXPERIMENTS[given.name].claims]
     results.write_json(given.output, found)
+
+
+def _missing(text: str) -> list[dict[str, Any]]:
+    try:
+        found = json.loads(text)
+        return [{"network": run["network"], "method": run["method"], "lr": float(run["lr"])} for run in found]
+    except (KeyError, TypeError, ValueError) as error:
+        expected = "a JSON list of runs with network, method and lr"
+        raise PaperError(f"--missing: expected {expected}, got {text!r:.60}.") from error
 
 
 def _join(given: argparse.Namespace) -> None:
@@ -201,7 +211,7 @@ def main() -> None:
 
     claims = commands.add_parser("claims", help="the claims of an experiment, judged by its table")
     claims.add_argument("--judged", action="store_true", help="the settings are the paper's, so verdicts are given")
-    claims.add_argument("--without", default="", help="in words, what the table lacks")
+    claims.add_argument("--missing", default="[]", help="network, method and lr of runs that the table lacks, as JSON")
     claims.set_defaults(run=_claims)
 
     join = commands.add_parser("join", help="the claims of all experiments in one file")

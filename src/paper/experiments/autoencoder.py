@@ -77,7 +77,9 @@ def grows(rows: pd.DataFrame) -> Answer:
 def _loss(table: pd.DataFrame) -> Finding:
     rows = runs(table, lr=LR)
     answers, texts = smaller(rows)
-    return Finding(f"final train loss, {'; '.join(texts)}", over_cases(answers), cases=loss_ratios(rows, "compression"))
+    enorm = {f"enorm {factor:g}": ratio for factor, ratio in loss_ratios(rows, "compression", high="enorm").items()}
+    cases = loss_ratios(rows, "compression") | enorm
+    return Finding(f"final train loss, {'; '.join(texts)}", over_cases(answers), cases=cases)
 
 
 def _compression(table: pd.DataFrame) -> Finding:

@@ -1,4 +1,4 @@
-"""Ours: does anything that is measured at the start predict whether the library's default helps a network?
+"""Ours: does anything that is measured at the start predict whether the full solution helps a network?
 
 The networks, starts and gains are those of `practice`. Three causes are tried: the size of the scales; the change of
 each layer's effective learning rate, which is the norm of its update over the norm of its weights; and the condition
@@ -56,7 +56,7 @@ def parts(settings: Settings) -> Iterator[Part]:
         if grid["dataset"] != settings.practice.dataset:
             continue
         shared = {name: grid[name] for name in ("network", "model", "optimiser", "clip", "dataset") if name in grid}
-        shared |= {"lr": min(grid["lrs"]), "rescaling": describe(practice.DEFAULT), **own}
+        shared |= {"lr": min(grid["lrs"]), "rescaling": describe(practice.FULL), **own}
         for seed in grid["seeds"]:
             yield f"{grid['network']}-seed{seed}", {**shared, "seed": seed}
 
@@ -204,7 +204,7 @@ def table(runs: Runs, settings: Mapping[str, Any]) -> pd.DataFrame:
     gains = pd.DataFrame(columns=columns).astype(dict.fromkeys(columns[1:], float))
     if trained := [(table, provenance) for table, provenance in runs if "epoch" in table]:
         found = practice.table(trained, settings["practice"])
-        gains = found.loc[(found["panel"] == "best") & (found["method"] == practice.DEFAULT), columns]
+        gains = found.loc[(found["panel"] == "best") & (found["method"] == practice.FULL), columns]
     return measured.merge(gains, on="network", how="left")
 
 

@@ -191,8 +191,7 @@ def numbers(values: Tensor, state: str) -> dict[str, float]:
 def _images(settings: Mapping[str, Any], device: torch.device) -> Tensor:
     """The first training images, normalised, as the network takes them."""
     from paper import data, models
-    from paper.normalise import factors
-    from paper.training.datasets import per_input
+    from paper.training.datasets import factors, per_input
 
     count, model = max(settings["images"], settings["batch"]), settings["model"]
     images = data.load(settings["data"], settings["dataset"]).train_images[:count]

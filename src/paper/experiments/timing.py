@@ -149,10 +149,10 @@ def load(name: str, path: Path, device: torch.device) -> TrainingSet:
     import torch
 
     from paper import data as datasets
-    from paper import normalise
+    from paper.training.datasets import factors
 
     dataset = datasets.load(path, name)
-    scale, shift = (factor.view(1, -1, 1, 1).to(device) for factor in normalise.factors(name))
+    scale, shift = (factor.view(1, -1, 1, 1).to(device) for factor in factors(name))
     return TrainingSet(dataset.train_images.to(device), dataset.train_labels.to(device, torch.int64), scale, shift)
 
 

@@ -7,9 +7,13 @@ done, 2 invalid input, 75 time limit reached (run it again), 130 stopped with Ct
 
 import argparse
 import math
+import os
+import shutil
 import signal
+import subprocess
 import sys
 import time
+from datetime import datetime
 from pathlib import Path
 
 from paper import cli, results
@@ -92,11 +96,23 @@ def _train(specs: list[Spec], given: argparse.Namespace) -> None:
 
 def _end(limit: float | None) -> float:
     """When to stop, in seconds since the epoch: after the limit, or before Slurm ends the job."""
-    from paper.training.slurm import job_end
-
     job = job_end()
     after = math.inf if limit is None else time.time() + limit
     return after if job is None else min(after, job - MARGIN)
+
+
+def job_end() -> float | None:
+    """The time limit of this Slurm job in seconds since the epoch; None outside a job, or if Slurm reports none."""
+    job, squeue = os.environ.get("SLURM_JOB_ID"), shutil.which("squeue")
+    if not job or squeue is None:
+        return None
+    command = [squeue, "--noheader", f"--jobs={job}", "--format=%e"]
+    given = {**os.environ, "SLURM_TIME_FORMAT": "standard"}
+    try:
+        done = subprocess.run(command, env=given, capture_output=True, text=True, timeout=60)  # noqa: S603 - no shell
+        return datetime.fromisoformat(done.stdout.strip()).timestamp()
+    except (OSError, subprocess.SubprocessError, ValueError):  # no answer, or no limit
+        return None
 
 
 if __name__ == "__main__":

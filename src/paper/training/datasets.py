@@ -10,7 +10,13 @@ from torch import Tensor
 
 from paper import data, models, networks
 from paper.errors import PaperError
-from paper.normalise import factors
+
+# Mean and standard deviation of each channel, by which the images of a data set are normalised.
+MOMENTS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
+    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
+    "mnist": ((0.1307,), (0.3081,)),
+    "generated": ((0.5, 0.5, 0.5), (0.25, 0.25, 0.25)),
+}
 
 
 @dataclass(frozen=True)
@@ -83,6 +89,14 @@ def _split(images: Tensor, labels: Tensor, model: Mapping[str, Any], device: tor
         return Split(images.to(device), labels.long().to(device))
     images = images[:, None] if images.ndim == 3 else images
     return Split(models.fit_images(images, model).contiguous().to(device), labels.long().to(device))
+
+
+def factors(dataset: str) -> tuple[Tensor, Tensor]:
+    """Scale and shift by channel, so that a byte x becomes x * scale + shift = (x / 255 - mean) / deviation."""
+    if dataset not in MOMENTS:
+        raise PaperError(f"dataset: expected one of {', '.join(MOMENTS)}, got {dataset!r}.")
+    mean, deviation = (torch.tensor(values) for values in MOMENTS[dataset])
+    return 1 / (255 * deviation), -mean / deviation
 
 
 def per_input(values: Tensor, channels: int, model: Mapping[str, Any]) -> Tensor:

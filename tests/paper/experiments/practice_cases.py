@@ -45,7 +45,7 @@ def practised(gains, held_out=("vit",), spread=0.05, lrs=LRS, falls=(5.0, 0.0, 9
             by_method.items(), zip(lrs, (0, 1, 2), strict=True), enumerate(NOISE)
         ):
             more = 0.0 if method == "baseline" else gain + spread * (seed - 1)
-            scale = 0.0 if method == "baseline" else 0.5 if method == "damped" else 1.0
+            scale = 0.0 if method == "baseline" else 0.5 if method == "half" else 1.0
             found.append(run(network, method, lr, seed, 60 + noise + more - falls[method][fall], scale))
     networks = {name: {"model": model, "held_out": name in held_out} for name, model in MODELS.items()}
     settings = {"networks": networks, "trained": list(MODELS), "methods": methods or ["baseline", *gains]}
@@ -105,31 +105,37 @@ CASES = {
     "causes_uneven": ranks(-1, update_deviation=0.1),
     "causes_ntk": ranks(condition_before=0.5),
     "practice_no_harm": [
-        (YES, practised({"default": same(-0.3)})),
-        (PARTLY, practised({"default": same(0.0, vit=-1.0)})),
-        (NO, practised({"default": same(0.0, vgg=-1.0)})),
-        (UNDECIDED, practised({"default": same(0.0, vgg=-0.5)}, spread=1.0)),
+        (YES, practised({"half": same(-0.3)})),
+        (PARTLY, practised({"half": same(0.0, vit=-1.0)})),
+        (NO, practised({"half": same(0.0, vgg=-1.0)})),
+        (UNDECIDED, practised({"half": same(0.0, vgg=-0.5)}, spread=1.0)),
+    ],
+    "practice_full": [
+        (YES, practised({"full": same(-0.3)})),
+        (PARTLY, practised({"full": same(0.0, vit=-1.0)})),
+        (NO, practised({"full": same(0.0, vgg=-1.0)})),
+        (UNDECIDED, practised({"full": same(0.0, vgg=-0.5)}, spread=1.0)),
     ],
     "practice_choice": [
-        (YES, practised({"default": same(1.0), "free": same(0.5)})),
-        (YES, practised({"default": same(1.0), "exclude": {"vgg": 0.5}})),
-        (PARTLY, practised({"default": same(0.5), "free": same(1.0)})),
-        (PARTLY, practised({"default": same(0.5), "exclude": {"vgg": 1.0}})),
-        (NO, practised({"default": same(1.0, vgg=-1.0), "free": same(0.1)})),
+        (YES, practised({"half": same(1.0), "free": same(0.5)})),
+        (YES, practised({"half": same(1.0), "full": same(0.0), "exclude": {"vgg": 0.5}})),
+        (PARTLY, practised({"half": same(0.5), "free": same(0.5)})),
+        (NO, practised({"half": same(0.5), "free": same(1.0)})),
+        (NO, practised({"half": same(1.0, vgg=-1.0), "free": same(0.1)})),
     ],
     "practice_gain": [
-        (YES, practised({"default": same(0.8)})),
-        (PARTLY, practised({"default": same(0.3)})),
-        (NO, practised({"default": same(-0.3)})),
-        (UNDECIDED, practised({"default": same(0.3)}, spread=1.0)),
+        (YES, practised({"half": same(0.8)})),
+        (PARTLY, practised({"half": same(0.3)})),
+        (NO, practised({"half": same(-0.3)})),
+        (UNDECIDED, practised({"half": same(0.3)}, spread=1.0)),
     ],
     "practice_range": [
-        (YES, practised({"default": same(0.0)}, falls={"baseline": (5, 0, 9), "default": (5, 0, 0.5)})),
-        (NO, practised({"default": same(0.0)}, falls={"baseline": (0.5, 0, 0.5), "default": (5, 0, 9)})),
-        (NO, practised({"default": same(0.0)})),
+        (YES, practised({"half": same(0.0)}, falls={"baseline": (5, 0, 9), "half": (5, 0, 0.5)})),
+        (NO, practised({"half": same(0.0)}, falls={"baseline": (0.5, 0, 0.5), "half": (5, 0, 9)})),
+        (NO, practised({"half": same(0.0)})),
         (UNDECIDED, mixed(
-            practised({"default": same(0.0)}),
-            practised({"default": same(0.0)}, falls={"baseline": (5, 0, 9), "default": (5, 0, 0.5)}),
+            practised({"half": same(0.0)}),
+            practised({"half": same(0.0)}, falls={"baseline": (5, 0, 9), "half": (5, 0, 0.5)}),
         )),
     ],
     **{

@@ -9,7 +9,6 @@ from torch import nn
 from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
 from torchvision.models.vgg import VGG
 
-from paper.errors import PaperError
 from paper.experiments import architectures
 from paper.experiments.architectures import TABLE_1
 
@@ -93,17 +92,3 @@ def test_the_paper_s_row_and_exact_counts(network):
         exact = exact_paths(model, pooling)
         assert row[f"paths_{pooling}"] == _digits(exact)
         assert row[f"log10_paths_{pooling}"] == pytest.approx(np.log10(float(exact)), rel=1e-14)
-
-
-def test_columns_and_names():
-    state = torch.get_rng_state()
-    table = architectures.measure({"networks": ["cifar_nv", "mlp"], "image": 32}, CPU)
-    assert torch.equal(state, torch.get_rng_state())
-    assert list(table.columns) == [
-        "network", "parameters", "units_table", "units_free", "paths_paper", "log10_paths_paper", "paths_all",
-        "log10_paths_all",
-    ]  # fmt: skip
-    assert table["network"].tolist() == ["cifar_nv", "mlp"]
-    assert table["units_free"].tolist() == [1792, 1500]
-    with pytest.raises(PaperError, match="expected among mlp, cifar_nv, resnet18, .*, got 'alexnet'"):
-        architectures.measure({"networks": ["alexnet"], "image": 32}, CPU)

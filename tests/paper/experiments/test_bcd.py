@@ -18,25 +18,6 @@ TINY = {
 }
 
 
-def test_rows():
-    table = bcd.measure(TINY, CPU)
-    assert list(table.columns) == [
-        "network", "pooling", "seed", "sweep", "objective", "normalised", "to_optimum", "update", "max_u",
-        "printed",
-    ]  # fmt: skip
-    assert len(table) == 2 * 2 * 7
-    for _, run in table.groupby(["pooling", "seed"]):
-        assert run["sweep"].tolist() == list(range(7))
-        assert run["objective"].is_monotonic_decreasing
-        assert run["normalised"].iloc[[0, -1]].tolist() == [1.0, 0.0]
-        assert run["to_optimum"].iloc[0] == 1.0
-        assert (run["to_optimum"] >= run["normalised"]).all()
-        assert run["update"].isna().tolist() == [True] + [False] * 6
-        assert run["max_u"].nunique() == run["printed"].nunique() == 1
-        assert run["printed"].iloc[0] > 1.0
-    assert table.equals(bcd.measure(TINY, CPU))
-
-
 def test_a_run_is_the_library_s():
     table = bcd.measure({**TINY, "seeds": [3], "poolings": ["exact"]}, CPU)
     model = models.make(TINY["model"], 3, "cifar_nv").double().eval()

@@ -32,6 +32,7 @@ from paper.verdicts import (
     judged,
 )
 from tests.paper.experiments import claim_cases as case
+from tests.paper.experiments import trained_tables
 from tests.paper.experiments.claim_cases import CASES as PAPERS
 from tests.paper.experiments.claim_cases import NEVER
 from tests.paper.experiments.practice_cases import CASES as PRACTISED
@@ -165,43 +166,6 @@ def test_what_is_missing_is_not_judged(claim, table):
     assert found["ours"].startswith("not measured (")
 
 
-@pytest.mark.parametrize(
-    ("claim", "number", "ours", "estimate"),
-    [
-        ("toy_faster", 0, "2 of 2 starts; steps to loss 0.01: 50 -> 49, never -> 9", ""),
-        ("criteria_any_norm", 2, "sqrt(x^2 + 4 y^2): minimisers 0.7 apart in log lambda", ""),
-        ("gelu_clamp", 2, "no NaN; largest |u| without the bound (mean of seeds) 4.9, or 5.1 with GELU kept in diag(G)",
-         ""),
-        ("table1_parameters", 1, "4 of 6 rows equal; mlp 2,042,511, vgg16 138,357,545", ""),
-        ("bcd_mlp_five", 0, "85.1%", "0.851 [0.851, 0.851] of the decrease"),
-        ("bcd_conv_needed", 2, "sweeps to 95% of the decrease: CIFAR-NV 36 [36, 36], ResNet-18-C inf", ""),
-        ("timing_one_epoch", 1, "conv 1%, MLP 111% of an epoch on CPU", ""),
-        ("timing_linear", 0, "1e+03 ms per million parameters on top of 1e+03 ms",
-         "1.00 [1.00, 1.00] share of the variance (R squared)"),
-        ("theory_with_biases", 1, "1 of 2 values within 4 standard errors (worst 4.1)", ""),
-        ("mlp_speedup", 1, "1.71 times fewer epochs at 3 hidden layers; by hidden layers 2: 1.20, 3: 1.71",
-         "1.71 [1.71, 1.71] times, 3 hidden layers"),
-        ("mlp_speedup", 2, ">= 1.43 times fewer epochs at 3 hidden layers; by hidden layers 2: open, 3: >= 1.43",
-         ">= 1.43 times, 3 hidden layers"),
-        ("mlp_generalisation", 0, "hidden layers 2: -0.90 [-0.90, -0.90], 3: 0.00 [0.00, 0.00]; after the last "
-         "epoch -0.45 [-0.45, -0.45], mean over depths", "-0.45 [-0.45, -0.45] points, mean over depths"),
-        ("cifar_earlier", 0, "10 epochs earlier, of 128, at the baseline's last test accuracy; 8 at 70% train accuracy "
-         "(2 seeds); 10 at 90% train accuracy (2 seeds)", "10 [10, 10] epochs"),
-        ("cifar_earlier", 7, "<= -1 epochs earlier, of 128, at the baseline's last test accuracy; 16 at 70% train "
-         "accuracy (2 seeds)", "<= -1 epochs"),
-        ("cifar_best_test", 0, "78.6% against 75.6%", "3.00 [3.00, 3.00] points more with PathCond"),
-        ("cifar_all_classes", 2, "1 of 2 seeds; with seed 1 no method passes 90.0% of the training images; best test "
-         "accuracy of the others 80.0% against 77.0%", ""),
-        ("controls_rows", 0, "3 hidden layers: rows 0.80 [0.80, 0.80], columns 0.03 [0.03, 0.03]", ""),
-    ],
-)  # fmt: skip
-def test_what_we_found_in_words(claim, number, ours, estimate):
-    found = judge(claim, CASES[claim][number][1])
-    assert (found["experiment"], found["artifact"]) == (CLAIMS[claim][0], "table.csv")
-    assert found["ours"] == ours
-    assert found["estimate"] == estimate
-
-
 HALF = float(stats.t.ppf(0.975, 1)) * 0.25  # of two values half apart
 
 
@@ -321,6 +285,22 @@ def test_program_judges_and_joins(tmp_path, monkeypatch):
     everything = json.loads((tmp_path / "all.json").read_text())
     assert everything == toy + json.loads(parts[1].read_text())
     assert (tmp_path / "all.md").read_text() == verdicts.markdown(everything)
+
+
+def test_only_claims_that_read_a_missing_run_name_it():
+    missing = [{"network": trained_tables.CIFAR_NV[0], "method": "enorm", "lr": 1e-4}]
+    runs = [trained_tables.cell(trained_tables.CIFAR_NV, method, lr)
+            for method in trained_tables.METHODS for lr in (1e-3, 1e-4) if (method, lr) != ("enorm", 1e-4)]  # fmt: skip
+    table = trained_tables.table(runs, by_seed=True)
+    claims = EXPERIMENTS["cifar_nv_lrs"].claims + EXPERIMENTS["cifar_nv"].claims
+    assert not [c.id for c in claims if "enorm" in judged(c, "x", table, True, "x.csv", missing)["ours"]]
+
+    def enorm(rows):
+        gain = verdicts.accuracy_gain(verdicts.runs(rows, lr=1e-4), "enorm", "baseline")
+        return verdicts.Finding(gain.words, NO, gain)
+
+    about = verdicts.Claim("about_enorm", "text", "paper", "rule", enorm)
+    assert judged(about, "x", table, True, "x.csv", missing)["ours"].startswith("without enorm at lr 0.0001: not meas")
 
 
 def test_markdown():

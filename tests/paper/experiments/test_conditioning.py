@@ -9,11 +9,10 @@ import torch
 from torch import nn
 
 import pathcond
-from paper import models, plotting
+from paper import models
 from paper.experiments import conditioning
 from paper.methods import describe
 from tests.paper.experiments.tables import CPU, runs
-from tests.paper.experiments.tuned_cases import paths, predicted
 
 SMALL = {"kind": "mlp", "inputs": 3, "hidden": [4, 2], "outputs": 2, "batchnorm": False}
 
@@ -117,20 +116,6 @@ def test_the_states_are_those_of_training():
     report = pathcond.rescale_(start, models.example_input(model), batchnorm="exclude", sweeps=10)
     torch.testing.assert_close(seen[1], [p.detach().double() for p in start.parameters()], rtol=1e-5, atol=1e-7)
     assert facts["max_log_scale"] == pytest.approx(max(float(u.abs().max()) for u in report.u.values()) / 2, rel=1e-5)
-
-
-def test_figure_names_every_network_and_marks_bounds():
-    table = predicted("fall", [1, 2, 3, 5, 4, 6, 7]).assign(bound=lambda rows: rows["hidden_layers"] == 2)
-    table["max_log_scale"] = table["hidden_layers"]
-    with plotting.theme(8.0):
-        figure = conditioning.plot(pd.concat([table, paths(2.0, 0.5)], ignore_index=True))
-    for axes in figure.axes[2:]:
-        names = [text.get_text() for text in axes.texts]
-        assert names[:7] == ["2", "3", "4", "5", "6", "7", "8"]
-        faces = [line.get_markerfacecolor() for line in axes.lines if len(line.get_xdata())]
-        assert [face == "white" for face in faces] == [True] + [False] * 6
-    # The first network's speed-up is a bound: it is drawn, not counted.
-    assert figure.axes[2].get_title(loc="right").startswith("rank correlation 0.94 [")
 
 
 def curve(epochs, accuracies=None, losses=None):

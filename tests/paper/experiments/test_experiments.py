@@ -134,77 +134,29 @@ def test_a_row_is_identified_by_its_keys(name):
             break
 
 
-@pytest.mark.parametrize("name", [name for name, found in EXPERIMENTS.items() if found.trained])
-def test_grids_name_their_networks_and_carry_the_protocol(name):
-    grids = list(EXPERIMENTS[name].grids(settings(name, "paper")))
-    names = [grid["network"] for grid in grids]
-    expected = {
-        "mlp_depth": [f"mlp_{depth}x500" for depth in range(2, 9)],
-        "mlp_depth_lrs": [f"mlp_{depth}x500" for depth in range(2, 9)],
-        "mlp_depth_gelu": [f"mlp_{depth}x500_gelu" for depth in range(2, 9)],
-        "autoencoder": [f"autoencoder_c{factor}" for factor in (1, 2, 4, 7)],
-        "autoencoder_lrs": [f"autoencoder_c{factor}" for factor in (1, 2, 4, 7)],
-        "controls": ["mlp_3x500", "mlp_6x500", "autoencoder_c4"],
-        "tuned": [
-            *(f"mlp_{depth}x500" for depth in (*range(2, 9), 3, 6)),
-            *(f"autoencoder_c{factor}" for factor in (1, 2, 4, 7, 4)),
-            "cifar_nv",
-        ],
-        "optimisers": [
-            f"{network}_{optimiser}"
-            for networks in (("mlp_3x500", "mlp_6x500"), ("cifar_nv",))
-            for optimiser in ("momentum", "adamw", "muon")
-            for network in networks
-        ],
-        "practice": blocks("paper")["practice"]["trained"],
-    }
-    assert names == expected.get(name, ["cifar_nv"])
-    protocol = {"methods", "lrs", "seeds", "optimiser", "dataset", "images", "validation", "test_images", "batch"}
-    for grid in grids:
-        assert protocol | {"epochs", "model", "network"} <= set(grid)
-        assert {"hidden", "compression", "image"} & set(grid["model"])
-    assert ("clamp" in grids[0]) == (name == "mlp_depth_gelu")
-    assert ("longer" in grids[0]) == (name == "cifar_nv_lrs")
-
-
 @pytest.mark.parametrize(
     ("name", "change", "said"),
     [
-        ("mlp_depth", {"methods": ["sgd"]}, "expected one of baseline, enorm, pathcond"),
         ("mlp_depth", {"shown": 9}, r"shown: expected one of hidden_layers \[.*\], got 9"),
-        ("mlp_depth", {"hidden_layers": []}, "hidden_layers"),
         ("mlp_depth", {"lrs": [1e-3, "1e-3"]}, "expected no entry twice, got 0.001"),
-        ("mlp_depth", {"batch": 3.0}, "valid integer"),
         ("mlp_depth", {"batch": True}, "expected a number, got true"),
-        ("mlp_depth", {"target": 1.5}, "less than or equal to 1"),
-        ("mlp_depth", {"seeds": []}, "at least 1 item"),
         ("mlp_depth", {"images": 641}, "images and validation: expected at most 640 of generated, got 641"),
         ("mlp_depth", {"images": 33, "batch": 32}, "batch: expected no last batch of one image"),
         ("mlp_depth", {"optimiser": {"name": "muon"}}, "expected sgd or adam with enorm, got muon"),
         ("mlp_depth", {"optimiser": {"name": "sgd", "nesterov": True}}, "expected momentum above 0 with nesterov"),
-        ("mlp_depth", {"optimiser": {"name": "lion"}}, "does not match any of the expected tags"),
         ("cifar_nv_lrs", {"longer": [{"lr": 0.5, "epochs": 9}]}, "longer: expected learning rates of lrs"),
         ("cifar_nv", {"model": {"kind": "cifar_nv", "width": 1.0, "image": 9}}, "model.image: expected at most 8"),
         ("autoencoder", {"compressions": [99]}, "compressions: expected at most"),
         ("regimes", {"neurons": 2}, "neurons: expected at least one per layer"),
         ("theory", {"cases": {"odd": {"widths": [2, 2, 2], "biases": True}}}, "expected either a or variances"),
         ("toy", {"starts": [[-0.2, 1.0, 1.0]]}, "expected starts u, v, w with u > 0"),
-        ("criteria", {"lengths": [9]}, "less than or equal to 8"),
         ("timing_depth", {"inputs": 7}, "inputs: expected 3 x s x s"),
-        ("bcd", {"networks": {}}, "at least 1 item"),
     ],
 )
 def test_wrong_settings_are_refused(name, change, said):
     block = blocks("tiny")[name]
     with pytest.raises(ValidationError, match=said):
         EXPERIMENTS[name].settings.model_validate({**block, **change})
-
-
-def test_numbers_may_be_text():
-    block = {**blocks("tiny")["mlp_depth"], "lrs": ["1e-3", "0.1"], "batch": "16", "epochs": "1e1"}
-    found = plain(EXPERIMENTS["mlp_depth"].settings.model_validate(block))
-    assert (found["lrs"], found["batch"], found["epochs"]) == ([0.001, 0.1], 16, 10)
-    assert isinstance(found["epochs"], int)
 
 
 def test_any_network_can_be_trained():

@@ -17,11 +17,11 @@ from tests.paper.experiments.tables import blocks, settings
 def test_methods_without_a_meaning_are_not_run():
     assert practice.run_as("exclude", MODELS["mlp"]) is None
     assert practice.run_as("exclude", {**MODELS["vgg"], "batchnorm": False}) is None
-    assert practice.run_as("running", MODELS["mlp"]) == "default"
+    assert practice.run_as("running", MODELS["mlp"]) == "full"
     assert practice.run_as("running", MODELS["vit"]) == "running"
-    assert practice.run_as("smooth_paths", MODELS["vgg"]) == "default"
+    assert practice.run_as("smooth_paths", MODELS["vgg"]) == "full"
     grids = {grid["network"]: grid for grid in practice.all_grids(settings("practice", "paper"))}
-    assert grids["mlp3"]["methods"] == ["baseline", "default", "damped", "per_layer"]
+    assert grids["mlp3"]["methods"] == ["baseline", "full", "half", "per_layer"]
     assert "exclude" in grids["resnet18"]["methods"]
     assert grids["gpt"]["dataset"] == "kjv"
     assert grids["gpt"]["augmentation"] is None
@@ -32,32 +32,32 @@ def test_methods_without_a_meaning_are_not_run():
 
 
 def test_the_best_rate_and_the_gain_of_each():
-    table = practised({"default": same(1.0), "running": {"vgg": -2.0, "vit": 0.0}}, spread=0.2)
+    table = practised({"full": same(1.0), "running": {"vgg": -2.0, "vit": 0.0}}, spread=0.2)
     found = table[table["panel"] == "best"].set_index(["network", "method"])
     assert (found["lr"] == 0.1).all()
-    assert found.loc[("vgg", "default"), "gain"] == pytest.approx(1.0)
+    assert found.loc[("vgg", "full"), "gain"] == pytest.approx(1.0)
     assert found.loc[("vgg", "running"), "gain"] == pytest.approx(-2.0)
     assert found.loc[("mlp", "running"), "gain"] == pytest.approx(1.0), "the same as the default, which is run"
     half = stats.t.ppf(0.975, 4) * 0.2 / math.sqrt(3)  # of two methods with three seeds each
-    assert found.loc[("vgg", "default"), "high"] == pytest.approx(1.0 + half)
+    assert found.loc[("vgg", "full"), "high"] == pytest.approx(1.0 + half)
     assert (found["lrs_near"] == 1).all()
     assert not found["at_edge"].any()
     assert found.loc[("vgg", "baseline"), "high"] == 0
 
 
 def test_the_rule():
-    gains = {"default": same(0.2), "free": same(2.0, mlp=-1.0), "damped": same(0.4)}
-    assert practice.choose(practised(gains))[0] == "damped", "free harms a network"
+    gains = {"full": same(0.2), "free": same(2.0, mlp=-1.0), "half": same(0.4)}
+    assert practice.choose(practised(gains))[0] == "half", "free harms a network"
     assert practice.choose(practised({**gains, "free": same(2.0, vit=-1.0)}))[0] == "free", "held out"
-    harmful = {"default": same(-1.0), "damped": same(-2.0)}
-    assert practice.choose(practised(harmful))[0] == "damped", "none passes: the one that changes least"
+    harmful = {"full": same(-1.0), "half": same(-2.0)}
+    assert practice.choose(practised(harmful))[0] == "half", "none passes: the one that changes least"
 
 
 def test_settings_go_together():
     block = blocks("tiny")["practice"]
     for change, said in (
         ({"trained": ["nothing"]}, "trained: expected names of networks"),
-        ({"methods": ["baseline", "damped"]}, "methods: expected default among them"),
+        ({"methods": ["baseline", "half"]}, "methods: expected full among them"),
         ({"images": 641}, "images and validation: expected at most 640"),
     ):
         with pytest.raises(ValidationError, match=said):

@@ -44,17 +44,6 @@ def test_parts_reproduce_recorded_rows():
             pd.testing.assert_frame_equal(row, expected, rtol=1e-12, atol=0)
 
 
-def test_columns_and_rows(table):
-    assert list(table.columns) == regimes.COLUMNS
-    assert len(table) == 2 * 3 * 2
-    assert not table.duplicated(["variance", "alpha", "seed"]).any()
-    assert sorted(set(table["alpha"].round(9))) == pytest.approx([0.1, 10**0.5, 100.0])
-    assert (table.groupby(["alpha", "seed"])["widths"].nunique() == 1).all(), "variances share their widths"
-    for text in table["widths"]:
-        widths = [int(part) for part in text.split("-")]
-        assert (len(widths), sum(widths), min(widths) >= 1) == (3, 12, True)
-
-
 def test_rescaling_is_that_of_the_literal_algorithm(table):
     alpha = 10.0**0.5
     hidden = regimes.hidden_widths(3, 12, alpha, 1)
@@ -110,9 +99,3 @@ def test_widths_follow_alpha():
 )
 def test_largest_remainder(shares, total, expected):
     assert regimes.largest_remainder(torch.tensor(shares, dtype=torch.float64), total) == expected
-
-
-def test_the_same_again_and_no_trace_in_torch(table):
-    state = torch.random.get_rng_state()
-    assert measure().equals(table)
-    assert torch.equal(torch.random.get_rng_state(), state)

@@ -32,15 +32,6 @@ def table():
     return theory.measure(SETTINGS, CPU)
 
 
-def test_columns_and_rows(table):
-    assert list(table.columns) == theory.COLUMNS
-    assert not table.duplicated(["case", "a", "kind", "layer", "seed"]).any()
-    assert len(table) == 2 * 7 + 4 + 4 * 7
-    assert set(table.query("case == 'varying_no_bias'")["kind"]) == {"edge"}
-    assert table.query("case == 'by_layer'")["a"].isna().all()
-    assert (table["draws"] == SETTINGS["draws"]).all()
-
-
 def test_constant_diagonal_and_rank(table):
     even = table["case"].isin(["constant", "small"])
     assert table.loc[even, ["even_spread", "even_u"]].max().max() < 1e-12

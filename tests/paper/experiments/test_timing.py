@@ -77,13 +77,6 @@ def test_an_epoch_is_scaled_up(batches, timed, monkeypatch):
     assert sizes == [16, 16, 8][:timed]
 
 
-@pytest.mark.parametrize(
-    ("share", "text"), [(0.00035, "0.035%"), (0.0101, "1.0%"), (0.0994, "9.9%"), (0.22, "22%"), (1.03, "103%")]
-)
-def test_percent(share, text):
-    assert timing.percent(share) == text
-
-
 def test_garbage_collection_is_off_meanwhile():
     assert [gc.isenabled() for _ in timing.repeats(SETTINGS)] == [False] * 4
     assert gc.isenabled()

@@ -3,7 +3,6 @@
 import math
 
 import pytest
-import yaml
 
 from paper import config, runs
 from paper.experiments import EXPERIMENTS, tuned
@@ -86,19 +85,3 @@ def test_only_recorded_runs_of_other_experiments():
         known = {key for other in others for key in plan.asked[other]}
         assert plan.asked["tuned"]
         assert set(plan.asked["tuned"]) <= known
-
-
-def test_denser_grid_is_an_edit_of_the_configuration():
-    """The commented blocks of config.yaml, as they read without the comment signs."""
-    text = (ROOT / "config.yaml").read_text()
-    first = text.index("    # mlp_dense:")
-    lines = text[first : text.index("\n    autoencoder:", first)].splitlines()
-    added = "\n".join(line.replace("    # ", "    ", 1) for line in lines)
-    blocks = yaml.safe_load("tuned:\n" + added)["tuned"]
-    found = config.read(ROOT, "paper", {"experiments": {"tuned": blocks}})
-    grids = {(g["network"], g["epochs"]): g for g in tuned.all_grids(found.settings["tuned"]) if len(g["lrs"]) == 11}
-    assert list(grids) == [("mlp_3x500", 100), ("mlp_5x500", 100), ("mlp_8x500", 100), ("mlp_2x500", 200)]
-    count = sum(len(g["lrs"]) * len(g["seeds"]) * len(g["methods"]) for g in grids.values())
-    assert f"{count:,} runs" in text
-    for grid in grids.values():
-        assert set(found.settings["tuned"].mlp.lrs) <= set(grid["lrs"]), "else its rates would lack seeds"

@@ -4,10 +4,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from paper.normalise import factors
 from paper.runs import training_specs
 from paper.seeds import generator
-from paper.training.datasets import Split, Splits
+from paper.training.datasets import Split, Splits, factors
 from paper.training.kernels import torch_layers
 
 CPU = torch.device("cpu")

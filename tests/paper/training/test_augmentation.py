@@ -89,7 +89,7 @@ def test_metrics_of_the_train_split_are_those_asked_for():
 
 
 def test_statistics_are_measured_on_the_first_images():
-    spec = make_spec(CONV, "default")
+    spec = make_spec(CONV, "full")
     splits = random_splits(spec)
     one = ModuleTrainer(Run(spec, 0), splits, CPU)
     expected = initialize(spec, 0, batch=inputs(splits.train, splits)).module
@@ -110,7 +110,7 @@ def test_statistics_are_measured_on_the_first_images():
         ("enorm", {"optimiser": {"name": "adamw"}}, False),
         ("baseline", {"optimiser": {"name": "muon"}}, False),
         ("baseline", {"augmentation": "flip_crop"}, False),
-        ("default", {}, False),
+        ("full", {}, False),
     ],
 )
 def test_which_runs_train_together(method, settings, batched):
@@ -118,12 +118,12 @@ def test_which_runs_train_together(method, settings, batched):
 
 
 def test_candidates_differ_from_the_default():
-    spec = make_spec(CONV, "default")
+    spec = make_spec(CONV, "full")
     splits = random_splits(spec)
     scales = {}
-    for method in ("default", "damped", "per_layer", "free", "running", "exclude"):
+    for method in ("full", "half", "per_layer", "free", "running", "exclude"):
         one = ModuleTrainer(Run(make_spec(CONV, method), 0), splits, CPU)
         scales[method] = one.max_log_scale[0]
-    assert scales["damped"] == pytest.approx(scales["default"] / 2)
-    assert scales["per_layer"] < scales["default"] <= 1.5
+    assert scales["half"] == pytest.approx(scales["full"] / 2)
+    assert scales["per_layer"] < scales["full"] <= 1.5
     assert len({round(value, 6) for value in scales.values()}) >= 4

@@ -45,18 +45,6 @@ def test_it_comes_back_as_it_was(tmp_path):
     checkpoint.remove()  # nothing there: nothing to do
 
 
-def test_the_state_of_an_optimiser_comes_back(tmp_path):
-    parameter = torch.nn.Parameter(torch.ones(3))
-    optimiser = torch.optim.Adam([parameter], lr=0.1)
-    parameter.sum().backward()
-    optimiser.step()
-    checkpoint = Checkpoint(tmp_path, make_spec(MLP))
-    checkpoint.write({"state": optimiser.state_dict()})
-    held = checkpoint.read()[0]["state"]
-    assert held["param_groups"] == optimiser.state_dict()["param_groups"]
-    assert torch.equal(held["state"][0]["exp_avg"], optimiser.state_dict()["state"][0]["exp_avg"])
-
-
 @pytest.mark.parametrize("damage", ["cut", "empty", "start", "end", "longer"])
 def test_a_damaged_one_is_refused_and_removed(damage, tmp_path):
     checkpoint = Checkpoint(tmp_path, make_spec(MLP))

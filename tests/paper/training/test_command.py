@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -160,24 +159,6 @@ def test_the_number_of_threads_is_not_the_machines(place, images, tmp_path, call
     assert place.content(wide) == other.content(wide)
     threads = [results.read_provenance(result_path(p.results, wide))["threads"] for p in (place, other, third)]
     assert threads == [1, 1, 2]
-
-
-@pytest.mark.slow
-def test_it_resumes_after_kills(place, undisturbed):
-    chance, delays = random.SystemRandom(), []
-    for _ in range(2):
-        before = place.news()
-        job = place.begin([LONG], "--save-every", "0")
-        place.wait_for_news(job, before)
-        delays.append(chance.uniform(0.0, 0.4))
-        time.sleep(delays[-1])
-        job.kill()
-        job.communicate()
-        assert job.returncode == -signal.SIGKILL, delays
-    status, said = place.run([LONG], "--save-every", "0")
-    assert status == 0, said
-    assert place.content(LONG) == undisturbed(LONG), delays
-    assert not place.kept(), delays
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])

@@ -5,8 +5,8 @@ import torch
 
 from paper import data
 from paper.errors import PaperError
-from paper.normalise import MOMENTS
 from paper.training import datasets
+from paper.training.datasets import MOMENTS
 from tests.paper.training.reference import CONV, CPU, GPT, MLP, make_spec
 
 FLAT = {**MLP, "inputs": 192}
@@ -49,15 +49,6 @@ def test_images_enter_a_network_normalised(path, model):
     torch.testing.assert_close(x, expected.flatten(1) if model is FLAT else expected, rtol=1e-5, atol=1e-5)
 
 
-def test_every_channel_has_its_own_factors():
-    scale, shift = (
-        datasets.per_input(t, 3, FLAT) for t in (torch.tensor([1.0, 2.0, 3.0]), torch.tensor([4.0, 5.0, 6.0]))
-    )
-    image = torch.ones(3, 8, 8)
-    expected = image * torch.tensor([1.0, 2.0, 3.0]).view(3, 1, 1) + torch.tensor([4.0, 5.0, 6.0]).view(3, 1, 1)
-    assert torch.equal(image.flatten() * scale + shift, expected.flatten())
-
-
 def test_smaller_networks_see_the_middle(path):
     found = loaded(path, {**MLP, "inputs": 12})
     assert torch.equal(found.train.images, data.load(path, "generated").train_images[:100, :, 3:5, 3:5].flatten(1))
@@ -95,7 +86,3 @@ def test_windows_of_a_text_are_cut_to_the_context(tmp_path):
 def test_images_too_small_for_the_network_are_refused(path):
     with pytest.raises(PaperError, match="expected 3072 numbers of each"):
         loaded(path, {**FLAT, "inputs": 3072})
-
-
-def test_all_images_may_be_asked_for(path):
-    assert len(loaded(path, FLAT, images=600, validation=40, test_images=160).by_name["validation"]) == 40

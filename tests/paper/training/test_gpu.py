@@ -76,23 +76,6 @@ def test_curves_are_those_of_the_cpu(name):
 
 
 @pytest.mark.parametrize("name", ["mlp", "autoencoder"])
-def test_recorded_steps_are_the_steps(name):
-    chosen = runs(NETWORKS[name])
-    graphed, plain = together(chosen, CUDA), together(chosen, CUDA)
-    plain._replay = lambda name, work: work()
-    near(curves(graphed, 3), curves(plain, 3), 1e-3)
-
-
-@pytest.mark.parametrize("name", ["mlp", "autoencoder"])
-def test_a_run_does_not_depend_on_company(name):
-    chosen = runs(NETWORKS[name])
-    side_stream = curves(together(chosen, CUDA), 1)
-    for number in (0, 7):
-        found = curves(together(chosen[number : number + 1], CUDA), 1)
-        near(found, {k: v[:, number : number + 1] for k, v in side_stream.items()}, 1e-3)
-
-
-@pytest.mark.parametrize("name", ["mlp", "autoencoder"])
 def test_runs_go_on_from_what_was_saved(name):
     chosen = runs(NETWORKS[name])
     whole = curves(together(chosen, CUDA), 4)
@@ -101,17 +84,6 @@ def test_runs_go_on_from_what_was_saved(name):
     for number in range(len(chosen)):
         second.load(number, first.save(number))
     near(curves(second, 2, first=3), {k: v[2:] for k, v in whole.items()}, 1e-3)
-
-
-def test_saving_in_the_middle_changes_nothing():
-    chosen = runs(MLP)
-    whole, watched = together(chosen, CUDA), together(chosen, CUDA)
-    for epoch in (1, 2, 3):
-        whole.epoch(epoch)
-        watched.epoch(epoch)
-        watched.save(0)
-        watched.evaluate()
-    near(watched.evaluate(), whole.evaluate(), 5e-3)  # ENorm's factors are multiplied in, then rounded to TF32
 
 
 # ---- runs alone
@@ -171,7 +143,7 @@ def test_a_network_as_people_train_it_is_the_same_in_graphs_and_without(kind, op
     model = {"kind": kind, "image": 16, **({"width": 0.25} if kind == "resnet18" else {})}
     model = {**GPT, "context": 128, "width": 192} if kind == "gpt" else model
     sizes = {**SIZES, "lr": 0.003, "precision": "float32", **USUAL, **more}
-    one = make_spec(model, "default", optimiser=optimiser, **sizes)
+    one = make_spec(model, "full", optimiser=optimiser, **sizes)
     graphs, eager = (ModuleTrainer(Run(one, 0), random_splits(one, CUDA), CUDA, flag) for flag in (False, True))
     assert graphs.use_graphs
     assert not eager.use_graphs
@@ -179,7 +151,7 @@ def test_a_network_as_people_train_it_is_the_same_in_graphs_and_without(kind, op
     for name in ("train_loss", "test_loss"):
         torch.testing.assert_close(found[name], expected[name], rtol=2e-2, atol=2e-2)
     torch.testing.assert_close(found["running_train_loss"][1:], expected["running_train_loss"][1:], rtol=2e-2, atol=0)
-    half = make_spec(model, "default", optimiser=optimiser, **{**sizes, "precision": "bfloat16"})
+    half = make_spec(model, "full", optimiser=optimiser, **{**sizes, "precision": "bfloat16"})
     trainer = ModuleTrainer(Run(half, 0), random_splits(half, CUDA), CUDA)
     assert trainer.precision == "bfloat16 autocast"
     losses = curves(trainer, 3)["train_loss"]

@@ -9,8 +9,10 @@ from torch import nn
 import pathcond
 from paper import models, starts
 from paper.errors import PaperError
+from paper.methods import BOUND
 from paper.training.initialization import initialize, rescale
-from tests.paper.training.reference import AUTOENCODER, BARE, CONV, METHODS, MLP, assert_same, make_spec, values
+from pathcond.rescale import DEFAULT_CLAMP
+from tests.paper.training.reference import AUTOENCODER, BARE, CONV, MLP, assert_same, make_spec, values
 
 GELU = {**MLP, "activation": "gelu"}
 NETWORKS = {"mlp": MLP, "bare": BARE, "gelu": GELU, "autoencoder": AUTOENCODER, "conv": CONV}
@@ -40,6 +42,17 @@ def test_the_start_is_what_the_library_makes(name, method):
     assert began.max_log_scale > 0.01
     with pytest.raises(AssertionError):
         assert_same(began.module, models.make(NETWORKS[name], 3), 1e-3, 1e-3)
+
+
+def test_the_default_method_is_the_default_of_the_library():
+    """`paper.methods` does not import torch, so it repeats the library's bound."""
+    assert BOUND == DEFAULT_CLAMP
+    x = torch.randn(16, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    began = initialize(make_spec(CONV, "default"), 3, batch=x)
+    expected = models.make(CONV, 3)
+    report = pathcond.rescale_(expected, x)
+    assert_same(began.module, expected, 1e-6, 1e-8)
+    assert began.max_log_scale == pytest.approx(report.max_log_scale, rel=1e-6)
 
 
 def test_sweeps_are_ten():
@@ -129,14 +142,6 @@ def test_methods_share_the_weights_of_a_seed(name):
             assert_same(found, expected, 1e-5, 1e-7)
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_seeds_differ_and_come_again(method):
-    first, again, other = (initialize(make_spec(MLP, method), seed).module for seed in (0, 0, 1))
-    assert_same(first, again, 0, 0)
-    for name in ("1.weight", "4.weight", "10.weight"):
-        assert not torch.equal(values(first)[name], values(other)[name])
-
-
 def test_gelu_bounds_the_scales():
     model = {"kind": "mlp", "inputs": 12, "hidden": [6, 6, 6], "outputs": 10, "activation": "gelu"}
     base = make_spec(model, clamp=0.05)
@@ -171,7 +176,7 @@ def test_a_network_that_diverged_is_left_as_it_is(wrong, where):
 
 @pytest.mark.parametrize("method", ["baseline", "pathcond"])
 def test_the_third_start_of_cifar_nv_has_no_output_for_cats(method):
-    """What docs/reproduction.md says of it: the network ends in a ReLU, and one output is zero, here on noise."""
+    """What docs/gallery.md says of it: the network ends in a ReLU, and one output is zero, here on noise."""
     images = torch.randn(16, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     spec = make_spec({"kind": "cifar_nv", "width": 1.0, "image": 32}, method)
     with torch.no_grad():

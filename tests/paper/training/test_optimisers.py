@@ -8,7 +8,6 @@ from torch.optim import _muon
 
 import pathcond
 from paper import models
-from paper.errors import PaperError
 from paper.training.batched_mlps import BatchedMLPs, BatchedTrainer
 from paper.training.checkpoint import Checkpoint
 from paper.training.initialization import initialize, lr_factors
@@ -98,41 +97,6 @@ def test_steps_are_those_of_torch(model, name, monkeypatch):
         assert_same(trainer.module, module, 1e-6, 1e-7)
     with pytest.raises(AssertionError):
         assert_same(trainer.module, began, 1e-3, 1e-3)
-
-
-@pytest.mark.parametrize("method", ["baseline", "enorm", "teleport"])
-@pytest.mark.parametrize("name", SETTINGS)
-def test_a_run_goes_on_from_its_checkpoint_bit_for_bit(name, method, tmp_path):
-    how = {"teleport": 1} if method == "teleport" else {}
-    run = (make_spec(MLP, method, how, optimiser=SETTINGS[name], lr=0.01), 0)
-    if "muon" in name and method != "baseline":
-        with pytest.raises(PaperError, match="muon leaves vectors to adamw"):
-            alone(run).teleport(1)
-        return
-    whole, stopped = alone(run), alone(run)
-    for epoch in (1, 2, 3, 4):
-        whole.epoch(epoch)
-        whole.teleport(epoch)
-        if epoch <= 2:
-            stopped.epoch(epoch)
-            stopped.evaluate()
-            stopped.teleport(epoch)
-    checkpoint = Checkpoint(tmp_path, run[0])
-    checkpoint.write({0: {"epoch": 2, "state": stopped.save(0), "rows": [], "seconds": 0.0}})
-    stopped.epoch(3)  # what was saved does not follow the run
-    again = alone(run)
-    again.load(0, checkpoint.read()[0][0]["state"])
-    for epoch in (3, 4):
-        again.epoch(epoch)
-        again.teleport(epoch)
-    assert_same(again.module, whole.module, 0, 0)
-    for one, other in zip(again.optimisers, whole.optimisers, strict=True):
-        states = [o.state_dict()["state"] for o in (one, other)]
-        assert states[0].keys() == states[1].keys()
-        for at in states[0]:
-            assert all(
-                torch.equal(torch.as_tensor(v), torch.as_tensor(states[1][at][k])) for k, v in states[0][at].items()
-            )
 
 
 @pytest.mark.parametrize("name", ["momentum", "adam"])
@@ -308,9 +272,3 @@ def test_learning_rates_by_layer_are_those_of_the_rescaled_network():
     pathcond.apply_scales_(scaled, graph, -u)
     for name in ("1.weight", "3.weight", "5.weight"):
         torch.testing.assert_close(scaled.get_parameter(name), module.get_parameter(name), rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize("settings", [{"name": "lion"}, {"name": "adam", "momentum": 0.9}])
-def test_what_an_optimiser_does_not_know_is_said(settings):
-    with pytest.raises(PaperError, match="optimiser: "):
-        optimisers(models.make(MLP, 0), settings, 0.1)

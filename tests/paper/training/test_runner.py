@@ -1,9 +1,7 @@
 """Runs trained to the end: tables, provenance, resuming after a stop, and files that are verified first."""
 
-import json
 import math
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -101,15 +99,6 @@ def test_stopped_after_every_epoch_it_gives_the_same_bytes(kind, options, tmp_pa
     assert not left(options)
 
 
-def test_a_cell_by_itself_or_among_others_gives_the_same_bytes(options, tmp_path):
-    specs = list(KINDS.values())[:5]
-    train([*specs, specs[0]], options)
-    for number, spec in enumerate(specs):
-        options_one = Options(tmp_path / f"results{number}", options.data, tmp_path / f"kept{number}", CPU)
-        train([spec], options_one)
-        assert content(options_one, spec) == content(options, spec)
-
-
 def test_a_result_that_is_there_is_taken_and_its_checkpoint_removed(options, capsys):
     spec = KINDS["mlp"]
     train([spec], options)
@@ -139,31 +128,6 @@ def test_a_damaged_result_is_made_again(damage, options, capsys):
     assert "reused" not in capsys.readouterr().err
     assert content(options, spec) == whole
     assert results.is_complete(path)
-
-
-@pytest.mark.parametrize("damage", ["cut", "flipped", "other"])
-def test_a_checkpoint_that_cannot_be_used_is_named_and_training_starts_anew(damage, options, capsys, tmp_path):
-    spec, other = KINDS["mlp"], make_spec(FLAT, "pathcond", validation=10, lr=0.5)
-    train([spec], options)
-    whole = content(options, spec)
-    options.results = tmp_path / "again"
-    for one in (spec, other):
-        stop_after(options, 2)
-        with pytest.raises(TimeUp):
-            train([one], options)
-    options.stop = lambda: False
-    path = Checkpoint(options.checkpoints, spec).path
-    raw = bytearray(path.read_bytes())
-    raw[len(raw) // 2] ^= 8
-    alien = Checkpoint(options.checkpoints, other).path.read_bytes()
-    path.write_bytes({"cut": bytes(raw[: len(raw) // 2]), "flipped": bytes(raw), "other": alien}[damage])
-    capsys.readouterr()
-    train([spec], options)
-    said = capsys.readouterr().err
-    assert f"{key(spec)}: checkpoint {path.name} cannot be used (" in said
-    assert "; starting anew" in said
-    assert content(options, spec) == whole
-    assert left(options) == [Checkpoint(options.checkpoints, other).path]
 
 
 @pytest.mark.parametrize("model", [FLAT, AUTO], ids=["mlp", "autoencoder"])
@@ -299,21 +263,3 @@ def test_a_log_gets_a_line_now_and_then_and_the_last_epoch(monkeypatch, capsys):
     lines = capsys.readouterr().err.splitlines()
     assert [int(re.search(r"epoch (\d+)/100", line)[1]) for line in lines] == [41, *range(46, 100, 5), 100]
     assert lines[1] == "net: epoch 46/100  loss 1  1,000 images/s  00:54 left"
-
-
-def test_a_terminal_gets_a_bar(monkeypatch, capsys):
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    with progress.Progress("net", 2, 0, 1000) as shown:
-        shown.update(2.5)
-        shown.update(1.25)
-    said = capsys.readouterr().err
-    assert "net: 100%" in said
-    assert "loss 1.25" in said
-
-
-def test_the_record_is_json_that_names_no_host(options):
-    spec = KINDS["mlp"]
-    train([spec], options)
-    text = result_path(options.results, spec).with_suffix(".json").read_text()
-    assert str(options.results) not in text
-    assert json.loads(text)["rows"] == 4

@@ -6,7 +6,6 @@ import time
 import pytest
 
 from paper.training import __main__ as command
-from paper.training.slurm import job_end
 
 
 @pytest.fixture
@@ -31,14 +30,14 @@ def soon(seconds):
 @pytest.mark.parametrize("text", ["N/A", "NONE", "", "tomorrow"])
 def test_no_limit_is_none(squeue, text):
     squeue(text)
-    assert job_end() is None
+    assert command.job_end() is None
     assert command._end(None) == math.inf
 
 
 def test_outside_a_job_there_is_no_limit(squeue, monkeypatch):
     squeue(soon(90)[0])
     monkeypatch.delenv("SLURM_JOB_ID")
-    assert job_end() is None
+    assert command.job_end() is None
 
 
 def test_the_first_limit_counts(squeue):

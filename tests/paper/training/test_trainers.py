@@ -8,7 +8,7 @@ import torch
 import pathcond
 from paper import models
 from paper.seeds import generator
-from paper.training.batched_mlps import BatchedTrainer, _span
+from paper.training.batched_mlps import BatchedTrainer
 from paper.training.initialization import initialize
 from paper.training.modules import ModuleTrainer
 from paper.training.trainer import Run
@@ -224,28 +224,6 @@ def test_teleport_leaves_the_runs_of_other_methods_and_those_that_diverged(way):
         assert torch.equal(now.nan_to_num(7.0), then.nan_to_num(7.0))
 
 
-def test_balanced_runs_stand_side_by_side():
-    assert _span([False, False]) is None
-    assert _span([False, True, True]) == slice(1, 3)
-    assert _span([True]) == slice(0, 1)
-    with pytest.raises(ValueError, match="contiguous"):
-        _span([True, False, True])
-
-
-@pytest.mark.parametrize(
-    ("model", "parameters"),
-    [
-        ({**MLP, "inputs": 3072, "hidden": [500, 500, 500]}, 2_044_010),
-        ({"kind": "autoencoder", "inputs": 784, "compression": 4}, 326_977),
-    ],
-)
-def test_parameters_of_the_papers_networks(model, parameters):
-    one = make_spec(model, images=2, test_images=1)
-    splits = random_splits({**one, "model": {**model, "inputs": 3}})
-    assert BatchedTrainer([Run(one, 0), Run(one, 1)], splits, CPU).parameters == parameters
-    assert ModuleTrainer(Run(one, 0), splits, CPU).parameters == parameters
-
-
 # ---- text
 
 
@@ -255,7 +233,7 @@ def test_a_gpt_learns_a_text_from_the_same_loss_with_and_without_rescaling():
         "schedule": {"name": "one_cycle", "warmup": 0.2}, "train_metrics": "both", "images": 160, "epochs": 2,
     }  # fmt: skip
     found = {}
-    for method in ("baseline", "default", "running"):
+    for method in ("baseline", "full", "running"):
         trainer = alone((make_spec(GPT, method, **usual), 0))
         found[method] = curves(trainer, 2)
         assert (trainer.max_log_scale[0] > 0.1) == (method != "baseline")
@@ -268,7 +246,7 @@ def test_a_gpt_learns_a_text_from_the_same_loss_with_and_without_rescaling():
 
 
 def test_steps_on_a_text_are_those_of_a_plain_loop():
-    run = (make_spec(GPT, "default", lr=0.1), 1)
+    run = (make_spec(GPT, "full", lr=0.1), 1)
     trainer, module = alone(run), initialize(*run, batch=random_splits(run[0]).train.images.long()).module
     train_epoch(module, [torch.optim.SGD(module.parameters(), lr=0.1)], run[0], trainer.splits, 1, 1)
     trainer.epoch(1)
