@@ -73,10 +73,11 @@ class Figures(Block):
 
 
 class RunsPerJob(Block):
-    """How many runs one job computes at most."""
+    """How many runs one job computes at most: the paper's two kinds of networks, other networks, measurements."""
 
     fully_connected: PositiveInt
     convolutional: PositiveInt
+    common: PositiveInt
     measured: PositiveInt
 
 

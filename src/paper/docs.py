@@ -149,18 +149,20 @@ class Facts:
         return results.read_json(self.root / "benchmarks/records" / f"{name}.json")
 
     def practice(self) -> list[dict[str, Any]]:
-        """Gains of the practice trial: one row per network, methods as columns; held-out networks have a star."""
-        table = pd.read_csv(self.root / "benchmarks/records/practice.csv")
+        """Gains of `practice` in words: one row per network, methods as columns; held-out networks have a star."""
+        table = results.read_table(self.results / "aggregate/practice.csv")
         rows = []
-        for network, found in table.groupby("network", sort=False):
+        for network, found in table[table["panel"] == "best"].groupby("network", sort=False):
             by_method = found.set_index("method")
-            held_out = "*" if by_method["held_out"].iloc[0] else ""
+            gains = {
+                row.Index: f"{row.gain:+.1f} ± {row.high - row.gain:.1f}" for row in by_method.itertuples() if row.high
+            }
             rows.append(
                 {
-                    **by_method["gain"].to_dict(),
-                    "network": f"{network}{held_out}",
-                    "baseline": by_method["accuracy"]["baseline"],
-                    "max_log_lambda": by_method["max_log_lambda"]["default"],
+                    **gains,
+                    "network": f"{network}{'*' if by_method['held_out'].iloc[0] else ''}",
+                    "accuracy": by_method["accuracy"]["baseline"],
+                    "max_log_scale": by_method["max_log_scale"]["full"],
                 }
             )
         return rows

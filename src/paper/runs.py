@@ -29,6 +29,7 @@ Spec = dict[str, Any]
 ADDED_LATER: dict[str, Any] = {}
 MEASURING_JOBS = 4  # most jobs of one measured experiment
 FULLY_CONNECTED = ("mlp", "autoencoder")
+CONVOLUTIONAL = ("cifar_nv", "resnet18_c")
 TASKS = {"autoencoder": "reconstruct", "gpt": "predict_next"}  # of kinds of networks that do not classify
 # Optional settings of training: a spec has them only if they are given; without them training is the paper's.
 OPTIONAL = ("schedule", "augmentation", "precision", "clip", "train_metrics")
@@ -281,16 +282,17 @@ def _batches(own: Mapping[str, Mapping[str, Spec]], specs: Mapping[str, Spec], s
     """Group runs by the set of experiments that need them, then split each group by size.
 
     So the jobs of an experiment compute no other runs, and a new run changes only the jobs of its own experiments. On a
-    GPU, runs of one shape in a job train together; convolutional networks take few runs per job, so that a cluster can
-    spread them.
+    GPU, runs of one shape in a job train together; the paper's convolutional networks take few runs per job, so that a
+    cluster can spread them.
     """
     groups: dict[tuple[str, str, int], list[str]] = {}
     for name, spec in specs.items():
         experiments = "+".join(e for e, found in own.items() if name in found)
         size = sizes["measured"]
         if spec["stage"] == "train":
-            kind = "fully_connected" if spec["model"]["kind"] in FULLY_CONNECTED else "convolutional"
-            size = sizes[kind]
+            kind = spec["model"]["kind"]
+            paper = "fully_connected" if kind in FULLY_CONNECTED else "convolutional" if kind in CONVOLUTIONAL else None
+            size = sizes[paper or "common"]
         groups.setdefault((spec["stage"], experiments, size), []).append(name)
     found = []
     for (stage, experiments, size), names in groups.items():

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from paper.aggregate import joined
 from paper.errors import PaperError
@@ -207,20 +207,16 @@ def fold_batchnorm(module: nn.Module) -> nn.Module:
     if not any(isinstance(part, norms) for part in module.modules()):
         return module
     folded = fx.symbolic_trace(module)
-    parts = dict(folded.named_modules())
+    parts: dict[Any, Any] = dict(folded.named_modules())
     calls = [node for node in folded.graph.nodes if node.op == "call_module"]
     for node in [node for node in calls if isinstance(parts[node.target], norms)]:
-        before = node.args[0]
-        layer = parts[before.target] if before in calls else None
-        if (
-            not isinstance(layer, nn.Conv2d)
-            or len(before.users) > 1
-            or [c.target for c in calls].count(before.target) > 1
-        ):
+        name, before = str(node.target), cast("Any", node.args[0])
+        users = [*before.users, *(call for call in calls if call.target == before.target and call is not before)]
+        if users != [node] or before not in calls or not isinstance(parts[before.target], nn.Conv2d):
             raise PaperError(
-                f"{node.target}: expected a convolution of its own in front of this BatchNorm, got another."
+                f"{name}: expected a convolution of its own in front of this BatchNorm, got another input."
             )
-        folded.set_submodule(before.target, fuse_conv_bn_eval(layer, parts[node.target]))
+        folded.set_submodule(str(before.target), fuse_conv_bn_eval(parts[before.target], parts[name]))
         node.replace_all_uses_with(before)
         folded.graph.erase_node(node)
     folded.delete_all_unused_submodules()
