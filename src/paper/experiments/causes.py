@@ -261,7 +261,7 @@ MARKERS = "os^DvPX"
 
 
 def plot(table: pd.DataFrame) -> Figure:
-    """Gain of the default against each cause, one point per network: 2 x 2, a page wide."""
+    """Gain of the full solution against each cause, one point per network: 2 x 2, a page wide."""
     from paper import plotting
 
     figure, axes = plotting.panels(2, 2, plotting.PAGE, 5.4)
@@ -292,7 +292,7 @@ def _draw(axes: Axes, found: pd.DataFrame, cause: Cause) -> None:
         text = f"rank correlation {correlation(found, cause.value).words}"
     except NotMeasured:
         text = "no rank correlation"
-    axes.set(xlabel=cause.label, ylabel="gain of the default (points)", title=cause.title)
+    axes.set(xlabel=cause.label, ylabel="gain (points)", title=cause.title)
     axes.set_title(text, loc="right", fontsize="x-small", color=plotting.GREY)
 
 
@@ -304,8 +304,8 @@ def _predicts(table: pd.DataFrame, claim: str, value: str, others: Mapping[str, 
     estimate = correlation(found, value)
     ends = f"{found[value].min():.2f} to {found[value].max():.2f}"
     ranks = {label: rank(found[name].tolist(), found["gain"].tolist()) for name, label in others.items()}
-    more = "".join(f"; {label}: {value:.2f}" for label, value in ranks.items() if not math.isnan(value))
-    words = f"over {len(found)} networks, where it is {ends}{more}"
+    listed = ", ".join(f"{label} {value:.2f}" for label, value in ranks.items() if not math.isnan(value))
+    words = f"over {len(found)} networks, where it is {ends}" + f"; rank correlation of {listed}" * bool(listed)
     return Finding(words, decide(estimate, LEVELS[claim]), estimate, "rank correlation")
 
 
@@ -313,7 +313,7 @@ _RULE = "rank correlation of {} with the gain in points of `practice`, with a bo
 _CLAIMS = (
     Claim(
         "causes_scales",
-        "The larger the scales of the library's default, the larger its gain at the best learning rate",
+        "The larger the scales of the full solution, the larger its gain at the best learning rate",
         "larger where widths vary",
         _RULE.format("the largest |log lambda|"),
         lambda table: _predicts(
@@ -354,7 +354,7 @@ EXPERIMENT = Experiment(
     title="What predicts the gain",
     where="ours",
     caption=(
-        "Gain of the library's default in test accuracy, from `practice`, against what is measured at the start: the "
+        "Gain of the full solution in test accuracy, from `practice`, against what is measured at the start: the "
         "largest scale (a); each layer's update relative to its weights in the first {steps} steps, after over before "
         "the rescaling, as the median over layers (b) and the spread over them (c); the condition number of the NTK on "
         "{images} images, before over after (d). One point per network, mean over seeds; bars are 95% intervals of the "

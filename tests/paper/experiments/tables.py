@@ -55,7 +55,7 @@ TRAINED = {
     "practice": [
         practice_cases.run(network, method, 0.1, seed, 50 + gain + seed)
         for network, more in (("mlp_tiny", 1.0), ("resnet18_tiny", -1.0))
-        for method, gain in (("baseline", 0.0), ("default", more), ("exclude", more))
+        for method, gain in (("baseline", 0.0), ("full", more), ("exclude", more))
         for seed in (0, 1)
     ],
     "tuned": cells([*map(mlp, (2, 3)), *map(autoencoder, (1, 4)), CIFAR_NV], lrs=(1e-3, 1e-2, 1e-1)),
