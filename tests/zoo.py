@@ -197,7 +197,7 @@ def change(before: list[Tensor], after: list[Tensor]) -> float:
 
 
 def check(family: str, name: str, make: Callable[[str, str], tuple[nn.Module, Tensor]] = build) -> Row:
-    """Rescale one model as ``rescale_`` does and at random, and compare outputs.
+    """Rescale one model by the whole solution and at random, and compare outputs.
 
     Args:
         family: ``torchvision`` or ``timm``.
@@ -213,7 +213,7 @@ def check(family: str, name: str, make: Callable[[str, str], tuple[nn.Module, Te
         row = replace(row, parameters=sum(p.numel() for p in model.parameters()))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", pathcond.PathCondWarning)  # few units moved: the table has the number
-            report = pathcond.rescale_(model.eval(), x)
+            report = pathcond.rescale_(model.eval(), x, damping=1.0)
         row, faults = _facts(row, report)
         randomise_(model)
         row, wrong = _compare(row, model.double(), x[:2].double(), report.graph)
