@@ -5,7 +5,7 @@ For each model the table states how many symmetries exist, counted from the conf
 and gated MLPs), how many of them ``extract_graph`` finds, and by how much outputs change
 
 1. in float64, under random scales (log-scales normal, standard deviation 1), in eval and in training mode;
-2. in float32, under ``pathcond.rescale_`` as a user would call it.
+2. in float32, under ``pathcond.rescale_`` with the whole solution (``damping=1``).
 
 Some models compute parts of their forward pass in float32 whatever the dtype of their weights; there the change in
 float64 is bounded by float32's rounding. Run ``python -m tests.transformers_zoo --table docs/transformers.md``.
@@ -408,8 +408,8 @@ def markdown(rows: list[Row]) -> str:
         f"Tiny models with random weights, torch {torch.__version__.partition('+')[0]}, transformers {hf.__version__}; "
         "made by `python -m tests.transformers_zoo --table docs/transformers.md`.\n\n"
         "`free scales`: those that the library finds, of the exact scales that exist by the configuration. `moved`: "
-        "units that `rescale_` moved. `float64`: change of the output under random scales, the larger of eval and "
-        "training mode. `float32`: change of the output after `rescale_`, which took `seconds`. "
+        "units that `rescale_` with `damping=1` moved. `float64`: change of the output under random scales, the larger "
+        "of eval and training mode. `float32`: change of the output after that call, which took `seconds`. "
         + ", ".join(f"`{name}`" for name in sorted(ROUNDED))
         + " compute parts of their forward pass in float32 for weights of any dtype."
     )
