@@ -47,7 +47,7 @@ from tests.reference import dense_problem, literal_iterates
 
 NETS = {"MLP 3x500": mlp, "CIFAR-NV": cifar_nv, "ResNet-18-C": resnet18_c}
 # As in the paper's experiments.
-SOLVE: dict[str, Any] = {"clamp": None, "statistics": "running", "pooling": "plain"}
+SOLVE: dict[str, Any] = {"clamp": None, "damping": 1.0, "statistics": "running", "pooling": "plain"}
 OPTIONS: dict[str, Any] = {"batchnorm": "exclude", **SOLVE}
 MODELS = {"resnet50": 8, "vgg16": 8, "vit_b_16": 8, "mlp": 8}  # batch size of the call whose memory is measured
 

@@ -1,6 +1,7 @@
 """The zoo: rescale every classification model of torchvision and 100 convolutional models of timm.
 
-1. ``pathcond.rescale_`` runs on the model as its library initialises it, in float32, with a batch of random images.
+1. ``pathcond.rescale_`` with the whole solution (``damping=1``) runs on the model as its library initialises it, in
+   float32, with a batch of random images.
    This gives the units that are free, moved and frozen, and the time.
 2. BatchNorm statistics, and parameters that started as constants, get random values, so that no mistake hides behind a
    zero. Random log-scales (normal, standard deviation 1) are applied in float64, and outputs are compared with the ones
@@ -197,7 +198,7 @@ def change(before: list[Tensor], after: list[Tensor]) -> float:
 
 
 def check(family: str, name: str, make: Callable[[str, str], tuple[nn.Module, Tensor]] = build) -> Row:
-    """Rescale one model as ``rescale_`` does and at random, and compare outputs.
+    """Rescale one model by the whole solution and at random, and compare outputs.
 
     Args:
         family: ``torchvision`` or ``timm``.
@@ -213,7 +214,7 @@ def check(family: str, name: str, make: Callable[[str, str], tuple[nn.Module, Te
         row = replace(row, parameters=sum(p.numel() for p in model.parameters()))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", pathcond.PathCondWarning)  # few units moved: the table has the number
-            report = pathcond.rescale_(model.eval(), x)
+            report = pathcond.rescale_(model.eval(), x, damping=1.0)
         row, faults = _facts(row, report)
         randomise_(model)
         row, wrong = _compare(row, model.double(), x[:2].double(), report.graph)
@@ -284,7 +285,7 @@ def markdown(rows: list[Row]) -> str:
     parts = [
         "# The model zoo",
         f"Default initialisation, {BATCH} random images, {versions()}. `free`: hidden units that may be rescaled; "
-        "`moved`: those that `rescale_` with its defaults changed by more than 0.1%; `frozen`: all other hidden units. "
+        "`moved`: those that `rescale_` with `damping=1` changed by more than 0.1%; `frozen`: all other hidden units. "
         "`eval` and `train`: largest change of the output under random scales in float64, relative to its largest "
         "entry; `float32`: under `rescale_`. `seconds`: time of `rescale_`, its check included.",
         table(["family", "models", "rescaled", "refused", "failed"], summary(rows)),

@@ -25,7 +25,9 @@ from pathcond.solvers import Result, Solution, balance_norms, equalize_ranges, s
 from pathcond.tracing import as_arguments, tensors_in
 from pathcond.verification import Check
 
-DEFAULT_CLAMP = 1.5  # bound on |log lambda|; docs/when-to-use.md has the evidence
+# docs/when-to-use.md has the evidence for both.
+DEFAULT_CLAMP = 1.5  # bound on the solution's |log lambda|
+DEFAULT_DAMPING = 0.5  # fraction of the solution's log-scales that is applied, for objective="paths"
 _MOVED = 1.0e-3  # a unit moved if its |log lambda| is above this
 _FEW = 0.1  # if a smaller fraction of the hidden units moved, a warning gives the reasons
 
@@ -37,15 +39,17 @@ class Rescaling:
     Attributes:
         units: number of free units, including those that no path crosses.
         moved: number of units whose scale changed by more than 0.1%.
-        at_bound: number of units whose scale is at the bound ``clamp``.
+        at_bound: number of units whose scale is, before damping, at the bound ``clamp``.
         no_path: number of free units that no path crosses at the present weights; their scale does not change.
         frozen: hidden units whose scale must not change, and why.
-        objective: F before, then after each sweep. With ``objective="norms"`` the sum of squared weights, with
-            ``"ranges"`` the largest ``|log|`` of the range that enters over the range that leaves a unit.
+        objective: F before, then after each sweep; with damping, then F at the damped scales. With
+            ``objective="norms"`` the sum of squared weights, with ``"ranges"`` the largest ``|log|`` of the range that
+            enters over the range that leaves a unit.
         mean_update: mean absolute change of the log-scales in each sweep.
         residual: largest absolute entry of the gradient of F / p at the end; zero at the optimum. With ``"norms"`` the
             gradient of the logarithm of the sum, with ``"ranges"`` the last objective over the units not at the bound.
         result: how the solver ended.
+        damping: the factor by which the solution's log-scales were multiplied.
         seconds: wall time by step: ``graph``, ``diag_g`` (for ``"paths"``), ``solve``, ``apply``, ``check``.
         output_change: largest change of the model's output on the example input, relative to its largest entry;
             infinite where finite entries became infinite or NaN, None if the check was turned off.
@@ -67,6 +71,7 @@ class Rescaling:
     mean_update: tuple[float, ...]
     residual: float
     result: Result
+    damping: float
     seconds: Mapping[str, float]
     output_change: float | None
     exact: bool
@@ -162,14 +167,17 @@ class Rescaling:
 
     def __str__(self) -> str:
         still = f"{self.graph.frozen_units} frozen" + (f", {self.no_path} without a path" if self.no_path else "")
+        fraction = "half" if self.damping == 0.5 else f"{self.damping:.3g}"
+        damped = f"; {fraction} of the solution (damping {self.damping:.3g})" if self.damping < 1 else ""
         lines = [
             f"rescaled {self.moved} of {self.units + self.graph.frozen_units} units ({still}), "
             f"largest |log lambda| {self.max_log_scale:.3g}",
             f"objective {self.objective_before:.6g} -> {self.objective_after:.6g} in {self.solution.steps} steps "
-            f"(residual {self.residual:.1e}; {self.result.value})",
+            f"(residual {self.residual:.1e}; {self.result.value}){damped}",
         ]
         if self.at_bound:
-            lines.append(f"{self.at_bound} units are at the bound on |log lambda| (clamp=None lifts it)")
+            when = " before damping" if damped else ""
+            lines.append(f"{self.at_bound} units are at the bound on |log lambda|{when} (clamp=None lifts it)")
         if self.output_change is not None:
             lines.append(f"largest change of the output: {self.output_change:.1e} of its largest entry")
         lines.append("time " + ", ".join(f"{step} {1000 * s:.1f} ms" for step, s in self.seconds.items()))
@@ -186,6 +194,7 @@ def rescale_(
     *,
     objective: Literal["paths", "norms", "ranges"] = "paths",
     clamp: float | None = DEFAULT_CLAMP,
+    damping: float | None = None,
     optimizer: Optimizer | None = None,
     method: Literal["sweeps", "optimum"] = "sweeps",
     sweeps: int = 10,
@@ -212,7 +221,10 @@ def rescale_(
             largest magnitudes of the weights that enter and that leave each unit are equal (cross-layer equalisation,
             for quantisation with one step size per tensor). Biases have no part in ``norms`` and ``ranges``, but are
             scaled with their unit. A gain of a normalisation that enters a unit is a weight.
-        clamp: bound on every ``|log lambda|``; None for none, as in the paper.
+        clamp: bound on every ``|log lambda|`` of the solution, before damping; None for none, as in the paper.
+        damping: factor in (0, 1] by which the solution's log-scales are multiplied, so that
+            ``|log lambda| <= damping * clamp``. None means 0.5 for ``paths``, and 1 for ``norms`` and ``ranges``. 1
+            applies the whole solution, as in the paper.
         optimizer: the optimizer whose state is rescaled with the parameters; see :func:`pathcond.apply_scales_`.
         method: ``sweeps`` (the paper's method) or ``optimum``; see :func:`pathcond.solve`, also for ``sweeps`` and
             ``tol``. For ``ranges``, ``optimum`` makes sweeps until nothing changes.
@@ -266,7 +278,9 @@ def rescale_(
         with clock("graph"):
             graph = extract_graph(model, example_input, **given)
     optimizer_buffers(model, graph.params, optimizer)  # raises before any work if the state cannot be rescaled
-    options: dict[str, Any] = {"method": method, "sweeps": sweeps, "tol": tol, "clamp": clamp}
+    if damping is None:
+        damping = DEFAULT_DAMPING if objective == "paths" else 1.0
+    options: dict[str, Any] = {"method": method, "sweeps": sweeps, "tol": tol, "clamp": clamp, "damping": damping}
     notes: tuple[str, ...] = ()
     if objective == "paths":
         with clock("diag_g"):
@@ -309,6 +323,7 @@ def rescale_(
         mean_update=solution.mean_update,
         residual=solution.residual,
         result=solution.result,
+        damping=damping,
         seconds=clock.seconds,
         output_change=change,
         exact=graph.exact,

@@ -25,12 +25,12 @@ class Teleport:
         every: number of calls from one rescaling to the next; the first comes with call number ``every``.
         sweeps: number of sweeps over all units in each rescaling.
         optimizer: the optimizer whose state is rescaled with the parameters; None to touch no state.
-        clamp: bound on every ``|log lambda|`` of one rescaling.
+        clamp: bound on every ``|log lambda|`` of one rescaling, before damping.
         graph: a graph extracted earlier. With ``batchnorm="exclude"`` repeated rescaling does not converge: use the
             default, ``affine``.
-        options: ``objective``, ``method``, ``tol``, ``statistics``, ``pooling`` and ``force`` of
+        options: ``objective``, ``damping``, ``method``, ``tol``, ``statistics``, ``pooling`` and ``force`` of
             :func:`pathcond.rescale_`, and, without a graph, ``batchnorm``, ``shortcuts``, ``smooth`` and ``strict`` of
-            :func:`pathcond.extract_graph`.
+            :func:`pathcond.extract_graph`. The paper's Algorithm 1 has ``damping=1``.
 
     Attributes:
         count: calls of :meth:`step` so far; set it to resume from a checkpoint.
@@ -93,4 +93,4 @@ class Teleport:
 
 
 _GRAPH_OPTIONS = ("batchnorm", "shortcuts", "smooth", "strict")
-_RESCALE_OPTIONS = ("objective", "method", "tol", "statistics", "pooling", "force")
+_RESCALE_OPTIONS = ("objective", "damping", "method", "tol", "statistics", "pooling", "force")

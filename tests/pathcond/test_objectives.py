@@ -142,6 +142,24 @@ def test_ranges_at_the_bound_and_stopped_early():
     assert equalize_ranges(graph, weights, sweeps=200, tol=1e-3).steps < 200
 
 
+@pytest.mark.parametrize("name", SIGNED)
+def test_damped_norms_and_ranges(name):
+    graph, zeros = SIGNED[name]()
+    weights = {key: torch.where(zeros[key] > 0, w, 0.0) for key, w in weights_of(graph).items()}
+    for solver in (balance_norms, equalize_ranges):
+        full, found = (solver(graph, weights, clamp=0.2, damping=damping) for damping in (1.0, 0.4))
+        assert torch.equal(found.u, 0.4 * full.u)
+        assert found.objective[:-1] == full.objective
+        assert found.clamped == full.clamped
+        if solver is balance_norms:
+            b, w = signed_matrix(graph, weights)
+            assert found.objective[-1] == pytest.approx(float((w**2 * (-b @ found.u).exp()).sum()))
+        else:
+            left = imbalance(graph, weights, found.u)
+            assert found.objective[-1] == pytest.approx(float(left[left.isfinite()].abs().amax()))
+            assert found.residual == found.objective[-1]  # no unit is at the bound any more
+
+
 def test_queries_and_keys():
     model, x, graph = scores_problem()
     before = model(x)

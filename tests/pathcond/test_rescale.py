@@ -17,6 +17,7 @@ from torch import Tensor, nn
 import pathcond
 from paper import models
 from tests.cases import BY_NAME, CASES, Lambda, mlp, outputs
+from tests.reference import dense_problem
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
@@ -28,21 +29,21 @@ def test_every_case(case, training):
     report = pathcond.rescale_(model, x)
     assert report.units == case.units
     assert report.moved == int((report.solution.u.abs() > 2e-3).sum())
-    assert report.max_log_scale <= 1.5 + 1e-9
+    assert report.max_log_scale <= 0.75 + 1e-9  # half of the bound
     assert report.output_change < 1e-9
     assert report.objective_after <= report.objective_before
     assert model.training == training
     assert all(torch.equal(buffers[n], b) for n, b in model.named_buffers())
     assert torch.equal(rng, torch.get_rng_state())
     assert set(report.seconds) == {"graph", "diag_g", "solve", "check", "apply"}
-    assert len(report.objective) == (11 if case.units else 1)
+    assert len(report.objective) == (12 if case.units else 1)  # before, ten sweeps, damped
 
 
 def test_it_is_the_three_steps():
     case = BY_NAME["conv_pools"]
     options = {"batchnorm": "exclude", "shortcuts": "freeze"}
     one, three, x = case.model(), case.model(), case.input()
-    report = pathcond.rescale_(one, x, method="optimum", pooling="plain", clamp=0.2, **options)
+    report = pathcond.rescale_(one, x, method="optimum", pooling="plain", clamp=0.2, damping=1.0, **options)
     graph = pathcond.extract_graph(three, x, **options)
     g = pathcond.compute_diag_g(three, x, pooling="plain")
     solution = pathcond.solve(graph, g, method="optimum", clamp=0.2)
@@ -51,6 +52,52 @@ def test_it_is_the_three_steps():
     assert report.at_bound == solution.clamped > 0
     for a, b in zip(one.parameters(), three.parameters(), strict=True):
         torch.testing.assert_close(a, b)
+
+
+# ---- damping
+
+
+@pytest.mark.parametrize("name", ["mlp", "conv_pools", "residual_conv", "depthwise", "tokens"])
+def test_the_default_is_half_of_the_solution(name):
+    case = BY_NAME[name]
+    model, x = case.model().eval(), case.input()
+    graph = pathcond.extract_graph(model, x)
+    g = pathcond.compute_diag_g(model, x, graph=graph, statistics="running")
+    full = pathcond.rescale_(case.model().eval(), x, statistics="running", damping=1.0)
+    torch.testing.assert_close(full.solution.u, pathcond.solve(graph, g, clamp=1.5).u, rtol=0, atol=1e-9)
+    report = pathcond.rescale_(model, x, statistics="running")
+    assert (report.damping, full.damping) == (0.5, 1.0)
+    assert torch.equal(report.solution.u, 0.5 * full.solution.u)
+    assert report.objective[:-1] == full.objective
+    assert report.output_change < 1e-9
+    u, problem = report.solution.u, dense_problem(graph, g)
+    assert report.objective_before == pytest.approx(problem.objective(0 * u), rel=1e-9)
+    assert report.objective_after == pytest.approx(problem.objective(u), rel=1e-9)
+    rescaled = dense_problem(graph, pathcond.compute_diag_g(model, x, graph=graph))  # from the weights afterwards
+    linear = float((problem.matrix() @ u).sum())
+    assert report.objective_after == pytest.approx(rescaled.objective(0 * u) - linear, rel=1e-9)
+
+
+@pytest.mark.parametrize("objective", ["norms", "ranges"])
+def test_other_objectives_are_damped_only_where_asked_for(objective):
+    case = BY_NAME["mlp"]
+    default, full, half = (
+        pathcond.rescale_(case.model(), case.input(), objective=objective, **options)
+        for options in ({}, {"damping": 1.0}, {"damping": 0.5})
+    )
+    assert (default.damping, half.damping) == (1.0, 0.5)
+    assert torch.equal(default.solution.u, full.solution.u)
+    assert default.objective == full.objective == half.objective[:-1]
+    assert torch.equal(half.solution.u, 0.5 * full.solution.u)
+
+
+def test_the_report_says_which_fraction_was_applied():
+    case = BY_NAME["mlp"]
+    said = {d: str(pathcond.rescale_(case.model(), case.input(), clamp=0.05, damping=d)) for d in (None, 0.25, 1.0)}
+    assert "; half of the solution (damping 0.5)\n" in said[None]
+    assert "; 0.25 of the solution (damping 0.25)\n" in said[0.25]
+    assert "at the bound on |log lambda| before damping" in said[None]
+    assert "damping" not in said[1.0]
 
 
 # ---- safe by default
@@ -103,7 +150,7 @@ def test_report_counts_and_table():
     report = pathcond.rescale_(model, case.input(), clamp=0.3)
     assert (report.units, report.graph.frozen_units, report.no_path) == (9, 4, 0)
     assert 0 < report.at_bound < 9
-    assert report.at_bound == int((report.solution.u.abs() > 0.6 - 1e-9).sum())
+    assert report.at_bound == int((report.solution.u.abs() > 0.3 - 1e-9).sum())  # half of the bound, on u
     assert report.moved == 9
     text = str(report)
     for part in (
@@ -135,7 +182,7 @@ def _zero_head() -> nn.Module:
 
 def _balanced() -> nn.Module:
     model = mlp(3, 4, 2).double()
-    pathcond.rescale_(model, torch.randn(4, 3).double(), method="optimum", clamp=None)
+    pathcond.rescale_(model, torch.randn(4, 3).double(), method="optimum", clamp=None, damping=1.0)
     return model
 
 

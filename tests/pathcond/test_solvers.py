@@ -11,6 +11,7 @@ from torch import nn
 import pathcond
 from pathcond.apply import Scales, load_scales
 from pathcond.objective import block_layout, build_objective, layout_of
+from pathcond.solvers import balance_norms, equalize_ranges
 from pathcond.solvers.coordinate_descent import layer_sums, total
 from pathcond.solvers.newton import hessian
 from tests.cases import BY_NAME, CASES, mlp
@@ -211,6 +212,39 @@ def test_bad_entries_are_named():
         pathcond.solve(graph, {**g, "0.weight": torch.ones(2)})
 
 
+@pytest.mark.parametrize("damping", [0, -0.5, 1.5, math.nan, True, "half", None])
+def test_damping_is_a_number_above_0_up_to_1(damping):
+    _, _, graph, g = problem_of("mlp")
+    for solver in (pathcond.solve, balance_norms, equalize_ranges):
+        with pytest.raises(pathcond.PathCondError, match=r"expected damping to be a number in \(0, 1\], got "):
+            solver(graph, g, damping=damping)
+
+
+@pytest.mark.parametrize("method", ["sweeps", "optimum"])
+@pytest.mark.parametrize("name", ["mlp", "stage", "residual_conv"])
+def test_damped_scales_and_their_objective(name, method):
+    _, _, graph, g = problem_of(name)
+    bound = float(pathcond.solve(graph, g).u.abs().amax()) / 4  # on log lambda, which is half of u
+    full = pathcond.solve(graph, g, method=method, clamp=bound)
+    same = pathcond.solve(graph, g, method=method, clamp=bound, damping=1)
+    assert torch.equal(same.u, full.u)
+    assert replace(same, u=full.u) == full
+    problem = dense_problem(graph, g)
+    b = problem.matrix()
+    for damping in (0.5, 0.3):
+        found = pathcond.solve(graph, g, method=method, clamp=bound, damping=damping)
+        assert torch.equal(found.u, damping * full.u)
+        assert found.objective[:-1] == full.objective
+        assert found.objective[-1] == pytest.approx(problem.objective(found.u), rel=1e-12)
+        kept = (found.objective[0] - found.objective[-1]) / (full.objective[0] - full.objective[-1])
+        assert damping <= kept < 1  # F is convex
+        fraction = (b @ found.u).exp() * problem.g
+        gradient = b.T @ (fraction / fraction.sum() - 1 / problem.p)
+        assert found.residual == pytest.approx(float(gradient.abs().amax()), rel=1e-9)
+        assert (found.steps, found.clamped, found.result) == (full.steps, full.clamped, full.result)
+        assert found.clamped > 0
+
+
 @pytest.mark.parametrize("case", RESCALED, ids=lambda c: c.name)
 def test_logarithms_give_the_same(case, monkeypatch):
     """Plain exponentials and logarithms are two ways to compute the same updates."""
@@ -329,6 +363,9 @@ def test_signed_iterates_are_the_literal_algorithms(signed):
         solution = pathcond.solve(graph, g, sweeps=sweeps)
         torch.testing.assert_close(solution.u, signed_sweeps(b, flat, sweeps), rtol=0, atol=1e-9)
         assert solution.objective[-1] == pytest.approx(value_of(b, flat, solution.u), rel=1e-12)
+    damped = pathcond.solve(graph, g, damping=0.5)
+    assert torch.equal(damped.u, 0.5 * solution.u)
+    assert damped.objective[-1] == pytest.approx(value_of(b, flat, damped.u), rel=1e-12)
     bound = float(solution.u.abs().amax()) / 2
     clamped = pathcond.solve(graph, g, sweeps=4, clamp=bound / 2)
     torch.testing.assert_close(clamped.u, signed_sweeps(b, flat, 4, bound), rtol=0, atol=1e-9)

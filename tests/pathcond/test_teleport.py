@@ -50,7 +50,7 @@ def test_it_counts_and_rescales_on_every_nth_call() -> None:
     "options",
     [
         {},
-        {"sweeps": 3, "clamp": 0.05},
+        {"sweeps": 3, "clamp": 0.05, "damping": 1.0},
         {"method": "optimum", "clamp": None},
         {"batchnorm": "exclude", "pooling": "plain", "statistics": "running"},
         {"shortcuts": "freeze", "strict": True, "smooth": True},
@@ -65,6 +65,7 @@ def test_it_is_rescale_with_the_same_options(options: dict[str, Any]) -> None:
     wanted = rescale_(expected, X, **{"sweeps": 1, **options})
     assert report is not None
     assert report.objective == wanted.objective
+    assert report.damping == options.get("damping", 0.5)
     assert report.max_log_scale <= (options.get("clamp", 1.5) or 100)
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), expected.parameters(), strict=True))
 

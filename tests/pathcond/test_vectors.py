@@ -82,7 +82,8 @@ def test_optimum(case):
 @pytest.mark.parametrize("method", ["sweeps", "optimum"])
 def test_rescaled_parameters(case, method):
     spec, model, x, _ = case
-    report = pathcond.rescale_(model, x[:1], method=method, clamp=None, statistics="running", **OPTIONS)
+    options = {"clamp": None, "damping": 1.0, "statistics": "running", **OPTIONS}
+    report = pathcond.rescale_(model, x[:1], method=method, **options)
     expected = spec["rescaled_parameters"]["10" if method == "sweeps" else "optimum"]
     for name, p in model.named_parameters():
         torch.testing.assert_close(p.detach(), tensor(expected[name]), rtol=1e-8, atol=1e-12)

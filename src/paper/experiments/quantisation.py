@@ -148,7 +148,7 @@ def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
             moved, largest = 0, 0.0
             if objective != NONE:
                 options: dict[str, Any] = {"sweeps": settings["sweeps"], "clamp": settings["clamp"], "graph": graph}
-                report = pathcond.rescale_(rescaled, batch, objective=objective, **options)
+                report = pathcond.rescale_(rescaled, batch, objective=objective, damping=1.0, **options)
                 moved, largest = report.moved, report.max_log_scale
             for bits in (FULL, *settings["bits"]):
                 rounded = rescaled if bits == FULL else quantise_(copy.deepcopy(rescaled), bits)

@@ -77,7 +77,7 @@ def rescale(module: nn.Module, x: Tensor, rescaling: Mapping[str, Any]) -> float
     # Smooth activations let scales pass; for ReLU the option changes nothing.
     graph = pathcond.extract_graph(module, x, batchnorm=rescaling["batchnorm"], smooth=True)
     g = pathcond.compute_diag_g(module, x, pooling=rescaling["pooling"], graph=graph)
-    solution = pathcond.solve(graph, g, **solver_options(rescaling))
+    solution = pathcond.solve(graph, g, **solver_options(rescaling), damping=rescaling.get("damping", 1.0))
     return _apply(module, graph, solution.u, rescaling["part"])
 
 

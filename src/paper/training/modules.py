@@ -171,6 +171,7 @@ class ModuleTrainer(Trainer):
         options = {
             **solver_options(rescaling),
             "pooling": rescaling["pooling"],
+            "damping": rescaling.get("damping", 1.0),
             "statistics": "running",
             "graph": graph,
             "optimizer": self._single(),

@@ -48,13 +48,13 @@ class Solution:
 
     Attributes:
         u: log-scales, float64, shape (units,) on the CPU; unit h is multiplied by ``exp(u[h] / 2)``.
-        objective: F before, then after each sweep (or Newton step).
+        objective: F before, then after each sweep (or Newton step); with damping, then F at the damped ``u``.
         mean_update: mean absolute change of ``u`` in each sweep (or Newton step).
-        residual: largest entry of the gradient of F, over p; zero at the optimum.
+        residual: largest entry of the gradient of F at ``u``, over p; zero at the optimum.
         result: how the solve ended.
         dead: units (indices into ``u``) left alone because nothing enters or nothing leaves them.
         size: p, the number of parameters with an entry in diag(G).
-        clamped: number of units whose ``|log lambda|`` is at the bound ``clamp``; 0 without one.
+        clamped: number of units whose ``|log lambda|`` is, before damping, at the bound ``clamp``; 0 without one.
     """
 
     u: Tensor
@@ -81,6 +81,7 @@ def solve(
     sweeps: int = 10,
     tol: float = 0.0,
     clamp: float | None = None,
+    damping: float = 1.0,
     consume: bool = False,
 ) -> Solution:
     """Find the log-scales that bring diag(G) closest to a constant.
@@ -94,8 +95,10 @@ def solve(
         sweeps: number of sweeps over all units, for ``method="sweeps"``.
         tol: stop after a sweep whose absolute changes of ``u`` sum to less than this; for ``optimum`` the residual to
             reach, 1e-10 if 0.
-        clamp: bound on every ``|log lambda| = |u| / 2``; None for none. Units at the bound are counted in
-            :attr:`Solution.clamped`.
+        clamp: bound on every ``|log lambda| = |u| / 2`` before damping; None for none. Units at the bound are counted
+            in :attr:`Solution.clamped`.
+        damping: factor in (0, 1] by which the log-scales are multiplied at the end, so that
+            ``|log lambda| <= damping * clamp``. F is convex: at least this fraction of its decrease remains.
         consume: take ownership of ``g``, a dict: its entries are removed as they are used, to save memory, and their
             values are not checked; those of :func:`pathcond.compute_diag_g` need no check.
 
@@ -116,7 +119,7 @@ def solve(
         >>> round(pathcond.solve(graph, pathcond.compute_diag_g(model, x)).u.item(), 4)
         -3.3304
     """
-    _check_options(method, sweeps, tol, clamp)
+    _check_options(method, sweeps, tol, clamp, damping)
     if consume and not isinstance(g, MutableMapping):
         raise PathCondError(f"expected g to be a dict with consume=True, got {type(g).__name__}.")
     _check_shapes(graph, g)
@@ -124,7 +127,7 @@ def solve(
         _check_values(g)
     logs = g.log_scale if isinstance(g, DiagG) else {}
     bound = None if clamp is None else 2.0 * clamp
-    return _minimize(layout_of(graph, tuple(g)), g, logs, method, sweeps, tol, bound, consume)
+    return _minimize(layout_of(graph, tuple(g)), g, logs, method, sweeps, tol, bound, damping, consume)
 
 
 def balance_norms(
@@ -135,6 +138,7 @@ def balance_norms(
     sweeps: int = 10,
     tol: float = 0.0,
     clamp: float | None = None,
+    damping: float = 1.0,
 ) -> Solution:
     """Find the log-scales for which the sum of squared weights is least.
 
@@ -147,19 +151,20 @@ def balance_norms(
         method: as in :func:`solve`, also for the other options.
         sweeps: number of sweeps.
         tol: tolerance.
-        clamp: bound on every ``|log lambda|``.
+        clamp: bound on every ``|log lambda|`` before damping.
+        damping: factor of the log-scales at the end.
 
     Returns:
         The :class:`Solution`; ``objective`` is the sum of squares, ``residual`` the gradient of its logarithm.
     """
-    _check_options(method, sweeps, tol, clamp)
+    _check_options(method, sweeps, tol, clamp, damping)
     tops = {name: float(w.abs().amax()) for name, w in weights.items() if w.numel()}
     squares = {name: (weights[name].double() / (top or 1.0)).square() for name, top in tops.items()}
     logs = {name: 2.0 * math.log(top) if top else 0.0 for name, top in tops.items()}
     if not any(tops.values()):
         return _nothing(graph.units)
     layout, bound = layout_of(graph, tuple(squares), linear=False), None if clamp is None else 2.0 * clamp
-    found = _minimize(layout, squares, logs, method, sweeps, tol, bound, consume=True)
+    found = _minimize(layout, squares, logs, method, sweeps, tol, bound, damping, consume=True)
     sums = (torch.tensor(found.objective, dtype=torch.float64) / found.size).exp()  # infinite beyond float64
     return replace(found, u=-found.u, objective=tuple(sums.tolist()))
 
@@ -172,6 +177,7 @@ def equalize_ranges(
     sweeps: int = 10,
     tol: float = 0.0,
     clamp: float | None = None,
+    damping: float = 1.0,
 ) -> Solution:
     """Find log-scales for which the largest magnitudes of the weights that enter and that leave each unit are equal.
 
@@ -182,13 +188,14 @@ def equalize_ranges(
             ``tol``.
         sweeps: number of sweeps.
         tol: stop after a sweep whose changes sum to less than this; for ``optimum`` 1e-10 if 0.
-        clamp: bound on every ``|log lambda|``.
+        clamp: bound on every ``|log lambda|`` before damping.
+        damping: factor of the log-scales at the end.
 
     Returns:
         The :class:`Solution`; ``objective`` is the largest ``|log(range entering / range leaving)|`` over all units,
         ``residual`` the same without the units that the bound holds.
     """
-    _check_options(method, sweeps, tol, clamp)
+    _check_options(method, sweeps, tol, clamp, damping)
     if not graph.units or not any(bool(w.any()) for w in weights.values()):
         return _nothing(graph.units)
     layout = layout_of(graph, tuple(weights), linear=False)
@@ -204,6 +211,10 @@ def equalize_ranges(
             result = Result.TOLERANCE
             break
     pressed, clamped = ranges.at_bound()
+    if damping < 1.0:
+        ranges.damp_(damping)
+        history.values.append(float(ranges.imbalance().abs().amax()))
+        pressed, _ = ranges.at_bound()
     return Solution(
         u=2.0 * ranges.log_scales.cpu(),
         objective=tuple(history.values),
@@ -229,6 +240,7 @@ def _minimize(
     sweeps: int,
     tol: float,
     bound: float | None,
+    damping: float,
     consume: bool,
 ) -> Solution:
     on_gpu = _gpu_supports(layout, g)
@@ -241,11 +253,25 @@ def _minimize(
     if on_gpu and method == "sweeps" and tol == 0.0:
         solution = _solve_on_gpu(objective, sweeps)
         if solution is not None and (bound is None or float(solution.u.abs().amax()) < bound):
-            return solution
-    return _solve(objective, method, sweeps, tol, bound)
+            return _damped(solution, objective, damping)
+    return _damped(_solve(objective, method, sweeps, tol, bound), objective, damping)
 
 
-def _check_options(method: str, sweeps: int, tol: float, clamp: float | None) -> None:
+def _damped(solution: Solution, objective: Objective, damping: float) -> Solution:
+    """The solution with its log-scales multiplied by ``damping``; with 1, or without units, as it is."""
+    if damping == 1.0 or solution.result is Result.NOTHING:
+        return solution
+    u = damping * solution.u
+    at = torch.cat((u.new_zeros(1), u)).to(objective.device)
+    return replace(
+        solution,
+        u=u,
+        objective=(*solution.objective, objective.value(at)),
+        residual=float(objective.gradient(at).abs().amax()),
+    )
+
+
+def _check_options(method: str, sweeps: int, tol: float, clamp: float | None, damping: float) -> None:
     check_choice("method", method, ("sweeps", "optimum"))
     if isinstance(sweeps, bool) or not isinstance(sweeps, int) or sweeps < 0:
         raise PathCondError(f"expected sweeps to be an integer >= 0, got {sweeps!r}.")
@@ -253,6 +279,8 @@ def _check_options(method: str, sweeps: int, tol: float, clamp: float | None) ->
         raise PathCondError(f"expected tol >= 0, got {tol!r}.")
     if clamp is not None and not (_is_number(clamp) and clamp > 0):
         raise PathCondError(f"expected clamp to be positive or None, got {clamp!r}.")
+    if not _is_number(damping) or not 0 < damping <= 1:
+        raise PathCondError(f"expected damping to be a number in (0, 1], got {damping!r}.")
 
 
 def _is_number(value: object) -> bool:

@@ -92,6 +92,10 @@ class Ranges:
                 self._v[slice(*span)] = -new
         return float((self.log_scales - before).abs().sum())
 
+    def damp_(self, factor: float) -> None:
+        """Multiply all log-scales by a factor."""
+        self._v *= factor
+
     def imbalance(self) -> Tensor:
         """Log of the range that enters over the range that leaves each unit, shape (H,); 0 for dead units."""
         found = []

@@ -28,7 +28,7 @@ OPTIONS = {
 def rescaled(model, seed, **options):
     """A network that the library rescaled, and its report."""
     module = models.make(model, seed)
-    paper = {"pooling": "plain", "smooth": True, "check": False, "clamp": None, "statistics": "running"}
+    paper = {"pooling": "plain", "smooth": True, "check": False, "clamp": None, "damping": 1.0, "statistics": "running"}
     report = pathcond.rescale_(module, models.example_input(model), **paper | options)
     return module, report
 

@@ -105,7 +105,8 @@ def test_averages_of_gradients_follow_a_teleport(model, name):
     run = (make_spec(model, "teleport", {"teleport": 2}, optimiser=SETTINGS[name], lr=0.02), 1)
     trainer, module, x = alone(run), initialize(*run).module, models.example_input(model)
     (mine,) = torchs(name, module, 0.02)
-    schedule = pathcond.Teleport(module, x, every=2, sweeps=10, optimizer=mine, pooling="plain", smooth=True)
+    options = {"sweeps": 10, "damping": 1.0, "pooling": "plain", "smooth": True}
+    schedule = pathcond.Teleport(module, x, every=2, optimizer=mine, **options)
     for epoch in (1, 2, 3):
         trainer.epoch(epoch)
         trainer.teleport(epoch)

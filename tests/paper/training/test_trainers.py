@@ -192,7 +192,7 @@ def test_epochs_are_those_of_a_plain_loop(model, way):
 def test_teleport_rescales_after_every_k_epochs(model, way):
     run = (make_spec(model, "teleport", {"teleport": 2}, lr=0.2), 1)
     trainer, x = way(run), models.example_input(model)
-    options = {"batchnorm": "affine", "pooling": "plain", "sweeps": 10, "check": False}
+    options = {"batchnorm": "affine", "pooling": "plain", "sweeps": 10, "damping": 1.0, "check": False}
     module = models.make(model, 1)
     pathcond.rescale_(module, x, **options)
     optimiser = torch.optim.SGD(module.parameters(), lr=0.2)
