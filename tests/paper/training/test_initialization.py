@@ -1,7 +1,6 @@
 """Start weights: those of the seed, and their rescaling by the library."""
 
 import copy
-import inspect
 
 import pytest
 import torch
@@ -10,9 +9,9 @@ from torch import nn
 import pathcond
 from paper import models, starts
 from paper.errors import PaperError
-from paper.methods import BOUND
+from paper.methods import BOUND, DAMPING
 from paper.training.initialization import initialize, rescale
-from pathcond.rescale import DEFAULT_CLAMP
+from pathcond.rescale import DEFAULT_CLAMP, DEFAULT_DAMPING
 from tests.paper.training.reference import AUTOENCODER, BARE, CONV, MLP, assert_same, make_spec, values
 
 GELU = {**MLP, "activation": "gelu"}
@@ -47,10 +46,9 @@ def test_the_start_is_what_the_library_makes(name, method):
 
 def test_the_default_method_is_the_default_of_the_library():
     """`paper.methods` does not import torch, so it repeats the library's bound and damping."""
-    assert BOUND == DEFAULT_CLAMP
+    assert (BOUND, DAMPING) == (DEFAULT_CLAMP, DEFAULT_DAMPING)
     x = torch.randn(16, 3, 8, 8, generator=torch.Generator().manual_seed(0))
-    default = "half" if "damping" in inspect.signature(pathcond.rescale_).parameters else "full"
-    began = initialize(make_spec(CONV, default), 3, batch=x)
+    began = initialize(make_spec(CONV, "half"), 3, batch=x)
     expected = models.make(CONV, 3)
     report = pathcond.rescale_(expected, x)
     assert_same(began.module, expected, 1e-6, 1e-8)
