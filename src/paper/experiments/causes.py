@@ -288,6 +288,8 @@ def _draw(axes: Axes, found: pd.DataFrame, cause: Cause) -> None:
     if cause.is_ratio and len(found):
         axes.set_xscale("log")
         plotting.ratios(axes.xaxis)
+    else:
+        axes.locator_params(axis="x", nbins=5)
     try:
         text = f"rank correlation {correlation(found, cause.value).words}"
     except NotMeasured:
