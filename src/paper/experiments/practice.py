@@ -33,7 +33,6 @@ from paper.settings import (
     Block,
     DatasetName,
     Distinct,
-    Field,
     Flag,
     LearningRates,
     MethodNames,
@@ -93,29 +92,43 @@ class Trained(Block):
     augmentation: Literal["flip_crop"] | None = None
 
 
-class Settings(Block):
-    """Networks, of which those of `trained` are trained, and what they share."""
+class Protocol(Block):
+    """Networks and how they are trained, also for `quantisation`."""
 
     networks: dict[Name, Trained]
-    trained: Distinct[Name]
-    methods: MethodNames
     dataset: DatasetName
     images: AtLeast2
-    validation: NonNegativeInt = Field(default=0)
+    validation: NonNegativeInt
     test_images: PositiveInt
     batch: AtLeast2
     epochs: PositiveInt
     schedule: Schedule
     augmentation: Literal["flip_crop"] | None = None
     precision: Literal["float32", "tf32", "bfloat16"] | None = None
-    train_metrics: TrainMetrics | None = None
     seeds: SeedList
+
+    def known(self, name: str) -> Trained:
+        """The network of this name.
+
+        Raises:
+            ValueError: there is none.
+        """
+        if name not in self.networks:
+            raise ValueError(f"trained: expected names of networks ({', '.join(self.networks)}), got {name!r}")
+        return self.networks[name]
+
+
+class Settings(Protocol):
+    """Networks, of which those of `trained` are trained with `methods`."""
+
+    trained: Distinct[Name]
+    methods: MethodNames
+    train_metrics: TrainMetrics | None = None
 
     @model_validator(mode="after")
     def _goes_together(self) -> Settings:
         for name in self.trained:
-            if name not in self.networks:
-                raise ValueError(f"trained: expected names of networks ({', '.join(self.networks)}), got {name!r}")
+            self.known(name)
         for methods in (self.methods, *(network.methods or self.methods for network in self.networks.values())):
             for needed in (BASELINE, FULL):
                 if needed not in methods:
@@ -151,7 +164,7 @@ def all_grids(settings: Settings) -> Iterator[dict[str, Any]]:
     for name in block["trained"]:
         network = {key: value for key, value in block["networks"][name].items() if key != "held_out"}
         methods = [method for method in compared(block, name) if run_as(method, network["model"]) == method]
-        yield {"network": name, "validation": 0, **shared, **network, "methods": methods}
+        yield {"network": name, **shared, **network, "methods": methods}
 
 
 def compared(block: Mapping[str, Any], name: str) -> list[str]:

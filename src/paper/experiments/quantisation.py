@@ -16,21 +16,17 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from paper.aggregate import joined
 from paper.errors import PaperError
 from paper.experiments.base import Experiment, Part, Runs
-from paper.experiments.practice import Trained
+from paper.experiments.practice import Protocol
 from paper.methods import BLUE, GREEN, GREY, RED
 from paper.runs import training_specs
 from paper.settings import (
     AtLeast2,
     Block,
-    DatasetName,
     Distinct,
     LearningRate,
     Name,
-    NonNegativeInt,
     Positive,
     PositiveInt,
-    Schedule,
-    SeedList,
     Some,
     TrainingGrid,
     model_validator,
@@ -63,36 +59,22 @@ class TrainedAt(Block):
     lr: LearningRate
 
 
-class Settings(Block):
+class Settings(Protocol):
     """Networks of `practice`, of which those of `trained` are trained; then objectives and bits.
 
     `clamp` bounds every abs(log lambda); `sweeps` are those of each objective.
     """
 
-    networks: dict[Name, Trained]
     trained: Some[TrainedAt]
-    dataset: DatasetName
-    images: AtLeast2
-    validation: NonNegativeInt
-    test_images: PositiveInt
-    batch: AtLeast2
-    epochs: PositiveInt
-    schedule: Schedule
-    augmentation: Literal["flip_crop"] | None = None
-    precision: Literal["float32", "tf32", "bfloat16"] | None = None
     objectives: Distinct[Literal["paths", "norms", "ranges"]]
     bits: Distinct[AtLeast2]
     sweeps: PositiveInt
     clamp: Positive
-    seeds: SeedList
 
     @model_validator(mode="after")
     def _goes_together(self) -> Settings:
         for one in self.trained:
-            if one.network not in self.networks:
-                known = ", ".join(self.networks)
-                raise ValueError(f"trained: expected names of networks ({known}), got {one.network!r}")
-            if self.networks[one.network].dataset is not None:
+            if self.known(one.network).dataset is not None:
                 raise ValueError(f"trained: expected networks for images of {self.dataset}, got {one.network!r}")
         for _, part in parts(self):
             grid = {key: value for key, value in _grid(part).items() if key != "network"}
