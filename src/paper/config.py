@@ -171,6 +171,7 @@ class Rescaled(Block):
     bound: Positive | None = None
     damping: Fraction = 1.0
     per_layer: Flag = False
+    per_part: Flag = False
     smooth: Flag = True
     smooth_paths: Flag = False
 
@@ -218,6 +219,10 @@ class TrainingSpec(Block):
         teleport = isinstance(self.rescaling, Rescaled) and self.rescaling.teleport
         if isinstance(self.rescaling, Rescaled) and teleport and self.rescaling.part != "both":
             raise ValueError(f"rescaling.part: expected both with teleport, got {self.rescaling.part}")
+        if isinstance(self.rescaling, Rescaled) and teleport:
+            for name in ("per_layer", "per_part", "smooth_paths"):
+                if getattr(self.rescaling, name):
+                    raise ValueError(f"rescaling.{name}: expected false with teleport, got true")
         if self.optimiser.name == "muon" and (self.rescaling.enorm or teleport):
             way = "enorm" if self.rescaling.enorm else "teleport"
             raise ValueError(f"optimiser.name: expected sgd or adam with {way}, got muon")

@@ -41,6 +41,8 @@ class Method:
         bound: bound on every abs(log lambda); None for none.
         damping: factor by which the log-scales are multiplied.
         per_layer: one scale for each layer, the mean of its units' log-scales.
+        per_part: one objective for each part of the network, in place of one sum over all parameters; a part holds the
+            parameters that scales connect.
         smooth: scales cross GELU and the like.
         smooth_paths: path sums cross GELU and the like, though scales do not; else they stop there.
     """
@@ -61,13 +63,15 @@ class Method:
     bound: float | None = None
     damping: float = 1.0
     per_layer: bool = False
+    per_part: bool = False
     smooth: bool = True
     smooth_paths: bool = False
 
 
 # Settings added after results had been recorded: at these values a run's settings leave them out.
 _ADDED_LATER = {
-    "statistics": "running", "bound": None, "damping": 1.0, "per_layer": False, "smooth": True, "smooth_paths": False,
+    "statistics": "running", "bound": None, "damping": 1.0, "per_layer": False, "per_part": False, "smooth": True,
+    "smooth_paths": False,
 }  # fmt: skip
 BOUND, DAMPING = 1.5, 0.5  # the library's defaults
 
@@ -98,7 +102,9 @@ METHODS: dict[str, Method] = {
     "running": _library("running statistics", GREEN, "X", statistics="running"),
     "half": _library("half of it (default)", SKY, "h", damping=DAMPING),
     "per_layer": _library("one scale per layer", PINK, "8", per_layer=True),
+    "per_part": _library("one objective per part", GREY, "<", per_part=True),
     "smooth_paths": _library("paths cross GELU", BLACK, "H", smooth_paths=True),
+    "every_epoch": _library("half of it, every epoch", YELLOW, "*", damping=DAMPING, teleport=1),
 }
 
 

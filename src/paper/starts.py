@@ -22,6 +22,8 @@ from paper.methods import solver_options
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from pathcond import DiagG, ScaleGraph, Solution
+
 TABLE = ("network", "method", "seed", "steps", "objective_first", "objective_last", "residual", "max_log_scale",
          "seconds", "result")  # fmt: skip
 
@@ -82,7 +84,7 @@ def log_scales(
         graph=graph,
         scaled=not smooth,  # as rescale_ does
     )
-    solution = pathcond.solve(graph, g, **solver_options(how))
+    solution = (_solve_parts if how.get("per_part") else pathcond.solve)(graph, g, **solver_options(how))
     u = how.get("damping", 1.0) * solution.u
     if how.get("per_layer") and len(u):
         u = torch.cat([part.mean().expand(len(part)) for part in u.split(list(graph.groups))])
@@ -93,6 +95,46 @@ def log_scales(
     }
     seconds = f"{time.perf_counter() - began:.4f}"
     return graph, tensors, {"residual": repr(solution.residual), "seconds": seconds, "result": solution.result.value}
+
+
+def connected_parts(graph: ScaleGraph) -> list[list[str]]:
+    """Names of the parameters that scales connect: two are in one part if they share a unit, or others link them."""
+    parts: list[tuple[set[str], set[int]]] = []
+    for name, scales in graph.params.items():
+        names, units = {name}, {abs(unit) for side in (scales.row, scales.col) for unit in side.unique().tolist()} - {0}
+        for part in [part for part in parts if part[1] & units]:
+            parts.remove(part)
+            names, units = names | part[0], units | part[1]
+        parts.append((names, units))
+    return [sorted(names) for names, units in parts if units]
+
+
+def _solve_parts(graph: ScaleGraph, g: DiagG, **options: Any) -> Solution:
+    """The solution with one objective for each part; the objective is their sum, the residual the largest."""
+    from dataclasses import replace
+
+    import pathcond
+
+    found = [
+        pathcond.solve(
+            graph,
+            pathcond.DiagG({name: g[name] for name in part}, {name: g.log_scale[name] for name in part}),
+            **options,
+        )
+        for part in connected_parts(graph)
+    ]
+    if not found:
+        return pathcond.solve(graph, g, **options)
+    longest = max(len(one.objective) for one in found)
+    objective = [sum(one.objective[min(step, one.steps)] for one in found) for step in range(longest)]
+    updates = [sum(one.mean_update[step] for one in found if step < one.steps) for step in range(longest - 1)]
+    return replace(
+        found[0],
+        u=sum((one.u for one in found[1:]), found[0].u),
+        objective=tuple(objective),
+        mean_update=tuple(updates),
+        residual=max(one.residual for one in found),
+    )
 
 
 def save_start(spec: Mapping[str, Any], folder: Path) -> Path:

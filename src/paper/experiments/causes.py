@@ -6,7 +6,8 @@ number of the NTK. All three are measured in float64 and in train mode, before a
 
 A layer is a parameter with at least two axes of more than one entry: a matrix or a kernel. Its relative update is the
 mean over the first steps, with the network's optimiser at the smallest learning rate of its grid. The NTK is that of
-the first output on a few images. BatchNorm has the statistics of these images, and gradients pass through them.
+the first output on a few images; of a text's windows, that of the first output at the last character. BatchNorm has
+the statistics of these images, and gradients pass through them.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ class Settings(Block):
     Attributes:
         practice: the settings of that experiment.
         steps: steps after the start whose updates are measured.
-        batch: images of a step.
-        images: images of the NTK.
+        batch: images of a step, or windows of a text.
+        images: images of the NTK, or windows.
     """
 
     practice: practice.Settings
@@ -50,11 +51,9 @@ class Settings(Block):
 
 
 def parts(settings: Settings) -> Iterator[Part]:
-    """One part per network and seed; networks with a data set of their own, which is text, are left out."""
+    """One part per network and seed."""
     own = {name: value for name, value in plain(settings).items() if name != "practice"}
     for grid in practice.all_grids(settings.practice):
-        if grid["dataset"] != settings.practice.dataset:
-            continue
         shared = {name: grid[name] for name in ("network", "model", "optimiser", "clip", "dataset") if name in grid}
         shared |= {"lr": min(grid["lrs"]), "rescaling": describe(practice.FULL), **own}
         for seed in grid["seeds"]:
@@ -81,20 +80,21 @@ def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
     import torch
 
     import pathcond
-    from paper import models, starts
+    from paper import models, networks, starts
     from paper.training import datasets
     from paper.training.modules import RESCALE_BATCH
 
     wanted = max(settings["images"], settings["steps"] * settings["batch"], RESCALE_BATCH)
     sizes = {"images": wanted, "validation": 0, "test_images": 1}
     splits = datasets.load({**settings, **sizes}, settings["data"], device)
-    x = splits.train.images.float() * splits.scale + splits.shift
+    text = settings["model"]["kind"] in networks.TEXT
+    x = splits.train.images.long() if text else splits.train.images.float() * splits.scale + splits.shift
     before = starts.network(settings).to(device)
     after = copy.deepcopy(before)
     graph, solution, _ = starts.log_scales(settings, after, batch=x[:RESCALE_BATCH])
     pathcond.apply_scales_(after, graph, solution["u"])
     logs = solution["u"].abs() / 2
-    x, states = x.double(), {"before": before.double().train(), "after": after.double().train()}
+    x, states = x if text else x.double(), {"before": before.double().train(), "after": after.double().train()}
     updates = [relative_updates(module, x, splits.train.labels, settings) for module in states.values()]
     changes = torch.tensor([*log_changes(*updates)], dtype=torch.float64)
     row = {
@@ -123,7 +123,7 @@ def relative_updates(module: nn.Module, x: Tensor, labels: Tensor, settings: Map
     Args:
         module: a network, in the mode of its training.
         x: its inputs, in the order of the steps.
-        labels: their classes.
+        labels: their classes, or the characters that follow.
         settings: ``optimiser``, ``lr``, ``steps``, ``batch`` and, if gradients are clipped, ``clip``.
     """
     import torch
@@ -137,7 +137,7 @@ def relative_updates(module: nn.Module, x: Tensor, labels: Tensor, settings: Map
     sums = dict.fromkeys(layers, 0.0)
     for first in range(0, settings["steps"] * settings["batch"], settings["batch"]):
         chosen = slice(first, first + settings["batch"])
-        functional.cross_entropy(module(x[chosen]), labels[chosen]).backward()
+        functional.cross_entropy(module(x[chosen]).flatten(0, -2), labels[chosen].flatten()).backward()
         if settings.get("clip"):
             torch.nn.utils.clip_grad_norm_(module.parameters(), settings["clip"])
         old = {name: layer.detach().clone() for name, layer in layers.items()}
@@ -163,7 +163,7 @@ def tangent_kernel(module: nn.Module, x: Tensor) -> Tensor:
 
     Args:
         module: a network.
-        x: images (n, ...).
+        x: images (n, ...), or windows of a text (n, characters), of which the last character's output counts.
 
     Returns:
         The Gram matrix (n, n) of the gradients.
@@ -175,12 +175,13 @@ def tangent_kernel(module: nn.Module, x: Tensor) -> Tensor:
     parameters = list(module.parameters())
     norms = nn.BatchNorm1d | nn.BatchNorm2d
     coupled = any(isinstance(part, norms) and part.training for part in module.modules())
-    together = module(x)[:, 0] if coupled else None
+    together = module(x) if coupled else None
     gradients = []
     for number in range(len(x)):
-        y = module(x[number : number + 1])[0, 0] if together is None else together[number]
+        y = module(x[number : number + 1])[0] if together is None else together[number]
+        y = y[..., 0] if y.ndim == 1 else y[-1, 0]
         gradients.append(torch.autograd.grad(y, parameters, retain_graph=coupled))
-    gram = x.new_zeros(len(x), len(x))
+    gram = parameters[0].new_zeros(len(x), len(x))
     for of_one in zip(*gradients, strict=True):
         rows = torch.stack([gradient.flatten() for gradient in of_one])
         gram += rows @ rows.T

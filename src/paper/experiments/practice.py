@@ -28,6 +28,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from paper.experiments.base import Experiment, Runs
+from paper.methods import METHODS
 from paper.settings import (
     AtLeast2,
     Block,
@@ -71,6 +72,7 @@ class Trained(Block):
         lrs: its grid of learning rates.
         clip: bound on the norm of the gradient.
         methods: the methods compared on it, if not all.
+        extra_methods: methods compared on it besides; those that rescale during training are no candidates.
         held_out: it takes no part in the choice of the default.
         dataset: its data set, if not the shared one, and so for the settings that follow.
         images: training images, or windows of a text.
@@ -84,6 +86,7 @@ class Trained(Block):
     lrs: LearningRates
     clip: Positive | None = None
     methods: MethodNames | None = None
+    extra_methods: MethodNames | None = None
     held_out: Flag = False
     dataset: DatasetName | None = None
     images: AtLeast2 | None = None
@@ -150,7 +153,7 @@ def run_as(method: str, model: Mapping[str, Any]) -> str | None:
     normalised = normalisation(model)
     if method == "exclude":
         return method if normalised == "BatchNorm" else None
-    if method == "running" and normalised == "none":
+    if method in ("running", "per_part") and normalised == "none":  # then all parameters are one part
         return FULL
     if method == "smooth_paths" and model["kind"] not in SMOOTH:
         return FULL
@@ -162,14 +165,16 @@ def all_grids(settings: Settings) -> Iterator[dict[str, Any]]:
     block = plain(settings)
     shared = {key: value for key, value in block.items() if key not in ("networks", "trained", "methods")}
     for name in block["trained"]:
-        network = {key: value for key, value in block["networks"][name].items() if key != "held_out"}
+        own = block["networks"][name].items()
+        network = {key: value for key, value in own if key not in ("held_out", "extra_methods")}
         methods = [method for method in compared(block, name) if run_as(method, network["model"]) == method]
         yield {"network": name, **shared, **network, "methods": methods}
 
 
 def compared(block: Mapping[str, Any], name: str) -> list[str]:
     """The methods that are compared on a network."""
-    return block["networks"][name].get("methods") or block["methods"]
+    network = block["networks"][name]
+    return [*(network.get("methods") or block["methods"]), *(network.get("extra_methods") or [])]
 
 
 # The table
@@ -282,6 +287,7 @@ def choose(table: pd.DataFrame) -> tuple[str, str, dict[str, tuple[float, list[s
         NotMeasured: no network takes part in the choice, or a candidate lacks one.
     """
     rows = some(table, panel="best", held_out=False)
+    rows = rows[[not METHODS[name].teleport for name in rows["method"]]]
     scales = rows.groupby("method")["max_log_scale"].mean()
     sums = _mean_accuracies(table, rows)
     found: dict[str, tuple[float, list[str]]] = {}
@@ -319,7 +325,6 @@ def _mean_accuracies(table: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
 def plot(table: pd.DataFrame) -> Figure:
     """Gain of each method by network with its interval, and against the largest log-rescaling; a page wide."""
     from paper import plotting
-    from paper.methods import METHODS
 
     rows = table[table["panel"] == "best"].sort_values("held_out", kind="stable")
     names = rows["network"].drop_duplicates().tolist()

@@ -165,18 +165,23 @@ class ModuleTrainer(Trainer):
         return pathcond.ENorm(self.module, x, self._single(), last_layer=False, graph=graph).step
 
     def _rescale(self) -> None:
-        """As `initialization.rescale`; the optimiser state is rescaled too."""
-        rescaling, x = self.spec["rescaling"], models.example_input(self.spec["model"]).to(self.device)
-        graph = pathcond.extract_graph(self.module, x, batchnorm=rescaling["batchnorm"], smooth=True)
-        options = {
-            **solver_options(rescaling),
-            "pooling": rescaling["pooling"],
-            "damping": rescaling.get("damping", 1.0),
-            "statistics": "running",
-            "graph": graph,
-            "optimizer": self._single(),
-        }
-        pathcond.Teleport(self.module, x, every=1, **options).step()
+        """Rescale the weights by the settings of the method, and the optimiser state with them."""
+        how, statistics = self.spec["rescaling"], self.spec["rescaling"].get("statistics", "running")
+        with tf32(False):
+            if statistics == "input":
+                x = self._normalised(self.splits.train.images[:RESCALE_BATCH])
+            else:
+                x = models.example_input(self.spec["model"]).to(self.device)
+            graph = pathcond.extract_graph(self.module, x, batchnorm=how["batchnorm"], smooth=how.get("smooth", True))
+            options = {
+                **solver_options(how),
+                "pooling": how["pooling"],
+                "damping": how.get("damping", 1.0),
+                "statistics": statistics,
+                "graph": graph,
+                "optimizer": self._single(),
+            }
+            pathcond.Teleport(self.module, x, every=1, **options).step()
 
     def _single(self) -> Optimizer:
         """The optimiser whose state is rescaled with the weights."""

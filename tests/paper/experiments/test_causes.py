@@ -12,6 +12,7 @@ from paper.experiments import causes, conditioning
 from paper.verdicts import NotMeasured
 from tests.paper.experiments.practice_cases import CASES
 from tests.paper.experiments.tables import blocks, runs, settings, small
+from tests.paper.training.reference import GPT
 
 ONE_STEP = {"optimiser": {"name": "sgd"}, "lr": 0.1, "steps": 1, "batch": 1}
 
@@ -51,10 +52,22 @@ def test_ntk_is_that_of_conditioning(training):
     assert all(torch.equal(kept[name], value) for name, value in module.named_buffers()), "the module is left as it is"
 
 
-def test_networks_are_those_of_practice_that_take_its_images():
+def test_ntk_and_updates_of_a_text():
+    module = models.make(GPT, 0).double().eval()
+    windows = torch.randint(GPT["vocabulary"], (3, GPT["context"]), generator=torch.Generator().manual_seed(0))
+    gradients = [
+        torch.cat([g.flatten() for g in torch.autograd.grad(module(window[None])[0, -1, 0], list(module.parameters()))])
+        for window in windows
+    ]
+    expected = torch.stack(gradients) @ torch.stack(gradients).T
+    torch.testing.assert_close(causes.tangent_kernel(module, windows), expected)
+    updates = causes.relative_updates(module, windows, windows.roll(-1, 1), {**ONE_STEP, "batch": 3})
+    assert all(0 < update < 1 for update in updates.values())
+
+
+def test_networks_are_those_of_practice():
     found, chosen = dict(causes.parts(settings("causes", "paper"))), settings("practice", "paper")
-    images = set(chosen.trained) - {"gpt"}  # which reads a text
-    assert set(found) == {f"{name}-seed{seed}" for name in images for seed in chosen.seeds}
+    assert set(found) == {f"{name}-seed{seed}" for name in chosen.trained for seed in chosen.seeds}
     part = found["vit_tiny-seed2"]
     assert (part["model"]["kind"], part["lr"], part["clip"], part["seed"]) == ("vit_tiny", 3e-4, 1.0, 2)
     assert part["rescaling"]["statistics"] == "input"

@@ -21,8 +21,9 @@ def test_methods_without_a_meaning_are_not_run():
     assert practice.run_as("running", MODELS["vit"]) == "running"
     assert practice.run_as("smooth_paths", MODELS["vgg"]) == "full"
     grids = {grid["network"]: grid for grid in practice.all_grids(settings("practice", "paper"))}
-    assert grids["mlp3"]["methods"] == ["baseline", "full", "half", "per_layer"]
-    assert "exclude" in grids["resnet18"]["methods"]
+    assert grids["mlp3"]["methods"] == ["baseline", "full", "half", "free", "per_layer"]
+    assert {"exclude", "running", "per_part"} < set(grids["resnet18"]["methods"])
+    assert [name for name, grid in grids.items() if "every_epoch" in grid["methods"]] == ["vgg11_bn", "vit_tiny"]
     assert grids["gpt"]["dataset"] == "kjv"
     assert grids["gpt"]["augmentation"] is None
     assert {grid["dataset"] for name, grid in grids.items() if name != "gpt"} == {"cifar10"}
@@ -49,6 +50,8 @@ def test_the_rule():
     gains = {"full": same(0.2), "free": same(2.0, mlp=-1.0), "half": same(0.4)}
     assert practice.choose(practised(gains))[0] == "half", "free harms a network"
     assert practice.choose(practised({**gains, "free": same(2.0, vit=-1.0)}))[0] == "free", "held out"
+    teleported = {**gains, "every_epoch": same(9.0)}
+    assert practice.choose(practised(teleported))[0] == "half", "no candidate: it rescales during training"
     harmful = {"full": same(-1.0), "half": same(-2.0)}
     assert practice.choose(practised(harmful))[0] == "half", "none passes: the one that changes least"
 

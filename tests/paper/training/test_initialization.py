@@ -55,6 +55,24 @@ def test_the_default_method_is_the_default_of_the_library():
     assert began.max_log_scale == pytest.approx(report.max_log_scale, rel=1e-6)
 
 
+def test_one_objective_per_part():
+    x = torch.randn(16, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    began = initialize(make_spec(CONV, "per_part", {"bound": None}), 3, batch=x)
+    module = models.make(CONV, 3)
+    graph = pathcond.extract_graph(module, x)
+    g = pathcond.compute_diag_g(module, x, statistics="input", graph=graph)
+    parts = starts.connected_parts(graph)
+    assert len(parts) > 1, "BatchNorm separates the parameters before it from those behind"
+    assert sorted(sum(parts, [])) == sorted(graph.params)
+    whole = copy.deepcopy(module)
+    for part in parts:
+        pathcond.apply_scales_(module, graph, pathcond.solve(graph, {name: g[name] for name in part}).u)
+    assert_same(began.module, module, 1e-5, 1e-7)
+    pathcond.apply_scales_(whole, graph, pathcond.solve(graph, g).u)
+    with pytest.raises(AssertionError):
+        assert_same(began.module, whole, 1e-3, 1e-3)
+
+
 def test_sweeps_are_ten():
     expected, _ = rescaled(CONV, 0, batchnorm="exclude", sweeps=10)
     fewer, _ = rescaled(CONV, 0, batchnorm="exclude", sweeps=9)

@@ -115,6 +115,21 @@ def test_averages_of_gradients_follow_a_teleport(model, name):
         assert_same(trainer.module, module, 1e-6, 1e-7)
 
 
+def test_teleport_measures_statistics_like_the_library():
+    one = make_spec(CONV, "every_epoch", optimiser=SETTINGS["momentum"], lr=0.02)
+    trainer = alone((one, 1))
+    batch = trainer.splits.train.images[:128].float() * trainer.splits.scale + trainer.splits.shift
+    module = initialize(one, 1, batch=batch).module
+    (mine,) = torchs("momentum", module, 0.02)
+    schedule = pathcond.Teleport(module, batch, every=1, optimizer=mine, sweeps=10)  # else as by default
+    for epoch in (1, 2):
+        trainer.epoch(epoch)
+        trainer.teleport(epoch)
+        train(module, [mine], trainer, epoch)
+        assert schedule.step().moved
+        assert_same(trainer.module, module, 1e-5, 1e-6)
+
+
 @pytest.mark.parametrize("name", ["momentum", "adam"])
 def test_averages_of_gradients_follow_enorm(name):
     run = (make_spec(MLP, "enorm", optimiser=SETTINGS[name], lr=0.02), 1)
