@@ -14,7 +14,7 @@ SNAKEMAKE = $(PY) -m snakemake --quiet rules reason host --cores $(CORES)
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help env figures preview tiny report specs verify docs docs-check docs-site test test-site test-workflow test-slow test-gpu test-slurm test-faults chaos lint format zoo bench clean
+.PHONY: help env figures preview tiny report specs verify docs docs-check docs-site test test-site test-workflow test-slow test-gpu test-slurm test-faults chaos lint format zoo transformers bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -124,6 +124,9 @@ format: env ## apply the style
 
 zoo: env ## rescale the model zoo, print its table (TABLE=file MINUTES=)
 	$(PY) -m tests.zoo $(if $(TABLE),--table $(TABLE)) $(if $(MINUTES),--minutes $(MINUTES))
+
+transformers: env ## rescale tiny transformers, write their page (REAL=meta|cpu|cuda for published sizes, ONLY=)
+	$(PY) -m tests.transformers_zoo $(if $(REAL),--real $(REAL)) $(if $(ONLY),--only $(ONLY))
 
 bench: env ## time the rescaling and the training engine
 	$(PY) benchmarks/rescale.py $(BENCH_FLAGS)

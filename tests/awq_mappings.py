@@ -150,7 +150,7 @@ def verify(name: str) -> tuple[list[Finding], list[str]]:
         torch.manual_seed(0)
         model, example_input = ExpertBlock(), torch.randn(5, 16)
     else:
-        model, example_input = transformers_zoo.build(name)
+        model, example_input, _ = transformers_zoo.build(name)
     checks = pathcond.verify_mapping(model, example_input, as_entries(PUBLISHED[name][1]))
     groups = pathcond.scale_groups(model, example_input)
     return _findings(checks), missed(groups.free, checks)

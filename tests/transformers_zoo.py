@@ -1,32 +1,34 @@
-"""Transformers: rescale tiny random models of Hugging Face's classes, a DiT and nn.Transformer, and compare outputs.
+"""Transformers: rescale random models of Hugging Face's classes, a DiT and nn.Transformer, and compare outputs.
 
-For each model the table states how many symmetries exist, counted from the configuration by the list of exact scales
-(values to output projection, queries against keys, gains of norms to the layers that read them, hidden channels of ReLU
-and gated MLPs), how many of them ``extract_graph`` finds, and by how much outputs change
+Each architecture is measured at a tiny size and at the size of a published model. For each model the table states how
+many symmetries exist, counted from the configuration by the list of exact scales (values to output projection, queries
+against keys, gains of norms to the layers that read them, hidden channels of ReLU and gated MLPs), how many of them
+``extract_graph`` finds, and by how much outputs change
 
-1. in float64, under random scales (log-scales normal, standard deviation 1), in eval and in training mode;
-2. in float32, under ``pathcond.rescale_`` with the whole solution (``damping=1``).
+1. in float32, under ``pathcond.rescale_`` with the whole solution (``damping=1``);
+2. in float64, under random scales (log-scales normal, standard deviation 1), in eval and in training mode.
 
-Some models compute parts of their forward pass in float32 whatever the dtype of their weights; there the change in
-float64 is bounded by float32's rounding. Run ``python -m tests.transformers_zoo --table docs/transformers.md``.
-
-``--large meta`` measures the graphs of models of 1e9 parameters and more without their weights; ``--large cuda`` (or
-``cpu``) the whole of ``rescale_``. The rows go to ``benchmarks/records/large.json``, from where the table takes them.
+``python -m tests.transformers_zoo`` measures the tiny models, ``--real cpu`` and ``--real cuda`` those of published
+sizes, ``--real meta`` their graphs alone, without their weights. Each row goes to
+``benchmarks/records/transformers.json``, from where ``docs/transformers.md`` is written.
 """
 
 from __future__ import annotations
 
 import argparse
 import fnmatch
+import gc
 import json
+import math
 import random
 import re
 import sys
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -35,99 +37,135 @@ import torch.nn.functional as F
 import transformers
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.overrides import TorchFunctionMode
 
 import pathcond
 from pathcond.isolation import untouched, without_cache
 from pathcond.tracing import as_arguments, map_leaves, outputs_in
 
 hf: Any = transformers  # its configuration classes take more than their signatures tell
-D, HEADS, KV, LAYERS, FF, VOCAB, EXPERTS = 32, 4, 2, 2, 48, 64, 4
-HEAD = D // HEADS
-VALUES = KV * HEAD  # channels of values where query heads share them
-EXACT = {torch.float64: 1.0e-9, torch.float32: 1.0e-5}  # largest change, by the narrowest format of the pass
+ROOT = Path(__file__).parents[1]
+RECORD, PAGE = ROOT / "benchmarks/records/transformers.json", ROOT / "docs/transformers.md"
+EXACT = 1.0e-9  # largest change in float64
 CLOSE = 1.0e-4  # largest change under rescale_ in float32
 ENOUGH = 0.8  # share of the existing symmetries that must be free
-SMALL: dict[str, Any] = {
-    "hidden_size": D, "intermediate_size": FF, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS,
-}  # fmt: skip
-TEXT: dict[str, Any] = {"vocab_size": VOCAB, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
-SHORT: dict[str, Any] = {"max_position_embeddings": 16}
-GROUPED: dict[str, Any] = {"num_key_value_heads": KV}
 
 
-def _draws() -> torch.Generator:
-    return torch.Generator().manual_seed(1)
+# ---- inputs
 
 
-def _tokens(length: int = 7) -> dict[str, Tensor]:
-    return {"input_ids": torch.randint(3, VOCAB, (2, length), generator=_draws())}
+def _normal(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1))
 
 
-def _decoder() -> dict[str, Tensor]:
-    return {"decoder_input_ids": _tokens(5)["input_ids"]}
+def _tokens(length: int) -> dict[str, Tensor]:
+    return {"input_ids": torch.randint(3, 64, (2, length), generator=torch.Generator().manual_seed(1))}
 
 
-def _images(size: int) -> dict[str, Tensor]:
-    return {"pixel_values": torch.randn(2, 3, size, size, generator=_draws())}
+def _decoder(length: int) -> dict[str, Tensor]:
+    return {"decoder_input_ids": _tokens(length - 2)["input_ids"]}
 
 
-def _whisper() -> tuple[nn.Module, Any]:
-    sizes = {f"{part}_{key}": value for part in ("encoder", "decoder") for key, value in
-             (("layers", LAYERS), ("attention_heads", HEADS), ("ffn_dim", FF))}  # fmt: skip
-    config = hf.WhisperConfig(
-        d_model=D, num_mel_bins=8, max_source_positions=10, max_target_positions=16, decoder_start_token_id=0, **sizes,
-        **TEXT,
-    )  # fmt: skip
-    sound = torch.randn(2, 8, 20, generator=_draws())
-    return hf.WhisperForConditionalGeneration(config), {"input_features": sound, **_decoder()}
+def _images(c: Any, length: int) -> dict[str, Tensor]:
+    return {"pixel_values": _normal(2, 3, c.image_size, c.image_size)}
 
 
-def _clip() -> tuple[nn.Module, Any]:
-    config = hf.CLIPConfig(
-        text_config={**SMALL, "projection_dim": 16, **SHORT, **TEXT},
-        vision_config={**SMALL, "projection_dim": 16, "image_size": 16, "patch_size": 8},
-        projection_dim=16,
-    )
-    return hf.CLIPModel(config), {**_tokens(), **_images(16)}
+# ---- symmetries that exist, by configuration
 
 
-def _wav2vec2() -> tuple[nn.Module, Any]:
-    config = hf.Wav2Vec2Config(
-        **SMALL, conv_dim=(16, 16), conv_stride=(5, 2), conv_kernel=(10, 3), num_feat_extract_layers=2,
-        num_conv_pos_embeddings=8, num_conv_pos_embedding_groups=2, mask_time_length=2, **TEXT,
-    )  # fmt: skip
-    return hf.Wav2Vec2ForCTC(config), {"input_values": torch.randn(2, 400, generator=_draws())}
+def _layers(c: Any) -> int:
+    return c.num_hidden_layers
+
+
+def _head(c: Any) -> int:
+    return getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
+
+
+def _last(c: Any) -> int:
+    """Gains of the last norm: free, unless it feeds weights that the embedding uses too."""
+    return 0 if c.tie_word_embeddings else c.hidden_size
+
+
+def _pre_norm(c: Any) -> int:
+    """Two norms, values, and queries against keys: one scale for each channel."""
+    return _layers(c) * 4 * c.hidden_size
+
+
+def _attention(c: Any) -> int:
+    """Values, and queries against keys; behind each addition follows a norm, whose gains are frozen."""
+    return _layers(c) * 2 * c.hidden_size
+
+
+def _grouped(c: Any) -> int:
+    """The same where query heads share keys and values, with one scale for each rotary pair."""
+    values = c.num_key_value_heads * _head(c)
+    return values + values // 2
+
+
+def _gated(c: Any) -> int:
+    """Two norms, attention, gated MLP; the last norm."""
+    return _layers(c) * (2 * c.hidden_size + _grouped(c) + c.intermediate_size) + _last(c)
+
+
+def _partly_rotary(c: Any) -> int:
+    """Queries against keys where only the first channels of each head are rotary."""
+    rotary = int(c.rope_parameters["partial_rotary_factor"] * _head(c))
+    return c.num_attention_heads * (rotary // 2 + _head(c) - rotary)
+
+
+def _t5(c: Any) -> int:
+    attention, mlp = 2 * c.num_heads * c.d_kv + c.d_model, c.d_ff + c.d_model
+    return c.num_layers * (attention + mlp) + c.num_decoder_layers * (2 * attention + mlp)
+
+
+def _swin(c: Any) -> int:
+    """Blocks of each stage, the merged patches between stages, the last norm."""
+    widths = [c.embed_dim * 2**stage for stage in range(len(c.depths))]
+    blocks = sum(4 * width * depth for width, depth in zip(widths, c.depths, strict=True))
+    return blocks + sum(4 * width for width in widths[:-1]) + widths[-1]
+
+
+def _segformer(c: Any) -> int:
+    """Blocks (norms, attention, an MLP with a depthwise layer, the norm of reduced keys), stages, decoder."""
+    stages = zip(c.hidden_sizes, c.depths, c.mlp_ratios, c.sr_ratios, strict=True)
+    encoder = sum(width * (depth * (4 + ratio + (reduced > 1)) + 1) for width, depth, ratio, reduced in stages)
+    return encoder + (len(c.depths) + 1) * c.decoder_hidden_size
+
+
+# ---- models
 
 
 class _DiTBlock(nn.Module):
     """Attention and an MLP, both shifted, scaled and gated by the condition (AdaLN)."""
 
-    def __init__(self) -> None:
+    def __init__(self, c: Any) -> None:
         super().__init__()
-        self.norm1, self.norm2 = (nn.LayerNorm(D, elementwise_affine=False) for _ in range(2))
-        self.qkv, self.out = nn.Linear(D, 3 * D), nn.Linear(D, D)
-        self.up, self.down = nn.Linear(D, FF), nn.Linear(FF, D)
-        self.modulation = nn.Linear(D, 6 * D)
+        width, self.heads = c.hidden_size, c.num_attention_heads
+        self.norm1, self.norm2 = (nn.LayerNorm(width, elementwise_affine=False) for _ in range(2))
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, c.intermediate_size), nn.Linear(c.intermediate_size, width)
+        self.modulation = nn.Linear(width, 6 * width)
 
     def forward(self, x: Tensor, condition: Tensor) -> Tensor:
         shift1, scale1, gate1, shift2, scale2, gate2 = self.modulation(F.silu(condition))[:, None].chunk(6, -1)
         y = self.norm1(x) * (1 + scale1) + shift1
-        q, k, v = self.qkv(y).reshape(*y.shape[:2], 3, HEADS, -1).permute(2, 0, 3, 1, 4).unbind(0)
+        q, k, v = self.qkv(y).reshape(*y.shape[:2], 3, self.heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
         x = x + gate1 * self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
         y = self.norm2(x) * (1 + scale2) + shift2
         return x + gate2 * self.down(F.gelu(self.up(y)))
 
 
 class DiT(nn.Module):
-    """A diffusion transformer on 8x8 latents in patches of 2x2."""
+    """A diffusion transformer on latents of four channels in patches of 2x2."""
 
-    def __init__(self) -> None:
+    def __init__(self, c: Any) -> None:
         super().__init__()
-        self.patch = nn.Conv2d(4, D, 2, 2)
-        self.time = nn.Sequential(nn.Linear(8, D), nn.SiLU(), nn.Linear(D, D))
-        self.position = nn.Parameter(torch.randn(1, 16, D))
-        self.blocks = nn.ModuleList(_DiTBlock() for _ in range(LAYERS))
-        self.norm, self.head = nn.LayerNorm(D), nn.Linear(D, 16)
+        width = c.hidden_size
+        self.patch = nn.Conv2d(4, width, 2, 2)
+        self.time = nn.Sequential(nn.Linear(c.frequencies, width), nn.SiLU(), nn.Linear(width, width))
+        self.position = nn.Parameter(torch.randn(1, (c.image_size // 2) ** 2, width))
+        self.blocks = nn.ModuleList(_DiTBlock(c) for _ in range(c.num_hidden_layers))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 16)
 
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
         x = self.patch(x).flatten(2).transpose(1, 2) + self.position
@@ -137,96 +175,231 @@ class DiT(nn.Module):
         return self.head(self.norm(x))
 
 
-def _pair(*shapes: tuple[int, ...]) -> tuple[Tensor, ...]:
-    return tuple(torch.randn(shape, generator=_draws()) for shape in shapes)
+def _nn_transformer(c: Any) -> nn.Module:
+    layers = c.num_hidden_layers
+    return nn.Transformer(
+        c.hidden_size, c.num_attention_heads, layers, layers, c.intermediate_size, batch_first=True
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Case:
-    """A model with an input, and the number of symmetries that exist in it."""
+class Architecture:
+    """A family of models: its configuration class, its model class, its inputs, and the symmetries that exist."""
 
-    make: Callable[[], tuple[nn.Module, Any]]
-    symmetries: int
+    config: str
+    model: Callable[[Any], nn.Module] | str
+    symmetries: Callable[[Any], int]
+    inputs: Callable[[Any, int], Any] = lambda c, length: _tokens(length)
 
 
-_ATTENTION = 2 * D  # values and queries against keys, one scale for each channel
-_ROTARY = VALUES + VALUES // 2  # the same with shared heads, and one scale for each rotary pair
-_GATED = LAYERS * (2 * D + _ROTARY + FF) + D  # two norms, attention, gated MLP; the last norm
-_PRE_NORM = LAYERS * (_ATTENTION + 2 * D)
-SEGFORMER = (8, 16, 24, 32)
-
-CASES: dict[str, Case] = {
-    "gpt2": Case(lambda: (hf.GPT2LMHeadModel(hf.GPT2Config(
-        n_embd=D, n_layer=LAYERS, n_head=HEADS, n_inner=FF, n_positions=16, **TEXT)), _tokens()), _PRE_NORM),
-    "opt": Case(lambda: (hf.OPTForCausalLM(hf.OPTConfig(
-        hidden_size=D, ffn_dim=FF, num_hidden_layers=LAYERS, num_attention_heads=HEADS, word_embed_proj_dim=D, **SHORT,
-        **TEXT)), _tokens()), _PRE_NORM + LAYERS * FF),
-    "llama": Case(lambda: (hf.LlamaForCausalLM(hf.LlamaConfig(**SMALL, **GROUPED, **TEXT)), _tokens()), _GATED),
-    "mistral": Case(lambda: (hf.MistralForCausalLM(hf.MistralConfig(**SMALL, **GROUPED, **TEXT)), _tokens()), _GATED),
-    "qwen2": Case(lambda: (hf.Qwen2ForCausalLM(hf.Qwen2Config(**SMALL, **GROUPED, **TEXT)), _tokens()), _GATED),
-    "qwen3": Case(lambda: (hf.Qwen3ForCausalLM(hf.Qwen3Config(**SMALL, **GROUPED, head_dim=HEAD, **TEXT)), _tokens()),
-                  LAYERS * (2 * D + VALUES + HEAD // 2 + FF) + D),  # gains of the QK-norm, shared by all heads
-    "gemma2": Case(lambda: (hf.Gemma2ForCausalLM(hf.Gemma2Config(
-        **SMALL, **GROUPED, head_dim=HEAD, **TEXT)), _tokens()), _GATED - D),  # the last norm feeds tied weights
-    "mixtral": Case(lambda: (hf.MixtralForCausalLM(hf.MixtralConfig(
-        **SMALL, **GROUPED, num_local_experts=EXPERTS, **TEXT)), _tokens()), _GATED + LAYERS * (EXPERTS - 1) * FF),
-    "cohere": Case(lambda: (hf.CohereForCausalLM(hf.CohereConfig(
-        **SMALL, num_key_value_heads=HEADS, **TEXT)), _tokens()), LAYERS * (D + D + D // 2 + FF)),
-    "phi": Case(lambda: (hf.PhiForCausalLM(hf.PhiConfig(**SMALL, **TEXT)), _tokens()),
-                LAYERS * (D + D + HEADS * (HEAD // 4 + HEAD // 2)) + D),  # half of each head is rotary
-    "phi3": Case(lambda: (hf.Phi3ForCausalLM(hf.Phi3Config(**SMALL, **GROUPED, **TEXT)), _tokens()), _GATED),
-    "bloom": Case(lambda: (hf.BloomForCausalLM(hf.BloomConfig(
-        hidden_size=D, n_layer=LAYERS, n_head=HEADS, **TEXT)), _tokens()), _PRE_NORM),
-    "falcon": Case(lambda: (hf.FalconForCausalLM(hf.FalconConfig(
-        hidden_size=D, num_hidden_layers=LAYERS, num_attention_heads=HEADS, **TEXT)), _tokens()),
-        LAYERS * (D + HEAD + HEAD // 2)),  # one head of keys and values, one norm for attention and MLP
-    "gpt_neox": Case(lambda: (hf.GPTNeoXForCausalLM(hf.GPTNeoXConfig(**SMALL, **TEXT)), _tokens()),
-                     LAYERS * (3 * D + HEADS * (HEAD // 8 + 3 * HEAD // 4)) + D),  # a quarter of each head is rotary
-    "bert": Case(lambda: (hf.BertForSequenceClassification(hf.BertConfig(**SMALL, **SHORT, **TEXT)), _tokens()),
-                 LAYERS * _ATTENTION + D),
-    "distilbert": Case(lambda: (hf.DistilBertForSequenceClassification(hf.DistilBertConfig(
-        dim=D, hidden_dim=FF, n_layers=LAYERS, n_heads=HEADS, **SHORT, **TEXT)), _tokens()),
-        LAYERS * _ATTENTION + 2 * D),  # and a hidden ReLU layer of the head
-    "roberta": Case(lambda: (hf.RobertaForSequenceClassification(hf.RobertaConfig(**SMALL, **SHORT, **TEXT)),
-                             _tokens()), LAYERS * _ATTENTION + D),
-    "t5": Case(lambda: (hf.T5ForConditionalGeneration(hf.T5Config(
-        d_model=D, d_kv=HEAD, d_ff=FF, num_layers=LAYERS, num_heads=HEADS, decoder_start_token_id=0, **TEXT)),
-        {**_tokens(), **_decoder()}), 2 * _PRE_NORM + LAYERS * (_ATTENTION + D) + 2 * LAYERS * FF),
-    "whisper": Case(_whisper, 2 * _PRE_NORM + LAYERS * (_ATTENTION + D)),
-    "clip": Case(_clip, 2 * _PRE_NORM + D),
-    "vit": Case(lambda: (hf.ViTForImageClassification(hf.ViTConfig(**SMALL, image_size=16, patch_size=8)),
-                         _images(16)), _PRE_NORM + D),
-    "swin": Case(lambda: (hf.SwinForImageClassification(hf.SwinConfig(
-        image_size=32, patch_size=4, embed_dim=16, depths=[2, 2], num_heads=[2, 4], window_size=4)), _images(32)),
-        2 * 4 * 16 + 4 * 16 + 2 * 4 * 32 + 32),  # two blocks of 16 channels, the merged patches, two of 32, last norm
-    "segformer": Case(lambda: (hf.SegformerForSemanticSegmentation(hf.SegformerConfig(
-        depths=[1] * 4, hidden_sizes=list(SEGFORMER), num_attention_heads=[1, 2, 3, 4], decoder_hidden_size=16,
-        num_labels=3)), _images(64)),
-        9 * sum(SEGFORMER) + sum(SEGFORMER[:3]) + 5 * 16),  # MLPs with a depthwise layer, reduced keys, decoder
-    "wav2vec2": Case(_wav2vec2, LAYERS * _ATTENTION + D + 16),
-    "mamba": Case(lambda: (hf.MambaForCausalLM(hf.MambaConfig(
-        hidden_size=D, state_size=4, num_hidden_layers=LAYERS, expand=2, **TEXT)), _tokens()),
-        LAYERS * (D + 2 * D + 2 + 4)),  # norm, input to depthwise convolution, step sizes, B against C
-    "dit": Case(lambda: (DiT(), _pair((2, 4, 8, 8), (2, 8))), LAYERS * _ATTENTION + D),
-    "nn_transformer": Case(lambda: (nn.Transformer(D, HEADS, LAYERS, LAYERS, FF, batch_first=True),
-                                    _pair((2, 6, D), (2, 5, D))), LAYERS * (3 * _ATTENTION + 2 * FF) + D),
+ARCHITECTURES: dict[str, Architecture] = {
+    "gpt2": Architecture("GPT2Config", "GPT2LMHeadModel", _pre_norm),
+    "opt": Architecture("OPTConfig", "OPTForCausalLM", lambda c: _pre_norm(c) + _layers(c) * c.ffn_dim),
+    "llama": Architecture("LlamaConfig", "LlamaForCausalLM", _gated),
+    "mistral": Architecture("MistralConfig", "MistralForCausalLM", _gated),
+    "qwen2": Architecture("Qwen2Config", "Qwen2ForCausalLM", _gated),
+    "qwen3": Architecture(  # gains of the QK-norm, shared by all heads
+        "Qwen3Config", "Qwen3ForCausalLM",
+        lambda c: _gated(c) - _layers(c) * (c.num_key_value_heads - 1) * (_head(c) // 2)),
+    "gemma2": Architecture("Gemma2Config", "Gemma2ForCausalLM", _gated),
+    "mixtral": Architecture(
+        "MixtralConfig", "MixtralForCausalLM",
+        lambda c: _gated(c) + _layers(c) * (c.num_local_experts - 1) * c.intermediate_size),
+    "cohere": Architecture(  # one norm for attention and MLP
+        "CohereConfig", "CohereForCausalLM", lambda c: _gated(c) - _layers(c) * c.hidden_size),
+    "phi": Architecture(  # one norm for attention and MLP
+        "PhiConfig", "PhiForCausalLM", lambda c: _layers(c) * (2 * c.hidden_size + _partly_rotary(c)) + _last(c)),
+    "phi3": Architecture("Phi3Config", "Phi3ForCausalLM", _gated),
+    "bloom": Architecture("BloomConfig", "BloomForCausalLM", _pre_norm),
+    "falcon": Architecture(  # one head of keys and values, one norm for attention and MLP
+        "FalconConfig", "FalconForCausalLM", lambda c: _layers(c) * (c.hidden_size + _head(c) + _head(c) // 2)),
+    "gpt_neox": Architecture(
+        "GPTNeoXConfig", "GPTNeoXForCausalLM",
+        lambda c: _layers(c) * (3 * c.hidden_size + _partly_rotary(c)) + _last(c)),
+    "bert": Architecture(
+        "BertConfig", "BertForSequenceClassification", lambda c: _attention(c) + c.hidden_size),
+    "distilbert": Architecture(  # and a hidden ReLU layer of the head
+        "DistilBertConfig", "DistilBertForSequenceClassification", lambda c: _attention(c) + 2 * c.hidden_size),
+    "roberta": Architecture(
+        "RobertaConfig", "RobertaForSequenceClassification", lambda c: _attention(c) + c.hidden_size),
+    "t5": Architecture("T5Config", "T5ForConditionalGeneration", _t5,
+                       lambda c, length: {**_tokens(length), **_decoder(length)}),
+    "whisper": Architecture(
+        "WhisperConfig", "WhisperForConditionalGeneration",
+        lambda c: c.d_model * (4 * c.encoder_layers + 7 * c.decoder_layers),
+        lambda c, length: {
+            "input_features": _normal(2, c.num_mel_bins, 2 * c.max_source_positions), **_decoder(length)}),
+    "clip": Architecture(
+        "CLIPConfig", "CLIPModel",
+        lambda c: _pre_norm(c.text_config) + _pre_norm(c.vision_config) + c.vision_config.hidden_size,
+        lambda c, length: {**_tokens(length), **_images(c.vision_config, length)}),
+    "vit": Architecture("ViTConfig", "ViTForImageClassification", lambda c: _pre_norm(c) + c.hidden_size, _images),
+    "swin": Architecture("SwinConfig", "SwinForImageClassification", _swin, _images),
+    "segformer": Architecture("SegformerConfig", "SegformerForSemanticSegmentation", _segformer, _images),
+    "wav2vec2": Architecture(
+        "Wav2Vec2Config", "Wav2Vec2ForCTC", lambda c: _attention(c) + c.hidden_size + c.conv_dim[-1],
+        lambda c, length: {"input_values": _normal(2, 40 * math.prod(c.conv_stride))}),
+    "mamba": Architecture(  # norm, input to depthwise convolution, step sizes, B against C
+        "MambaConfig", "MambaForCausalLM",
+        lambda c: _layers(c) * (c.hidden_size + c.intermediate_size + c.time_step_rank + c.state_size)),
+    "dit": Architecture(
+        "", DiT, lambda c: _attention(c) + c.hidden_size,
+        lambda c, length: (_normal(2, 4, c.image_size, c.image_size), _normal(2, c.frequencies))),
+    "nn_transformer": Architecture(
+        "", _nn_transformer,
+        lambda c: 3 * _attention(c) + 2 * _layers(c) * c.intermediate_size + c.hidden_size,
+        lambda c, length: (_normal(2, length - 1, c.hidden_size), _normal(2, length - 2, c.hidden_size))),
 }  # fmt: skip
 
 
-def build(name: str) -> tuple[nn.Module, Any]:
-    """A model in eval mode, every parameter away from zero, one and each other; and an input for it."""
+def _text(vocabulary: int) -> dict[str, Any]:
+    return {"vocab_size": vocabulary, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
+
+
+def _sizes(width: int, mlp: int, layers: int, heads: int) -> dict[str, Any]:
+    return {
+        "hidden_size": width, "intermediate_size": mlp, "num_hidden_layers": layers, "num_attention_heads": heads,
+    }  # fmt: skip
+
+
+def _decoder_only(width: int, mlp: int, layers: int, heads: int, shared: int, vocabulary: int) -> dict[str, Any]:
+    return {**_sizes(width, mlp, layers, heads), "num_key_value_heads": shared, **_text(vocabulary)}
+
+
+def _gpt2(width: int, layers: int, heads: int) -> dict[str, Any]:
+    return {"n_embd": width, "n_layer": layers, "n_head": heads}
+
+
+def _opt(width: int, mlp: int, layers: int, heads: int) -> dict[str, Any]:
+    return {
+        "hidden_size": width, "ffn_dim": mlp, "num_hidden_layers": layers, "num_attention_heads": heads,
+        "word_embed_proj_dim": width,
+    }  # fmt: skip
+
+
+def _whisper(width: int, mlp: int, layers: int, heads: int) -> dict[str, Any]:
+    parts = {f"{part}_{key}": value for part in ("encoder", "decoder") for key, value in
+             (("layers", layers), ("attention_heads", heads), ("ffn_dim", mlp))}  # fmt: skip
+    return {"d_model": width, "decoder_start_token_id": 0, **parts}
+
+
+_TINY = _sizes(32, 48, 2, 4)
+_TINY_DECODER = _decoder_only(32, 48, 2, 4, 2, 64)
+_SHORT = {"max_position_embeddings": 16}
+TINY: dict[str, tuple[str, dict[str, Any]]] = {name: (name, size) for name, size in {
+    "gpt2": {**_gpt2(32, 2, 4), "n_inner": 48, "n_positions": 16, **_text(64)},
+    "opt": {**_opt(32, 48, 2, 4), **_SHORT, **_text(64)},
+    "llama": _TINY_DECODER,
+    "mistral": _TINY_DECODER,
+    "qwen2": _TINY_DECODER,
+    "qwen3": {**_TINY_DECODER, "head_dim": 8},
+    "gemma2": {**_TINY_DECODER, "head_dim": 8},
+    "mixtral": {**_TINY_DECODER, "num_local_experts": 4},
+    "cohere": _decoder_only(32, 48, 2, 4, 4, 64),
+    "phi": {**_TINY, **_text(64)},
+    "phi3": _TINY_DECODER,
+    "bloom": {"hidden_size": 32, "n_layer": 2, "n_head": 4, **_text(64)},
+    "falcon": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, **_text(64)},
+    "gpt_neox": {**_TINY, **_text(64)},
+    "bert": {**_TINY, **_SHORT, **_text(64)},
+    "distilbert": {"dim": 32, "hidden_dim": 48, "n_layers": 2, "n_heads": 4, **_SHORT, **_text(64)},
+    "roberta": {**_TINY, **_SHORT, **_text(64)},
+    "t5": {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0,
+           **_text(64)},
+    "whisper": {**_whisper(32, 48, 2, 4), "num_mel_bins": 8, "max_source_positions": 10, "max_target_positions": 16,
+                **_text(64)},
+    "clip": {"text_config": {**_TINY, "projection_dim": 16, **_SHORT, **_text(64)},
+             "vision_config": {**_TINY, "projection_dim": 16, "image_size": 16, "patch_size": 8}, "projection_dim": 16},
+    "vit": {**_TINY, "image_size": 16, "patch_size": 8},
+    "swin": {"image_size": 32, "patch_size": 4, "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4],
+             "window_size": 4},
+    "segformer": {"depths": [1] * 4, "hidden_sizes": [8, 16, 24, 32], "num_attention_heads": [1, 2, 3, 4],
+                  "decoder_hidden_size": 16, "num_labels": 3, "image_size": 64},
+    "wav2vec2": {**_TINY, "conv_dim": (16, 16), "conv_stride": (5, 2), "conv_kernel": (10, 3),
+                 "num_feat_extract_layers": 2, "num_conv_pos_embeddings": 8, "num_conv_pos_embedding_groups": 2,
+                 "mask_time_length": 2, **_text(64)},
+    "mamba": {"hidden_size": 32, "state_size": 4, "num_hidden_layers": 2, "expand": 2, **_text(64)},
+    "dit": {**_TINY, "image_size": 8, "frequencies": 8},
+    "nn_transformer": _TINY,
+}.items()}  # fmt: skip
+
+REAL: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2_124m": ("gpt2", {**_gpt2(768, 12, 12), "vocab_size": 50257}),
+    "gpt2_xl": ("gpt2", {**_gpt2(1600, 48, 25), "vocab_size": 50257}),
+    "opt_125m": ("opt", {**_opt(768, 3072, 12, 12), "vocab_size": 50272}),
+    "llama_1b": ("llama", _decoder_only(2048, 5632, 22, 32, 4, 32000)),  # TinyLlama
+    "llama_8b": ("llama", _decoder_only(4096, 14336, 32, 32, 8, 128256)),
+    "mistral_7b": ("mistral", _decoder_only(4096, 14336, 32, 32, 8, 32000)),
+    "qwen2_0.5b": ("qwen2", {**_decoder_only(896, 4864, 24, 14, 2, 151936), "tie_word_embeddings": True}),
+    "qwen3_0.6b": ("qwen3", {**_decoder_only(1024, 3072, 28, 16, 8, 151936), "head_dim": 128,
+                             "tie_word_embeddings": True}),
+    "gemma2_2b": ("gemma2", {**_decoder_only(2304, 9216, 26, 8, 4, 256000), "head_dim": 256}),
+    "mixtral_8x7b": ("mixtral", {**_decoder_only(4096, 14336, 32, 32, 8, 32000), "num_local_experts": 8}),
+    "aya_8b": ("cohere", _decoder_only(4096, 14336, 32, 32, 8, 256000)),
+    "phi_1": ("phi", {**_sizes(2048, 8192, 24, 32), **_text(51200)}),
+    "phi3_mini": ("phi3", _decoder_only(3072, 8192, 32, 32, 32, 32064)),
+    "bloom_560m": ("bloom", {"hidden_size": 1024, "n_layer": 24, "n_head": 16, **_text(250880)}),
+    "falcon_7b": ("falcon", {"hidden_size": 4544, "num_hidden_layers": 32, "num_attention_heads": 71, **_text(65024)}),
+    "pythia_160m": ("gpt_neox", {**_sizes(768, 3072, 12, 12), **_text(50304)}),
+    "bert_base": ("bert", {**_sizes(768, 3072, 12, 12), "vocab_size": 30522}),
+    "distilbert_base": ("distilbert", {"dim": 768, "hidden_dim": 3072, "n_layers": 6, "n_heads": 12,
+                                       "vocab_size": 30522}),
+    "roberta_base": ("roberta", {**_sizes(768, 3072, 12, 12), "vocab_size": 50265, "max_position_embeddings": 514,
+                                 "type_vocab_size": 1}),
+    "t5_small": ("t5", {"d_model": 512, "d_kv": 64, "d_ff": 2048, "num_layers": 6, "num_heads": 8,
+                        "vocab_size": 32128, "decoder_start_token_id": 0}),
+    "whisper_base": ("whisper", {**_whisper(512, 2048, 6, 8), "num_mel_bins": 80, "max_source_positions": 1500,
+                                 "max_target_positions": 448, "vocab_size": 51865}),
+    "clip_vit_b32": ("clip", {
+        "text_config": {**_sizes(512, 2048, 12, 8), "vocab_size": 49408, "max_position_embeddings": 77},
+        "vision_config": {**_sizes(768, 3072, 12, 12), "image_size": 224, "patch_size": 32}, "projection_dim": 512}),
+    "vit_b16": ("vit", {**_sizes(768, 3072, 12, 12), "image_size": 224, "patch_size": 16, "num_labels": 1000}),
+    "swin_t": ("swin", {"image_size": 224, "patch_size": 4, "embed_dim": 96, "depths": [2, 2, 6, 2],
+                        "num_heads": [3, 6, 12, 24], "window_size": 7, "num_labels": 1000}),
+    "segformer_b0": ("segformer", {"depths": [2] * 4, "hidden_sizes": [32, 64, 160, 256],
+                                   "num_attention_heads": [1, 2, 5, 8], "decoder_hidden_size": 256, "num_labels": 150,
+                                   "image_size": 512}),
+    "wav2vec2_base": ("wav2vec2", {**_sizes(768, 3072, 12, 12), "conv_dim": (512,) * 7, "vocab_size": 32}),
+    "mamba_130m": ("mamba", {"hidden_size": 768, "state_size": 16, "num_hidden_layers": 24, "expand": 2,
+                             "vocab_size": 50280}),
+    "dit_s2": ("dit", {**_sizes(384, 1536, 12, 6), "image_size": 32, "frequencies": 256}),
+    "nn_transformer_base": ("nn_transformer", _sizes(512, 2048, 6, 8)),
+}  # fmt: skip
+
+
+def build(name: str, device: str = "cpu") -> tuple[nn.Module, Any, int]:
+    """A model in eval mode, every parameter away from zero, one and each other; an input; the symmetries that exist."""
+    architecture_name, size = (REAL | TINY)[name]
+    architecture = ARCHITECTURES[architecture_name]
+    config = getattr(hf, architecture.config)(**size) if architecture.config else SimpleNamespace(**size)
+    make = architecture.model if callable(architecture.model) else getattr(hf, architecture.model)
     torch.manual_seed(0)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), torch.device(device):
         warnings.simplefilter("ignore")
-        model, example_input = CASES[name].make()
-    with torch.no_grad():
-        for p in model.parameters():
-            p.add_(0.2 * torch.randn_like(p))
-    return model.eval(), example_input
+        model = make(config).eval()
+    if device != "meta":
+        with torch.no_grad():
+            for p in model.parameters():
+                if name in TINY or p.ndim < 2:  # in larger models matrices of this size would saturate softmax
+                    p.add_(torch.randn_like(p), alpha=0.2)
+    example_input = architecture.inputs(config, 7 if name in TINY else 32)
+    example_input = map_leaves(lambda x: x.to(device) if isinstance(x, Tensor) else x, example_input)
+    return model, example_input, architecture.symmetries(config)
+
+
+# ---- measurement
+
+
+class _Float64(TorchFunctionMode):
+    """Casts to float32 become casts to float64: some models compute in float32 for weights of any dtype."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = map_leaves(lambda x: torch.float64 if x is torch.float32 else x, (args, kwargs or {}))
+        return (Tensor.double if func is Tensor.float else func)(*args, **kwargs)
 
 
 def outputs(model: nn.Module, example_input: Any, training: bool) -> list[Tensor]:
-    """Outputs in a mode, with the same random draws each time; the model is left as it was."""
+    """Outputs in float64 in a mode, with the same random draws each time; the model is left as it was."""
     config = getattr(model, "config", None)
     experts = getattr(config, "_experts_implementation", None)
     torch.manual_seed(0)
@@ -238,7 +411,7 @@ def outputs(model: nn.Module, example_input: Any, training: bool) -> list[Tensor
         model.train(training)
         if experts is not None and config is not None:
             config._experts_implementation = "eager"  # grouped products know no float64
-        with torch.no_grad(), untouched(model), without_cache(model):
+        with torch.no_grad(), untouched(model), without_cache(model), _Float64():
             found = outputs_in(functional_call(model, buffers, args, kwargs))
     finally:
         model.eval()
@@ -254,190 +427,197 @@ def change(before: list[Tensor], after: list[Tensor]) -> float:
 
 @dataclass(frozen=True)
 class Row:
-    """The results of one model."""
+    """The results of one model; None for what was not measured."""
 
     model: str
+    device: str
+    parameters: int
     symmetries: int
     free: int
-    eval_error: float
-    train_error: float
-    moved: int
-    float32_error: float
     seconds: float
-    frozen: dict[str, int]
-    notes: tuple[str, ...]
+    extra_gib: float
+    hardware: str
+    moved: int | None = None
+    eval_error: float | None = None
+    train_error: float | None = None
+    float32_error: float | None = None
+    frozen: dict[str, int] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
     @property
     def faults(self) -> list[str]:
         """What is wrong with the model, if anything."""
-        limit = EXACT[torch.float32 if self.model in ROUNDED else torch.float64]
         found = (
             [f"{self.free} of {self.symmetries} symmetries are free"] if self.free < ENOUGH * self.symmetries else []
         )
-        for mode, error in (("eval", self.eval_error), ("training", self.train_error)):
-            found += [f"outputs in {mode} mode changed by {error:.1e}"] if not error <= limit else []
-        return found + ([f"rescale_ changed outputs by {self.float32_error:.1e}"] if self.float32_error > CLOSE else [])
-
-    def cells(self) -> list[str]:
-        """The row's text, in the order of :data:`COLUMNS`."""
-        return [
-            self.model, f"{self.free} of {self.symmetries}", str(self.moved),
-            f"{max(self.eval_error, self.train_error):.0e}", f"{self.float32_error:.0e}", f"{self.seconds:.1f}",
-        ]  # fmt: skip
+        for where, error, limit in (
+            ("eval mode", self.eval_error, EXACT), ("training mode", self.train_error, EXACT),
+            ("float32 by rescale_", self.float32_error, CLOSE),
+        ):  # fmt: skip
+            found += [f"outputs changed by {error:.1e} in {where}"] if error is not None and not error <= limit else []
+        return found
 
 
-ROUNDED = {"gemma2", "mamba", "cohere"}  # their norms or scans compute in float32 behind the scaled parameters
-COLUMNS = ("model", "free scales", "moved", "float64", "float32", "seconds")
-
-
-def check(name: str) -> Row:
-    """Rescale one model at random and by the whole solution, and compare outputs."""
-    model, example_input = build(name)
-    model = model.double()
-    wide = map_leaves(lambda x: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x, example_input)
-    graph = pathcond.extract_graph(model, wide)
-    before = [outputs(model, wide, training) for training in (False, True)]
-    u = torch.randn(graph.units, dtype=torch.float64, generator=_draws())
-    pathcond.apply_scales_(model, graph, u)
-    errors = [change(b, outputs(model, wide, training)) for b, training in zip(before, (False, True), strict=True)]
-    model, example_input = build(name)
-    start = time.perf_counter()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", pathcond.PathCondWarning)
-        report = pathcond.rescale_(model, example_input, damping=1.0)
-    seconds = time.perf_counter() - start
-    counts: dict[str, int] = {}
-    for entry in graph.frozen:
-        counts[entry.reason] = counts.get(entry.reason, 0) + entry.units
-    frozen = dict(sorted(counts.items(), key=lambda item: -item[1])[:3])
-    return Row(
-        name, CASES[name].symmetries, graph.units, errors[0], errors[1], report.moved, report.output_change or 0.0,
-        seconds, frozen, graph.notes,
-    )  # fmt: skip
-
-
-# ---- models of 1e9 parameters and more
-
-RECORD = Path(__file__).parents[1] / "benchmarks/records/large.json"
-LARGE: dict[str, Callable[[], nn.Module]] = {
-    "gpt2_xl": lambda: hf.GPT2LMHeadModel(hf.GPT2Config(n_embd=1600, n_layer=48, n_head=25)),
-    "llama_1b": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(
-        vocab_size=32000, hidden_size=2048, intermediate_size=5632, num_hidden_layers=22, num_attention_heads=32,
-        num_key_value_heads=4)),
-    "llama_8b": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(
-        vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32,
-        num_key_value_heads=8)),
-}  # fmt: skip
-
-
-def measure_large(name: str, device: str) -> dict[str, Any]:
-    """Time and peak extra memory of the graph on the meta device, or of ``rescale_`` in float32 on a device.
+def check(name: str, device: str = "cpu") -> Row:
+    """Rescale one model by the whole solution and at random, and compare outputs; on ``meta`` its graph alone.
 
     Times are seconds of the processor on ``meta`` and ``cpu``, wall time on ``cuda``.
     """
     from benchmarks.rescale import hardware, peak_memory
 
+    gc.collect()  # models hold references in cycles
+    model, example_input, symmetries = build(name, device)
     clock = time.perf_counter if device == "cuda" else time.process_time
-    inputs = torch.randint(3, 1000, (2, 32), generator=_draws())
-    pathcond.rescale_(build("llama")[0], _tokens())  # loads modules that are imported on first use
-    torch.manual_seed(0)
-    with torch.device(device):
-        model = LARGE[name]().eval()
-    row: dict[str, Any] = {"model": name, "device": device, "parameters": sum(p.numel() for p in model.parameters())}
-    example_input = {"input_ids": inputs if device == "meta" else inputs.to(device)}
-    report: list[pathcond.Rescaling] = []
+    graphs: list[pathcond.ScaleGraph] = []
+    measured: dict[str, Any] = {}
+
+    def work() -> None:
+        if device == "meta":
+            graphs.append(pathcond.extract_graph(model, example_input))
+            return
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", pathcond.PathCondWarning)
+            report = pathcond.rescale_(model, example_input, damping=1.0)
+        measured.update(moved=report.moved, float32_error=report.output_change)
+        graphs.append(report.graph)
+
     start = clock()
-    if device == "meta":
-        extra = peak_memory(lambda: row.update(_counts(pathcond.extract_graph(model, example_input))), "cpu")
-    else:
-        extra = peak_memory(lambda: report.append(pathcond.rescale_(model, example_input, damping=1.0)), device)
-        row |= _counts(report[0].graph) | {"moved": report[0].moved, "change": report[0].output_change}
-    row |= {"seconds": clock() - start, "extra_gib": extra / 2**30}
-    return row | {"hardware": hardware("cuda" if device == "cuda" else "cpu")}
+    extra = peak_memory(work, "cuda" if device == "cuda" else "cpu")
+    seconds = clock() - start
+    parameters = sum(p.numel() for p in model.parameters())
+    (graph,) = graphs
+    counts: dict[str, int] = {}
+    for entry in graph.frozen:
+        counts[entry.reason] = counts.get(entry.reason, 0) + entry.units
+    if device != "meta":
+        model = model.double()
+        wide = map_leaves(lambda x: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x, example_input)
+        before = [outputs(model, wide, training) for training in (False, True)]
+        u = torch.randn(graph.units, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+        pathcond.apply_scales_(model, graph, u.to(device))
+        errors = [change(b, outputs(model, wide, training)) for b, training in zip(before, (False, True), strict=True)]
+        measured.update(eval_error=errors[0], train_error=errors[1])
+    return Row(
+        name, device, parameters, symmetries, graph.units, seconds, max(extra, 0) / 2**30,
+        f"{hardware('cuda' if device == 'cuda' else 'cpu')}; transformers {hf.__version__}",
+        frozen=dict(sorted(counts.items(), key=lambda item: -item[1])[:3]), notes=list(graph.notes), **measured,
+    )  # fmt: skip
 
 
-def _counts(graph: pathcond.ScaleGraph) -> dict[str, int]:
-    return {"free": graph.units, "frozen": graph.frozen_units}
+# ---- record and page
 
 
-def large_table() -> str:
-    """The recorded rows of large models; nothing without a record."""
-    rows = json.loads(RECORD.read_text()) if RECORD.exists() else []
-    heads = ("model", "parameters", "measured", "free", "frozen", "moved", "change", "seconds", "extra memory")
-    cells = [
-        (row["model"], f"{row['parameters'] / 1e9:.2f}e9",
-         "graph, no weights" if row["device"] == "meta" else f"`rescale_` ({row['hardware'].partition(';')[0]})",
-         str(row["free"]), str(row["frozen"]), str(row.get("moved", "")),
-         f"{row['change']:.0e}" if "change" in row else "", f"{row['seconds']:.1f}", f"{row['extra_gib']:.1f} GiB")
-        for row in rows
-    ]  # fmt: skip
-    if not rows:
-        return ""
-    # A column that no row fills is left out.
-    used = [i for i in range(len(heads)) if any(line[i] for line in cells)]
-    lines = [[line[i] for i in used] for line in (heads, ["---"] * len(heads), *cells)]
-    text = (
-        "## Large models\n\nRandom weights in float32, two sequences of 32 tokens; made by "
-        "`python -m tests.transformers_zoo --large DEVICE`. `graph, no weights`: `extract_graph` on the meta device. "
-        "`seconds`: CPU time, or wall time on a GPU. `extra memory`: peak above the memory of the weights.\n\n"
-    )
-    return text + "\n".join("| " + " | ".join(line) + " |" for line in lines)
+def recorded() -> list[Row]:
+    """The rows that were measured, tiny models first."""
+    return [Row(**row) for row in json.loads(RECORD.read_text())] if RECORD.exists() else []
 
 
-def record_large(pattern: str, device: str) -> None:
-    """Measure large models and put their rows into the record."""
-    rows = json.loads(RECORD.read_text()) if RECORD.exists() else []
-    for name in fnmatch.filter(LARGE, pattern):
-        row = measure_large(name, device)
-        print(row, flush=True)
-        rows = [old for old in rows if (old["model"], old["device"]) != (name, device)] + [row]
-        rows.sort(key=lambda r: (list(LARGE).index(r["model"]), r["device"] != "meta", r["device"]))
-        RECORD.write_text(json.dumps(rows, indent=1) + "\n")
+def record(row: Row) -> None:
+    """Put a row into the record, in place of the earlier one of the same model and device."""
+    rows = [old for old in recorded() if (old.model, old.device) != (row.model, row.device)] + [row]
+    order = [*TINY, *REAL]
+    rows.sort(key=lambda r: (order.index(r.model), r.device != "meta", r.device))
+    RECORD.write_text(json.dumps([asdict(r) for r in rows], indent=1) + "\n")
+
+
+def _lines(heads: tuple[str, ...], cells: list[tuple[str, ...]]) -> str:
+    return "\n".join("| " + " | ".join(line) + " |" for line in (heads, ("---",) * len(heads), *cells))
+
+
+def _error(*errors: float | None) -> str:
+    return "" if None in errors else f"{max(e for e in errors if e is not None):.0e}"
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    return (
+        row.model, f"{row.free} of {row.symmetries}", "" if row.moved is None else str(row.moved),
+        _error(row.eval_error, row.train_error), _error(row.float32_error), f"{row.seconds:.1f}",
+    )  # fmt: skip
+
+
+def _real_cells(rows: list[Row]) -> tuple[str, ...]:
+    """A model of a published size: its graph without weights, and the row with weights if there is one."""
+    without = next((row for row in rows if row.device == "meta"), None)
+    row = next((row for row in reversed(rows) if row.device != "meta"), None)
+    model, free, *cells = _cells(row or rows[0])
+    place = "" if row is None else "CPU" if row.device == "cpu" else row.hardware.partition(";")[0]
+    measured = ("",) * 6 if row is None else (*cells, f"{row.extra_gib:.1f}", place)
+    graph = "" if without is None else f"{without.seconds:.1f}"
+    return (model, f"{rows[0].parameters / 1e6:,.0f}e6", free, graph, *measured)
+
+
+def _hardware(rows: list[Row]) -> str:
+    return "; ".join(dict.fromkeys(row.hardware for row in rows))
 
 
 def markdown(rows: list[Row]) -> str:
-    """The table, the notes of the graphs, and the large models."""
-    lines = [COLUMNS, ["---"] * len(COLUMNS), *(row.cells() for row in rows)]
-    notes = [f"- `{row.model}`: {note.partition(' Expected')[0]}" for row in rows for note in row.notes]
+    """The page: tiny models, models of published sizes, frozen units by reason, notes of the graphs."""
+    tiny, real = [row for row in rows if row.model in TINY], [row for row in rows if row.model in REAL]
+    notes: dict[str, list[str]] = {}
     models: dict[str, list[str]] = {}
-    for row in rows:
+    for row in tiny:
         for reason, units in row.frozen.items():
             models.setdefault(re.sub(r" '[^']*'", "", reason), []).append(f"{row.model} {units}")
-    frozen = [f"- {reason}: {', '.join(found)}" for reason, found in models.items()]
-    head = (
-        f"Tiny models with random weights, torch {torch.__version__.partition('+')[0]}, transformers {hf.__version__}; "
-        "made by `python -m tests.transformers_zoo --table docs/transformers.md`.\n\n"
-        "`free scales`: those that the library finds, of the exact scales that exist by the configuration. `moved`: "
-        "units that `rescale_` with `damping=1` moved. `float64`: change of the output under random scales, the larger "
-        "of eval and training mode. `float32`: change of the output after that call, which took `seconds`. "
-        + ", ".join(f"`{name}`" for name in sorted(ROUNDED))
-        + " compute parts of their forward pass in float32 for weights of any dtype."
-    )
-    table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-    reasons = "\n".join(["Hidden units that are frozen, by their reason (at most three for each model):", "", *frozen])
-    remarks = "\n".join(["Notes:", "", *notes]) if notes else ""
-    parts = ["# Transformers", head, table, reasons, remarks, large_table()]
-    return "\n\n".join(part for part in parts if part) + "\n"
+        for note in row.notes:
+            notes.setdefault(note.partition(" Expected")[0], []).append(f"`{row.model}`")
+    heads = ("model", "free scales", "moved", "float64", "float32", "seconds")
+    by_model = [[row for row in real if row.model == name] for name in dict.fromkeys(row.model for row in real)]
+    parts = [
+        "# Transformers",
+        f"Random weights; {len(ARCHITECTURES)} architectures, each tiny and at the size of a published model.",
+        "- `free scales`: those that the library finds, of the exact scales that exist by the configuration.\n"
+        "- `moved`: units that `rescale_` with `damping=1` moved.\n"
+        "- `float64`: change of the output under random scales, the larger of eval and training mode. Casts to float32 "
+        "in a model's code are casts to float64 here.\n"
+        "- `float32`: change of the output after `rescale_`, which took `seconds` (CPU time, or wall time on a GPU).",
+        "## Tiny models",
+        "Made by `make transformers`.",
+        _lines(heads, [_cells(row) for row in tiny]),
+        f"Measured with {_hardware(tiny)}.",
+        "## Published sizes",
+        "Text models read two sequences of 32 tokens, the others two inputs of their full size (`wav2vec2_base`: 0.8 s "
+        "of sound). Made by `make transformers` with `REAL=meta`, `REAL=cpu` and `REAL=cuda`; `ONLY=PATTERN` for some:",
+        "- `free scales` and `graph`, the seconds of `extract_graph` on a model without weights: by `REAL=meta`.\n"
+        "- The other columns: by `REAL=cpu` or `REAL=cuda`. `GiB` is the peak of the memory above that of the "
+        "weights. An empty column was not measured: the model with weights in float32 is too large for one GPU, or "
+        "the column is younger than the row.",
+        _lines(
+            ("model", "parameters", "free scales", "graph", *heads[2:], "GiB", "measured on"),
+            [_real_cells(rows) for rows in by_model],
+        ),
+        f"Measured with {_hardware(real)}.",
+        "## Frozen units",
+        "Hidden units of the tiny models that are frozen, by their reason (at most three for each model):",
+        "\n".join(f"- {reason}: {', '.join(found)}" for reason, found in models.items()),
+        "Notes:",
+        "\n".join(f"- {', '.join(found)}: {note}" for note, found in notes.items()),
+    ]
+    return "\n\n".join(parts) + "\n"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Go through the models; returns the exit status."""
+    """Measure models, record their rows and write the page; returns the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--only", default="*", metavar="PATTERN", help="shell pattern of model names")
-    parser.add_argument("--table", type=Path, metavar="PATH", help="write the table there, as markdown")
-    parser.add_argument("--large", choices=("meta", "cpu", "cuda"), help="measure large models there instead")
+    parser.add_argument("--only", nargs="+", default=["*"], metavar="PATTERN", help="shell patterns of model names")
+    parser.add_argument("--real", choices=("meta", "cpu", "cuda"), help="measure published sizes there, not tiny ones")
+    parser.add_argument("--page", action="store_true", help="write the page from the record; measure nothing")
     options = parser.parse_args(arguments)
-    if options.large:
-        record_large(options.only, options.large)
+    if options.page:
+        PAGE.write_text(markdown(recorded()))
         return 0
-    rows = []
-    for name in fnmatch.filter(CASES, options.only):
-        row = check(name)
-        rows.append(row)
-        print("  ".join(row.cells()), *row.faults, sep="  ", flush=True)
-    if options.table:
-        options.table.write_text(markdown(rows))
-    return int(not rows or any(row.faults for row in rows))
+    sizes = REAL if options.real else TINY
+    names = [name for name in sizes if any(fnmatch.fnmatch(name, pattern) for pattern in options.only)]
+    if not names:
+        parser.error(f"--only: expected a pattern of {', '.join(sizes)}; got {' '.join(options.only)}")
+    check("llama", options.real or "cpu")  # loads what is loaded on first use
+    faults = False
+    for name in names:
+        row = check(name, options.real or "cpu")
+        record(row)
+        faults |= bool(row.faults)
+        print(*_cells(row), f"{row.extra_gib:.1f} GiB", *row.faults, sep="  ", flush=True)
+    PAGE.write_text(markdown(recorded()))
+    return int(faults)
 
 
 if __name__ == "__main__":

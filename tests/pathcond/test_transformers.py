@@ -1,0 +1,35 @@
+"""Transformers (``tests/transformers_zoo.py``): what is recorded of every model, and graphs at published sizes."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("transformers")
+from tests import transformers_zoo as zoo
+
+
+def test_every_model_is_recorded_without_fault() -> None:
+    rows = zoo.recorded()
+    measured = {(row.model, row.device) for row in rows}
+    assert {(name, "cpu") for name in zoo.TINY} | {(name, "meta") for name in zoo.REAL} <= measured
+    assert {architecture for architecture, _ in zoo.REAL.values()} == set(zoo.TINY) == set(zoo.ARCHITECTURES)
+    assert {row.model: row.faults for row in rows if row.faults} == {}
+    assert all(row.moved and row.float32_error is not None for row in rows if row.device != "meta")
+    assert zoo.PAGE.read_text() == zoo.markdown(rows)
+
+
+@pytest.mark.parametrize("name", ["opt_125m", "whisper_base", "segformer_b0"])
+def test_the_graph_of_a_published_size_needs_no_weights(name: str) -> None:
+    row = zoo.check(name, "meta")
+    assert row.free == row.symmetries
+    (kept,) = (row for row in zoo.recorded() if (row.model, row.device) == (name, "meta"))
+    assert (row.parameters, row.frozen) == (kept.parameters, kept.frozen)
+
+
+def test_a_row_names_its_faults() -> None:
+    row = zoo.Row("llama", "cpu", 1, 10, 7, 1.0, 0.0, "", moved=7, eval_error=1e-8, train_error=float("nan"))
+    assert row.faults == [
+        "7 of 10 symmetries are free",
+        "outputs changed by 1.0e-08 in eval mode",
+        "outputs changed by nan in training mode",
+    ]
