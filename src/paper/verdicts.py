@@ -128,6 +128,7 @@ LEVELS = {
     "practice_no_harm": at_least(-0.5),
     "practice_gain": at_least(0.5, 0.0),
     "practice_range": at_least(0.5),  # doublings of the learning rate
+    "practice_teleport": at_least(0.5, 0.0),
     "quantisation_int8": at_most(0.5),
     "quantisation_paths": at_least(0.5),
     "quantisation_norms": at_least(0.5),

@@ -138,6 +138,12 @@ CASES = {
             practised({"half": same(0.0)}, falls={"baseline": (5, 0, 9), "half": (5, 0, 0.5)}),
         )),
     ],
+    "practice_teleport": [
+        (YES, practised({"half": same(0.0), "every_epoch": {"vgg": 1.0, "vit": 0.8}})),
+        (PARTLY, practised({"half": same(0.0), "every_epoch": {"vgg": 1.0, "vit": -1.0}})),
+        (NO, practised({"half": same(0.0), "every_epoch": {"vgg": -1.0, "vit": -0.5}})),
+        (UNDECIDED, practised({"half": same(0.0), "every_epoch": {"vgg": 0.1, "vit": 0.2}}, spread=1.0)),
+    ],
     **{
         claim: [
             (YES, tuned((0.02, 0.01), optimiser, method=method)),
