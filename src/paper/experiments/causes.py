@@ -360,7 +360,7 @@ EXPERIMENT = Experiment(
         "Gain of the full solution in test accuracy, from `practice`, against what is measured at the start: the "
         "largest scale (a); each layer's update relative to its weights in the first {steps} steps, after over before "
         "the rescaling, as the median over layers (b) and the spread over them (c); the condition number of the NTK on "
-        "{images} images, before over after (d). One point per network, mean over seeds; bars are 95% intervals of the "
+        "{images} images or windows of text, before over after (d). One point per network, mean over seeds; bars are 95% intervals of the "
         "gain. Above each panel: rank correlation with its bootstrap interval over networks."
     ),
     settings=Settings,
