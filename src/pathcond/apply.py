@@ -41,9 +41,6 @@ OPTIMIZER_STATE: dict[type[optim.Optimizer], dict[str, int]] = {
 }
 
 
-_Factors = dict[tuple[torch.device, int], tuple[Tensor, Tensor]]
-
-
 @dataclass(frozen=True)
 class Scales:
     """Scales of a model's units, to be applied to it or to a model with the same parameters.
@@ -195,27 +192,19 @@ def scale_parameters_(
             largest = largest or largest_entries({name: parameters[name] for name in graph.params})
             for name, scales in graph.params.items():
                 _check_range(name, parameters[name], scales, half, reach, largest.get(name, 0.0))
-        factors: _Factors = {}
-        for name, scales in graph.params.items():
-            p = parameters[name]
-            if scales.offset:
-                whole = p.double() + scales.offset
-                _scale_(whole, 1, graph, name, half, reach, factors)
-                p.copy_(whole - scales.offset)
-            else:
-                _scale_(p, 1, graph, name, half, reach, factors)
+        sums = {n: parameters[n].double() + scales.offset for n, scales in graph.params.items() if scales.offset}
+        _scale_(graph, half, [(name, sums.get(name, parameters[name]), 1) for name in graph.params])
+        for name, scaled in sums.items():
+            parameters[name].copy_(scaled - graph.params[name].offset)
         torch.clear_autocast_cache()  # the cache holds copies of the weights
 
 
 def scale_optimizer_state_(model: nn.Module, graph: ScaleGraph, u: Tensor, optimizer: optim.Optimizer) -> None:
     """Rescale the state of an optimizer whose parameters were rescaled by ``u``."""
-    half = by_number(u.detach().double().cpu() / 2)
-    reach = 2 * float(half.abs().amax())
-    factors: _Factors = {}
+    buffers = optimizer_buffers(model, graph.params, optimizer)
     with torch.inference_mode(False), torch.no_grad():
-        for name, found in optimizer_buffers(model, graph.params, optimizer).items():
-            for tensor, power in found:
-                _scale_(tensor, -power, graph, name, half, reach, factors)
+        half = by_number(u.detach().double().cpu() / 2)
+        _scale_(graph, half, [(name, tensor, -power) for name, found in buffers.items() for tensor, power in found])
 
 
 def _checked_half(parameters: Mapping[str, Tensor], graph: ScaleGraph, u: Tensor) -> Tensor:
@@ -236,30 +225,71 @@ def _checked_half(parameters: Mapping[str, Tensor], graph: ScaleGraph, u: Tensor
     return by_number(u.detach().double().cpu() / 2)
 
 
-def _scale_(
-    tensor: Tensor,
-    exponent: int,
-    graph: ScaleGraph,
-    name: str,
-    half: Tensor,
-    reach: float,
-    factors: _Factors,
-) -> None:
-    """Multiply in place by ``exp(exponent * d)``, where ``d = half[row] - half[col]`` and ``|d| <= reach``."""
-    if exponent == 0:
-        return
-    if reach * abs(exponent) >= _PLAIN:
-        reach = max(map(abs, _span(graph.params[name], half)))
-    if tensor.dtype in (torch.float32, torch.float64) and reach * abs(exponent) < _PLAIN:
-        key = (tensor.device, exponent)
-        if key not in factors:
-            factors[key] = tuple((sign * exponent * half).exp().to(tensor.device) for sign in (1, -1))  # type: ignore[assignment]
-        indices = graph.indices(name, tensor.device)
-        pairs = zip(factors[key], indices, strict=True)
-        multiply_(tensor, *(None if index is None else factor[index].to(tensor.dtype) for factor, index in pairs))
-        return
-    # Multiply in a wider format, a few million entries at a time.
-    scales = graph.params[name]
+def _scale_(graph: ScaleGraph, half: Tensor, tensors: Iterable[tuple[str, Tensor, int]]) -> None:
+    """Multiply tensors in place by ``exp(exponent * (half[row] - half[col]))``.
+
+    Factors are computed, moved to the device and spread over the tensors' channels together, so that their number
+    hardly costs time. Numbers in 16 bits, and factors beyond exp(40), are multiplied in a wider format.
+
+    Args:
+        graph: the units.
+        half: log lambda by unit number.
+        tensors: for each the name of its parameter, and its exponent.
+    """
+    reach = 2 * float(half.abs().amax())
+    together: dict[tuple[torch.device, torch.dtype, int], dict[str, list[Tensor]]] = {}
+    for name, tensor, exponent in tensors:
+        if not exponent:
+            continue
+        far = reach * abs(exponent) >= _PLAIN
+        far = far and max(map(abs, _span(graph.params[name], half))) * abs(exponent) >= _PLAIN
+        if far or tensor.dtype not in (torch.float32, torch.float64):
+            _scale_wide_(tensor, exponent, graph.params[name], half)
+        else:
+            key = (tensor.device, tensor.dtype, exponent)
+            together.setdefault(key, {}).setdefault(name, []).append(tensor)
+    for (device, dtype, exponent), found in together.items():
+        spread = _spread(graph, tuple(found), device)
+        factors = torch.cat((exponent * half, -exponent * half)).exp().to(dtype).to(device)
+        pieces = factors[spread.index].split(spread.sizes)
+        for end in (spread.rows, spread.cols):
+            scaled = [(tensor, pieces[i].view(shape)) for name, i, shape in end for tensor in found[name]]
+            if scaled:
+                torch._foreach_mul_([t for t, _ in scaled], [factor for _, factor in scaled])  # pyright: ignore[reportPrivateImportUsage]
+
+
+@dataclass(frozen=True)
+class _Spread:
+    """Where the factors of some parameters lie among ``cat(factors, inverse factors)``, all in one index.
+
+    ``rows`` and ``cols`` have, for each parameter that enters (leaves) a unit, its name, the number of its piece of the
+    index, and the shape of its factors. ``sizes`` are the sizes of the pieces.
+    """
+
+    index: Tensor
+    sizes: list[int]
+    rows: list[tuple[str, int, tuple[int, ...]]]
+    cols: list[tuple[str, int, tuple[int, ...]]]
+
+
+def _spread(graph: ScaleGraph, names: tuple[str, ...], device: torch.device) -> _Spread:
+    """The factors of the named parameters on a device; kept with the graph."""
+    cache = graph.__dict__.setdefault("_spreads", {})
+    if (names, device) not in cache:
+        count, pieces = 2 * graph.units + 1, list[Tensor]()
+        ends: dict[int, list[tuple[str, int, tuple[int, ...]]]] = {0: [], count: []}
+        for name in names:
+            for first, units in ((0, graph.params[name].row), (count, graph.params[name].col)):
+                if bool(units.any()):
+                    ends[first].append((name, len(pieces), tuple(units.shape)))
+                    pieces.append(units.reshape(-1) % count + first)  # negative units count from the end
+        sizes = [len(piece) for piece in pieces]
+        cache[names, device] = _Spread(torch.cat(pieces).to(device), sizes, *ends.values())
+    return cache[names, device]
+
+
+def _scale_wide_(tensor: Tensor, exponent: int, scales: ParamScales, half: Tensor) -> None:
+    """As :func:`_scale_` in a wider format, a few million entries at a time."""
     wide = torch.float64 if tensor.dtype in (torch.float32, torch.float64) else torch.float32
     if tensor.ndim == 0:
         factor = (exponent * (half[scales.row] - half[scales.col])).exp()

@@ -96,14 +96,6 @@ class ScaleGraph:
         """Number of hidden units whose scale is frozen."""
         return sum(entry.units for entry in self.frozen)
 
-    def indices(self, name: str, device: torch.device) -> tuple[Tensor | None, Tensor | None]:
-        """Units a parameter's elements enter and leave, on a device; None if no element has one. Cached."""
-        cache = self.__dict__.setdefault("_indices", {})
-        if (name, device) not in cache:
-            scales = self.params[name]
-            cache[name, device] = tuple(x.to(device) if bool(x.any()) else None for x in (scales.row, scales.col))
-        return cache[name, device]
-
     def by_module(self, u: Tensor) -> dict[str, Tensor]:
         """Log-scales by module: ``u`` of shape (units,) spread over each module's channels."""
         full = by_number(u)
@@ -216,7 +208,7 @@ def _propagate_call(s: ScalePropagation, call: Call, reads: set[int], flow: _Flo
         s.freeze_through(call)
         if any(sum(n > 1 for n in s.shape(value)) > 1 for value in reads & flow.weights):
             s.frozen_layer(call, -1, ", which has no rule")
-    elif any(isinstance(x, ParamView) or bool((x != FROZEN).any()) for x in map(s.look_up, reads)):
+    elif any(isinstance(x, ParamView) or bool(x.any()) for x in map(s.look_up, reads)):
         _apply_rule(s, call, operation)
     else:
         if operation.layer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 _BOXES = (list, dict, set, deque)
+_USUAL_BOXES = frozenset({*_BOXES, OrderedDict})
 _SIMPLE = frozenset({int, float, bool, str, type(None), nn.Parameter, torch.dtype, torch.device, torch.Size})
 _MOST = 20_000  # objects visited, besides a hundred per module: attributes may lead into a whole program
 
@@ -37,13 +38,14 @@ def _reachable(model: nn.Module, code: bool) -> list[Any]:
         kind = type(thing)
         if kind in plain or id(thing) in seen:
             continue
-        if isinstance(thing, (nn.Module, type, ModuleType)):
+        if kind not in _USUAL_BOXES and isinstance(thing, (nn.Module, type, ModuleType)):
             plain.add(kind)
             continue
         seen.add(id(thing))
-        if isinstance(thing, _BOXES):
+        if kind in _USUAL_BOXES or isinstance(thing, _BOXES):
             found.append(thing)
-            pending.extend(thing.values() if isinstance(thing, dict) else thing)
+            if thing:
+                pending.extend(thing.values() if isinstance(thing, dict) else thing)
         elif isinstance(thing, Tensor):
             found.append(thing)
         elif isinstance(thing, tuple):
@@ -79,34 +81,42 @@ def held_tensors(model: nn.Module) -> list[Tensor]:
 
 
 @contextmanager
-def untouched(model: nn.Module, tensors: bool = True) -> Iterator[None]:
+def untouched(model: nn.Module, tensors: bool = True) -> Iterator[Callable[[], bool]]:
     """Restore, after the block, the attributes of all submodules and the containers among these attributes.
 
     Containers and objects further away, or that hooks and forward methods write to, are restored only if the block
     added or removed tensors there. Otherwise they are left alone, because they may be queues, logs or pools that live
     on. Parameters and buffers are not restored: callers run the model on copies of them. With ``tensors``, the values
-    of other tensors among the attributes are restored too.
+    of other tensors among the attributes are restored too. Yields a function that tells whether any attribute or
+    container has other elements than before.
     """
     boxes: list[tuple[Any, Any]] = []
-    for box in _reachable(model, code=True):
+    found = [thing for thing in _reachable(model, code=True) if not isinstance(thing, Tensor)]
+    for box in found:
         with suppress(Exception):  # a container that cannot be copied is not restored
-            boxes += [] if isinstance(box, Tensor) else [(box, box.copy())]
+            boxes.append((box, box.copy()))
     own = {id(thing) for m in model.modules() for thing in (vars(m), *vars(m).values())}
     loose = [t for t in held_tensors(model) if not t.is_inference()] if tensors else []
     saved = [(t, t._version, t.detach().clone()) for t in loose]
     try:
-        yield
+        yield lambda: len(boxes) < len(found) or any(not _same(box, content) for box, content in boxes)
     finally:
-        for box, content in boxes:
+        for box, content in [pair for pair in boxes if not _same(*pair)]:
             now, then = ([*x, *x.values()] if isinstance(x, dict) else list(x) for x in (box, content))
-            same = len(now) == len(then) and all(map(is_, now, then))
-            if not same and (id(box) in own or _has_tensor(now, then) or _has_tensor(then, now)):
+            if id(box) in own or _has_tensor(now, then) or _has_tensor(then, now):
                 box.clear()
                 box.update(content) if isinstance(box, (dict, set)) else box.extend(content)
         with torch.no_grad():
             for tensor, version, content in saved:
                 if tensor._version != version:
                     tensor.copy_(content)
+
+
+def _same(box: Any, content: Any) -> bool:
+    """Whether a container has the elements of a copy of it, and in their order."""
+    if len(box) != len(content) or not all(map(is_, box, content)):
+        return False
+    return not isinstance(box, dict) or all(map(is_, box.values(), content.values()))
 
 
 def _has_tensor(these: list[Any], those: list[Any]) -> bool:

@@ -205,13 +205,20 @@ class ScalePropagation:
 
     def freeze(self, groups: Tensor, reason: Reason) -> None:
         """Fix the scale of every group in a map at one."""
-        found = groups[groups > 0].unique()
+        found = groups[groups > 0].unique() if groups.numel() else groups
         if len(found):
             self.reasons.append(reason)
             self.frozen.append((found, len(self.reasons) - 1))
 
     def tie(self, a: Tensor, b: Tensor, reason: Reason) -> Tensor:
         """Make two group maps share their scales, element by element; returns the joint map."""
+        if a.shape == b.shape:
+            if torch.equal(a, b):
+                return a
+            if min(int(a.amin()), int(b.amin())) > FROZEN:
+                pairs = torch.stack((a.reshape(-1), b.reshape(-1)))
+                self.ties.append(pairs[:, pairs[0] != pairs[1]])
+                return a
         smaller = min(a, b, key=Tensor.numel)
         shape = torch.broadcast_shapes(a.shape, b.shape)
         sides = [(a, b)]
@@ -285,8 +292,12 @@ class ScalePropagation:
     def leave_parameter(self, x: Any) -> None:
         """Record the use of a parameter that no scale changes, such as a PReLU slope."""
         view = self.parameter(x)
-        if view is not None:
-            zero = torch.zeros((1,) * len(view.axes), dtype=torch.int64)
+        if view is None:
+            return
+        zero = torch.zeros((1,) * len(view.axes), dtype=torch.int64)
+        if view.sizes == view.shape and len(view.axes) == len(view.shape):  # the usual case, without projections
+            self.uses.setdefault(view.name, []).append(Use(zero, zero, view.offset))
+        else:
             self.connect(view, zero, zero)
 
     def freeze_parameter(self, name: str, reason: Reason) -> None:
@@ -367,7 +378,7 @@ def to_parameter_axes(view: ParamView, groups: Tensor) -> Tensor:
 
 def with_axes(groups: Tensor, ndim: int) -> Tensor:
     """A group map with at least ``ndim`` axes, new ones in front."""
-    return groups.reshape((*[1] * (ndim - groups.ndim), *groups.shape))
+    return groups if groups.ndim >= ndim else groups.reshape((*[1] * (ndim - groups.ndim), *groups.shape))
 
 
 def _first_where_one(groups: Tensor, other: Tensor) -> Tensor:

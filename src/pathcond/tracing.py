@@ -203,6 +203,7 @@ QUERIES = frozenset(
 _NORMS = {F.batch_norm, torch.batch_norm, F.instance_norm, torch.instance_norm}
 _GROUPED = {f for f in (getattr(F, "grouped_mm", None), getattr(torch, "_grouped_mm", None)) if f is not None}
 _LIKE = _NORMS | {F.relu, torch.relu, torch.Tensor.relu}
+_SUMS = {torch.add, torch.Tensor.add}
 
 
 # Functions that read only the shape, dtype and device of their first argument, and the one that takes a shape instead.
@@ -276,7 +277,8 @@ def _without_running(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     """A tensor like the result of a common call, made without running it; None for all other calls.
 
     Running a fake linear map costs as much as recording the whole of a small layer. Normalisations have to be left out
-    anyway: in training mode their size checks refuse a batch of one, which is all a record needs.
+    anyway: in training mode their size checks refuse a batch of one, which is all a record needs. Where shapes do not
+    fit, the call is run, and raises torch's own error.
     """
     x = args[0] if args else kwargs.get("input")
     if not isinstance(x, FakeTensor) or torch.is_autocast_enabled(x.device.type):
@@ -287,10 +289,39 @@ def _without_running(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     weight = args[1] if len(args) > 1 else None
     if function in _GROUPED and isinstance(weight, FakeTensor) and (x.ndim, weight.ndim) == (2, 3):
         return _make_fake(x.fake_mode, x, (x.shape[0], weight.shape[2]), None)  # the fake version takes bfloat16 only
+    if function in _SUMS and len(args) == 2 and not kwargs and isinstance(weight, FakeTensor):
+        alike = all(getattr(x, name) == getattr(weight, name) for name in ("shape", "dtype", "device"))
+        fits = alike and x.is_contiguous() and weight.is_contiguous()
+        return _make_fake(x.fake_mode, x, x.shape, None) if fits else None
+    if function is torch.conv2d and len(args) == 7 and isinstance(weight, FakeTensor):
+        shape = _conv_shape(x, weight, *args[2:])
+        return None if shape is None else _make_fake(x.fake_mode, x, shape, None)
     if function is not F.linear or kwargs or not isinstance(weight, FakeTensor) or weight.ndim != 2 or not x.ndim:
         return None
     fits = weight.shape[1] == x.shape[-1] and weight.dtype == x.dtype and weight.device == x.device
     return _make_fake(x.fake_mode, x, (*x.shape[:-1], weight.shape[0]), None) if fits else None
+
+
+def _conv_shape(
+    x: Tensor, weight: Tensor, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int
+) -> tuple[int, ...] | None:
+    """Shape of the result of a convolution of a batch of images; None if it is not contiguous, or not plain to see."""
+    for t in (x, weight):
+        if t.ndim != 4 or not t.is_contiguous() or t.is_contiguous(memory_format=torch.channels_last):
+            return None
+    if not all(isinstance(setting, (tuple, list)) and len(setting) == 2 for setting in (stride, padding, dilation)):
+        return None
+    if any(t.dtype != weight.dtype or t.device != weight.device for t in (x, bias) if t is not None):
+        return None
+    if bias is not None and bias.shape != weight.shape[:1]:
+        return None
+    if x.shape[1] != weight.shape[1] * groups or weight.shape[0] % groups or not x.numel():
+        return None
+    sizes = [
+        (n + 2 * pad - gap * (k - 1) - 1) // step + 1
+        for n, k, step, pad, gap in zip(x.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
+    ]
+    return (x.shape[0], weight.shape[0], *sizes) if min(sizes) > 0 else None
 
 
 def _make_fake(mode: Any, like: Tensor, shape: Any, stride: Any) -> FakeTensor:
@@ -618,9 +649,9 @@ class Recorder:
         with (
             torch.inference_mode(False),
             torch.no_grad(),
-            untouched(self.model, tensors=False),
             in_mode(self.model, training),
             without_cache(self.model),
+            untouched(self.model, tensors=False) as changed,
             restored_random_state([]),
             _quiet(),
         ):
@@ -634,7 +665,7 @@ class Recorder:
                 self._replace_fakes(Trace(tuple(tape.values), tuple(tape.calls), inputs, ()), made)
                 raise RecordError(explain(error, tape.module_names, mismatch(self.model, self.inputs))) from error
             outputs = tuple(tape.read(t) for t in outputs_in(result))
-            kept = tuple(tape.read(t) for t in self._kept(tape))
+            kept = tuple(tape.read(t) for t in self._kept(tape, changed()))
         if not outputs:
             raise RecordError(
                 f"expected the forward pass to return at least one tensor, got {type(result).__name__}. "
@@ -658,9 +689,9 @@ class Recorder:
                 lost.append(value)
         return lost
 
-    def _kept(self, tape: Tape) -> list[Tensor]:
+    def _kept(self, tape: Tape, changed: bool) -> list[Tensor]:
         """Tensors that the pass leaves in the model: the next call may depend on them."""
-        held = [t for t in held_tensors(self.model) if isinstance(t, FakeTensor)]
+        held = [t for t in held_tensors(self.model) if isinstance(t, FakeTensor)] if changed else []
         return [t for t in (*self.tensors.values(), *held) if id(t) in tape.known and not tape.is_leaf(t)]
 
 
