@@ -42,6 +42,7 @@ from torch.overrides import TorchFunctionMode
 import pathcond
 from pathcond.isolation import untouched, without_cache
 from pathcond.tracing import as_arguments, map_leaves, outputs_in
+from tests.cases import change
 
 hf: Any = transformers  # its configuration classes take more than their signatures tell
 ROOT = Path(__file__).parents[1]
@@ -420,11 +421,6 @@ def outputs(model: nn.Module, example_input: Any, training: bool) -> list[Tensor
     return [t for t in found if t.is_floating_point()]
 
 
-def change(before: list[Tensor], after: list[Tensor]) -> float:
-    """Largest change of an output relative to its largest entry."""
-    return max(float((b - a).abs().amax() / b.abs().amax()) for b, a in zip(before, after, strict=True))
-
-
 @dataclass(frozen=True)
 class Row:
     """The results of one model; None for what was not measured."""
@@ -435,12 +431,12 @@ class Row:
     symmetries: int
     free: int
     seconds: float
-    extra_gib: float
     hardware: str
     moved: int | None = None
     eval_error: float | None = None
     train_error: float | None = None
     float32_error: float | None = None
+    extra_gib: float | None = None
     frozen: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
@@ -482,7 +478,10 @@ def check(name: str, device: str = "cpu") -> Row:
         graphs.append(report.graph)
 
     start = clock()
-    extra = peak_memory(work, "cuda" if device == "cuda" else "cpu")
+    if device == "cuda":
+        measured["extra_gib"] = peak_memory(work, device) / 2**30
+    else:
+        work()
     seconds = clock() - start
     parameters = sum(p.numel() for p in model.parameters())
     (graph,) = graphs
@@ -498,7 +497,7 @@ def check(name: str, device: str = "cpu") -> Row:
         errors = [change(b, outputs(model, wide, training)) for b, training in zip(before, (False, True), strict=True)]
         measured.update(eval_error=errors[0], train_error=errors[1])
     return Row(
-        name, device, parameters, symmetries, graph.units, seconds, max(extra, 0) / 2**30,
+        name, device, parameters, symmetries, graph.units, seconds,
         f"{hardware('cuda' if device == 'cuda' else 'cpu')}; transformers {hf.__version__}",
         frozen=dict(sorted(counts.items(), key=lambda item: -item[1])[:3]), notes=list(graph.notes), **measured,
     )  # fmt: skip
@@ -517,7 +516,7 @@ def record(row: Row) -> None:
     rows = [old for old in recorded() if (old.model, old.device) != (row.model, row.device)] + [row]
     order = [*TINY, *REAL]
     rows.sort(key=lambda r: (order.index(r.model), r.device != "meta", r.device))
-    RECORD.write_text(json.dumps([asdict(r) for r in rows], indent=1) + "\n")
+    RECORD.write_text("[\n" + ",\n".join(json.dumps(asdict(r)) for r in rows) + "\n]\n")
 
 
 def _lines(heads: tuple[str, ...], cells: list[tuple[str, ...]]) -> str:
@@ -541,7 +540,7 @@ def _real_cells(rows: list[Row]) -> tuple[str, ...]:
     row = next((row for row in reversed(rows) if row.device != "meta"), None)
     model, free, *cells = _cells(row or rows[0])
     place = "" if row is None else "CPU" if row.device == "cpu" else row.hardware.partition(";")[0]
-    measured = ("",) * 6 if row is None else (*cells, f"{row.extra_gib:.1f}", place)
+    measured = ("",) * 6 if row is None else (*cells, "" if row.extra_gib is None else f"{row.extra_gib:.1f}", place)
     graph = "" if without is None else f"{without.seconds:.1f}"
     return (model, f"{rows[0].parameters / 1e6:,.0f}e6", free, graph, *measured)
 
@@ -578,9 +577,8 @@ def markdown(rows: list[Row]) -> str:
         "Text models read two sequences of 32 tokens, the others two inputs of their full size (`wav2vec2_base`: 0.8 s "
         "of sound). Made by `make transformers` with `REAL=meta`, `REAL=cpu` and `REAL=cuda`; `ONLY=PATTERN` for some:",
         "- `free scales` and `graph`, the seconds of `extract_graph` on a model without weights: by `REAL=meta`.\n"
-        "- The other columns: by `REAL=cpu` or `REAL=cuda`. `GiB` is the peak of the memory above that of the "
-        "weights. An empty column was not measured: the model with weights in float32 is too large for one GPU, or "
-        "the column is younger than the row.",
+        "- The other columns: by `REAL=cpu` or `REAL=cuda`. `GiB` is the peak of a GPU's memory above that of "
+        "the weights. Columns are empty where the weights are too large for one GPU, or the row is older.",
         _lines(
             ("model", "parameters", "free scales", "graph", *heads[2:], "GiB", "measured on"),
             [_real_cells(rows) for rows in by_model],
@@ -615,7 +613,7 @@ def main(arguments: list[str] | None = None) -> int:
         row = check(name, options.real or "cpu")
         record(row)
         faults |= bool(row.faults)
-        print(*_cells(row), f"{row.extra_gib:.1f} GiB", *row.faults, sep="  ", flush=True)
+        print(*_cells(row), *row.faults, sep="  ", flush=True)
     PAGE.write_text(markdown(recorded()))
     return int(faults)
 
