@@ -506,9 +506,9 @@ def check(name: str, device: str = "cpu") -> Row:
 # ---- record and page
 
 
-def recorded() -> list[Row]:
+def recorded(path: Path = RECORD) -> list[Row]:
     """The rows that were measured, tiny models first."""
-    return [Row(**row) for row in json.loads(RECORD.read_text())] if RECORD.exists() else []
+    return [Row(**row) for row in json.loads(path.read_text())] if path.exists() else []
 
 
 def record(row: Row) -> None:
@@ -598,9 +598,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", nargs="+", default=["*"], metavar="PATTERN", help="shell patterns of model names")
     parser.add_argument("--real", choices=("meta", "cpu", "cuda"), help="measure published sizes there, not tiny ones")
-    parser.add_argument("--page", action="store_true", help="write the page from the record; measure nothing")
+    parser.add_argument("--add", type=Path, metavar="RECORD", help="add a record's GPU rows; measure nothing")
     options = parser.parse_args(arguments)
-    if options.page:
+    if options.add:
+        for row in (row for row in recorded(options.add) if row.device == "cuda"):
+            record(row)
         PAGE.write_text(markdown(recorded()))
         return 0
     sizes = REAL if options.real else TINY
