@@ -502,7 +502,7 @@ def check(name: str, device: str = "cpu") -> Row:
         before = [outputs(model, wide, training) for training in (False, True)]
         measured["rounding"] = change(before[0], rounded)
         u = torch.randn(graph.units, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-        pathcond.apply_scales_(model, graph, u.to(device))
+        pathcond.apply_scales_(model, graph, u)
         errors = [change(b, outputs(model, wide, training)) for b, training in zip(before, (False, True), strict=True)]
         measured.update(eval_error=errors[0], train_error=errors[1])
     return Row(
