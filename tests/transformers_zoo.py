@@ -543,15 +543,17 @@ def _cells(row: Row) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _real_cells(rows: list[Row]) -> tuple[str, ...]:
-    """A model of a published size: its graph without weights, and the row with weights if there is one."""
-    without = next((row for row in rows if row.device == "meta"), None)
-    row = next((row for row in reversed(rows) if row.device != "meta"), None)
-    model, free, *cells = _cells(row or rows[0])
-    place = "" if row is None else "CPU" if row.device == "cpu" else row.hardware.partition(";")[0]
-    measured = ("",) * 6 if row is None else (*cells, "" if row.extra_gib is None else f"{row.extra_gib:.1f}", place)
-    graph = "" if without is None else f"{without.seconds:.1f}"
-    return (model, f"{rows[0].parameters / 1e6:,.0f}e6", free, graph, *measured)
+def _real_cells(rows: list[Row]) -> list[tuple[str, ...]]:
+    """A model of a published size: its graph without weights, and a line for each device that had its weights."""
+    graphs = {row.model: f"{row.seconds:.1f}" for row in rows if row.device == "meta"}
+    lines = []
+    for row in [row for row in rows if row.device != "meta"] or rows:
+        model, free, *cells = _cells(row)
+        memory = "" if row.extra_gib is None else f"{row.extra_gib:.1f}"
+        place = "CPU" if row.device == "cpu" else row.hardware.partition(";")[0]
+        measured = [""] * 6 if row.device == "meta" else [*cells, memory, place]
+        lines.append((model, f"{row.parameters / 1e6:,.0f}e6", free, graphs.get(model, ""), *measured))
+    return lines
 
 
 def _hardware(rows: list[Row]) -> str:
@@ -595,7 +597,7 @@ def markdown(rows: list[Row]) -> str:
         "the weights. Columns are empty where the weights are too large for one GPU, or the row is older.",
         _lines(
             ("model", "parameters", "free scales", "graph", *heads[2:], "GiB", "measured on"),
-            [_real_cells(rows) for rows in by_model],
+            [line for found in by_model for line in _real_cells(found)],
         ),
         f"Measured with {_hardware(real)}.",
         "## Frozen units",
