@@ -594,7 +594,7 @@ def markdown(rows: list[Row]) -> str:
         "of sound). Made by `make transformers` with `REAL=meta`, `REAL=cpu` and `REAL=cuda`; `ONLY=PATTERN` for some:",
         "- `free scales` and `graph`, the seconds of `extract_graph` on a model without weights: by `REAL=meta`.\n"
         "- The other columns: by `REAL=cpu` or `REAL=cuda`. `GiB` is the peak of a GPU's memory above that of "
-        "the weights. Columns are empty where the weights are too large for one GPU, or the row is older.",
+        "the weights. Empty cells were not measured; `mixtral_8x7b` does not fit on one GPU in float32.",
         _lines(
             ("model", "parameters", "free scales", "graph", *heads[2:], "GiB", "measured on"),
             [line for found in by_model for line in _real_cells(found)],
