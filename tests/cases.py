@@ -41,13 +41,13 @@ class Case:
 
 
 class Lambda(nn.Module):
-    """Layers as attributes, and a function for the forward pass."""
+    """Layers and random parameters, given by their shapes, as attributes; and a function for the forward pass."""
 
-    def __init__(self, forward: Callable[..., Any], **layers: nn.Module) -> None:
+    def __init__(self, forward: Callable[..., Any], **parts: nn.Module | tuple[int, ...]) -> None:
         super().__init__()
         self._run = forward
-        for name, layer in layers.items():
-            self.add_module(name, layer)
+        for name, part in parts.items():
+            setattr(self, name, nn.Parameter(torch.randn(part)) if isinstance(part, tuple) else part)
 
     def forward(self, x: Tensor) -> Any:
         return self._run(self, x)
@@ -60,19 +60,27 @@ class Net(Lambda):
         return self._run(self, *inputs)
 
 
-def outputs(model: nn.Module, x: Tensor, training: bool) -> Tensor:
+def outputs(model: nn.Module, x: Tensor | tuple[Tensor, ...], training: bool) -> Tensor:
     """The output in one mode, with the same random numbers each time; the model is left as it is."""
     model = copy.deepcopy(model).train(training)
     torch.manual_seed(7)
     with torch.no_grad():
-        return model(x)
+        return model(*x) if isinstance(x, tuple) else model(x)
+
+
+def change(before: list[Tensor], after: list[Tensor]) -> float:
+    """Largest change of an output relative to its largest entry; NaN if one is not finite."""
+    found = [(b - a).abs().amax() / b.abs().amax() for b, a in zip(before, after, strict=True)]
+    return float(torch.stack(found).amax())
 
 
 def random_scales(graph: pathcond.ScaleGraph, seed: int = 3) -> Tensor:
     return torch.randn(graph.units, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def assert_function_kept(model: nn.Module, x: Tensor, graph: pathcond.ScaleGraph, tol: float = 1e-9) -> None:
+def assert_function_kept(
+    model: nn.Module, x: Tensor | tuple[Tensor, ...], graph: pathcond.ScaleGraph, tol: float = 1e-9
+) -> None:
     """Random scales change no output, in both modes; the model is left as it is."""
     scaled = copy.deepcopy(model)
     pathcond.apply_scales_(scaled, graph, random_scales(graph))

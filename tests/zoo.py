@@ -36,6 +36,7 @@ from torch import Tensor, nn
 
 import pathcond
 from pathcond.tracing import tensors_in
+from tests.cases import change
 
 ROOT = Path(__file__).parents[1]
 ROWS = ROOT / "build/zoo.json"
@@ -189,12 +190,6 @@ def outputs(model: nn.Module, x: Tensor, training: bool) -> list[Tensor]:
             buffer.copy_(value)
         for module, mode in modes:
             module.training = mode
-
-
-def change(before: list[Tensor], after: list[Tensor]) -> float:
-    """Largest change of an output relative to its largest entry; NaN if one is not finite."""
-    found = [(b - a).abs().amax() / b.abs().amax() for b, a in zip(before, after, strict=True)]
-    return float(torch.stack(found).amax())
 
 
 def check(family: str, name: str, make: Callable[[str, str], tuple[nn.Module, Tensor]] = build) -> Row:

@@ -12,20 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pathcond
-from tests.zoo import change
-
-
-class Net(nn.Module):
-    """Layers and parameters as attributes, and a function for the forward pass."""
-
-    def __init__(self, forward: Callable[..., Tensor], **parts: Any) -> None:
-        super().__init__()
-        self.run = forward
-        for name, part in parts.items():
-            setattr(self, name, nn.Parameter(torch.randn(part)) if isinstance(part, tuple) else part)
-
-    def forward(self, *x: Tensor) -> Tensor:
-        return self.run(self, *x)
+from tests.cases import Net, assert_function_kept
 
 
 @dataclass(frozen=True)
@@ -171,20 +158,6 @@ def _inputs(shapes: tuple[tuple[int, ...], ...]) -> tuple[Tensor, ...]:
     return tuple(torch.randn(shape, generator=draws, dtype=torch.float64) for shape in shapes)
 
 
-def _errors(model: nn.Module, x: tuple[Tensor, ...], graph: pathcond.ScaleGraph) -> list[float]:
-    """Relative changes of the output under random scales, in eval and in training mode."""
-    u = torch.randn(graph.units, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-    found = []
-    with torch.no_grad():
-        for training in (False, True):
-            model.train(training)
-            before = model(*x)
-            pathcond.apply_scales_(model, graph, u)
-            found.append(change([before], [model(*x)]))
-            pathcond.apply_scales_(model, graph, -u)
-    return found
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_scales_keep_the_function(name: str) -> None:
     torch.manual_seed(0)
@@ -192,31 +165,36 @@ def test_scales_keep_the_function(name: str) -> None:
     model, x = case.build().double(), _inputs(case.shapes)
     graph = pathcond.extract_graph(model, x)
     assert graph.units == case.units, [str(entry) for entry in graph.frozen]
-    assert max(_errors(model, x, graph)) < 1e-9
+    assert_function_kept(model, x, graph)
     g = pathcond.compute_diag_g(model, x, graph=graph)
     assert all(bool((g[name] > 0).any()) and bool(g[name].isfinite().all()) for name in graph.params)
 
 
-def test_embedding_bags_and_indices_that_are_not_fixed() -> None:
-    torch.manual_seed(0)
-    bag = Net(lambda s, i: s.b(F.relu(s.e(i))), e=nn.EmbeddingBag(7, 5), b=L(5, 2)).double()
-    tokens = (torch.randint(7, (3, 4)),)
-    picked = Net(lambda s, x, i: s.b(F.relu(s.a(x))[i // 2]), a=L(3, 6), b=L(6, 2)).double()
-    edges = (torch.randn(5, 3, dtype=torch.float64), torch.tensor([0, 4, 2]))
-    for model, x, units in ((bag, tokens, 5), (picked, edges, 6)):
-        graph = pathcond.extract_graph(model, x)
-        assert graph.units == units
-        assert max(_errors(model, x, graph)) < 1e-9
-        assert pathcond.compute_diag_g(model, x, graph=graph).keys() == dict(model.named_parameters()).keys()
+INDEXED: dict[str, tuple[Callable[[], nn.Module], tuple[Tensor, ...], int]] = {
+    "embedding_bag": (
+        lambda: Net(lambda s, i: s.b(F.relu(s.e(i))), e=nn.EmbeddingBag(7, 5), b=L(5, 2)),
+        (torch.arange(12).reshape(3, 4) % 7,), 5,
+    ),
+    "rows": (
+        lambda: Net(lambda s, x, i: s.b(F.relu(s.a(x))[i // 2]), a=L(3, 6), b=L(6, 2)),
+        (torch.randn(5, 3, dtype=torch.float64), torch.tensor([0, 4, 2])), 6,
+    ),
+    "channels": (  # tied to one another, since any of them may be picked
+        lambda: Net(lambda s, x, i: s.b(F.relu(s.a(x)).gather(1, i)), a=L(3, 6), b=L(6, 2)),
+        (torch.randn(4, 3, dtype=torch.float64), torch.arange(24).reshape(4, 6) * 5 % 6), 1,
+    ),
+}  # fmt: skip
 
 
-def test_indices_that_are_not_fixed_tie_the_channels_they_pick_from() -> None:
+@pytest.mark.parametrize("name", INDEXED)
+def test_indices_that_are_an_input(name: str) -> None:
     torch.manual_seed(0)
-    model = Net(lambda s, x, i: s.b(F.relu(s.a(x)).gather(1, i)), a=L(3, 6), b=L(6, 2)).double()
-    x = (torch.randn(4, 3, dtype=torch.float64), torch.randint(6, (4, 6)))
+    build, x, units = INDEXED[name]
+    model = build().double()
     graph = pathcond.extract_graph(model, x)
-    assert graph.units == 1
-    assert max(_errors(model, x, graph)) < 1e-9
+    assert graph.units == units
+    assert_function_kept(model, x, graph)
+    assert pathcond.compute_diag_g(model, x, graph=graph).keys() == dict(model.named_parameters()).keys()
 
 
 def test_a_gain_with_an_offset_is_saved_and_undone(tmp_path: Any) -> None:
@@ -253,4 +231,4 @@ def test_experts_have_scales_of_their_own_while_rows_stay_in_place(moved: bool, 
     x = (torch.randn(12, 4),)
     graph = pathcond.extract_graph(model, x)
     assert graph.units == units
-    assert max(_errors(model, x, graph)) < 1e-5
+    assert_function_kept(model, x, graph, 1e-5)

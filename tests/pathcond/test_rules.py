@@ -11,6 +11,19 @@ from pathcond.propagation import mixed_positions
 from pathcond.rules import TABLE
 from tests.cases import Lambda, assert_function_kept
 
+
+def assert_rules(model: nn.Module, x: Tensor, units: int, total) -> None:
+    """``total(squares)`` is the path sum of the model's outputs for one example, given its squared parameters."""
+    graph = pathcond.extract_graph(model, x)
+    assert (graph.units, graph.frozen_units) == (units, 0)
+    assert_function_kept(model, x, graph)
+    squares = {n: (p.detach() ** 2).requires_grad_() for n, p in model.named_parameters()}
+    expected = torch.autograd.grad(total(squares).sum(), list(squares.values()))
+    g = pathcond.compute_diag_g(model, x, graph=graph)
+    for name, value in zip(squares, expected, strict=True):
+        torch.testing.assert_close(g[name], value, rtol=1e-12, atol=1e-15)
+
+
 # ---- rules of users
 
 
@@ -40,10 +53,8 @@ def table():
 
 def pair_net() -> Lambda:
     torch.manual_seed(0)
-    model = Lambda(lambda s, x: s.c(F.relu(weighted_pair(s.a(x), s.b(x), s.gain))),
-                   a=nn.Linear(3, 4), b=nn.Linear(3, 4), c=nn.Linear(4, 2))  # fmt: skip
-    model.gain = nn.Parameter(torch.randn(4))
-    return model.double()
+    return Lambda(lambda s, x: s.c(F.relu(weighted_pair(s.a(x), s.b(x), s.gain))),
+                  a=nn.Linear(3, 4), b=nn.Linear(3, 4), c=nn.Linear(4, 2), gain=(4,)).double()  # fmt: skip
 
 
 def pair_scales(s, call, a):
@@ -75,15 +86,12 @@ def test_an_operation_of_our_own_with_both_rules(table):
     pathcond.register_rule(
         weighted_pair, scales=pair_scales, paths=pair_paths, arguments=("x", "y", "gain"), layer=True
     )
-    graph = pathcond.extract_graph(model, x)
-    assert (graph.units, graph.frozen_units) == (8, 0)  # the tied channels before it, and those behind it
-    assert_function_kept(model, x, graph)
-    squares = {n: (p.detach() ** 2).requires_grad_() for n, p in model.named_parameters()}
-    into = squares["a.weight"].sum(1) + squares["a.bias"] + 4 * (squares["b.weight"].sum(1) + squares["b.bias"])
-    total = (squares["c.weight"] @ (squares["gain"] * into) + squares["c.bias"]).sum()
-    g = pathcond.compute_diag_g(model, x)
-    for name, expected in zip(squares, torch.autograd.grad(total, list(squares.values())), strict=True):
-        torch.testing.assert_close(g[name], expected, rtol=1e-12, atol=0)
+
+    def total(q):
+        into = q["a.weight"].sum(1) + q["a.bias"] + 4 * (q["b.weight"].sum(1) + q["b.bias"])
+        return q["c.weight"] @ (q["gain"] * into) + q["c.bias"]
+
+    assert_rules(model, x, 8, total)  # the tied channels before it, and those behind it
     report = pathcond.rescale_(model, x)
     assert report.moved == 8
     assert report.output_change < 1e-12
@@ -120,10 +128,6 @@ def test_what_cannot_be_registered(table):
 
 
 # ---- code for which a rule could assume too much
-
-
-def weight(*shape: int) -> nn.Parameter:
-    return nn.Parameter(torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0)))
 
 
 def _int_copy(s, h, x):
@@ -169,35 +173,21 @@ TAILS = {
 @pytest.mark.parametrize("name", TAILS)
 def test_function_is_kept(name):
     torch.manual_seed(0)
-    model = Lambda(lambda s, x: TAILS[name](s, F.relu(s.fc1(x)), x), fc1=nn.Linear(6, 8), fc2=nn.Linear(8, 5)).double()
-    model.w, model.v, model.b, model.one = weight(8, 5), weight(1, 8), weight(8), weight(1)
-    model.c, model.zero_dim = weight(4, 8, 1, 1), weight()
+    model = Lambda(lambda s, x: TAILS[name](s, F.relu(s.fc1(x)), x), fc1=nn.Linear(6, 8), fc2=nn.Linear(8, 5),
+                   w=(8, 5), v=(1, 8), b=(8,), one=(1,), c=(4, 8, 1, 1), zero_dim=()).double()  # fmt: skip
     x = torch.randn(3, 6, dtype=torch.float64)
     assert_function_kept(model, x, pathcond.extract_graph(model, x))
     pathcond.compute_diag_g(model, x)
 
 
-# ---- rules against a backward pass written by hand: the function is kept, and diag(G) is the gradient of ``total``
-
-
-def assert_rules(model: nn.Module, x: Tensor, units: int, total) -> None:
-    """``total(squares)`` is the path sum of the model's outputs for one example, given its squared parameters."""
-    graph = pathcond.extract_graph(model, x)
-    assert (graph.units, graph.frozen_units) == (units, 0)
-    assert_function_kept(model, x, graph)
-    squares = {n: (p.detach() ** 2).requires_grad_() for n, p in model.named_parameters()}
-    expected = torch.autograd.grad(total(squares).sum(), list(squares.values()))
-    g = pathcond.compute_diag_g(model, x, graph=graph)
-    for name, value in zip(squares, expected, strict=True):
-        torch.testing.assert_close(g[name], value, rtol=1e-12, atol=1e-15)
+# ---- rules against a backward pass written by hand
 
 
 @pytest.mark.parametrize(("alpha", "beta"), [(3.0, 0.5), (-2.0, 0.0)])
 def test_addmm_with_factors(alpha, beta):
     torch.manual_seed(0)
     model = Lambda(lambda s, x: s.o(F.relu(torch.addmm(s.b, s.a(x), s.w, alpha=alpha, beta=beta))),
-                   a=nn.Linear(3, 4), o=nn.Linear(5, 2)).double()  # fmt: skip
-    model.w, model.b = weight(4, 5), weight(5)
+                   a=nn.Linear(3, 4), o=nn.Linear(5, 2), w=(4, 5), b=(5,)).double()  # fmt: skip
 
     def total(q):
         h = q["a.weight"].sum(1) + q["a.bias"]

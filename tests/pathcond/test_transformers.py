@@ -27,7 +27,7 @@ def test_the_graph_of_a_published_size_needs_no_weights(name: str) -> None:
 
 
 def test_a_row_names_its_faults() -> None:
-    row = zoo.Row("llama", "cpu", 1, 10, 7, 1.0, 0.0, "", moved=7, eval_error=1e-8, train_error=float("nan"))
+    row = zoo.Row("llama", "cpu", 1, 10, 7, 1.0, "", moved=7, eval_error=1e-8, train_error=float("nan"))
     assert row.faults == [
         "7 of 10 symmetries are free",
         "outputs changed by 1.0e-08 in eval mode",
