@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 import sys
 import traceback
 import warnings
@@ -307,7 +308,7 @@ def _conv_shape(
 ) -> tuple[int, ...] | None:
     """Shape of the result of a convolution of a batch of images; None if it is not contiguous, or not plain to see."""
     for t in (x, weight):
-        if t.ndim != 4 or not t.is_contiguous() or t.is_contiguous(memory_format=torch.channels_last):
+        if t.ndim != 4 or t.stride() != (math.prod(t.shape[1:]), t.shape[2] * t.shape[3], t.shape[3], 1):
             return None
     if not all(isinstance(setting, (tuple, list)) and len(setting) == 2 for setting in (stride, padding, dilation)):
         return None

@@ -10,6 +10,7 @@ layers that make up nearly the whole sum, and units with doubled elements.
 from __future__ import annotations
 
 import math
+from array import array
 from dataclasses import dataclass
 
 import torch
@@ -161,7 +162,7 @@ class CoordinateDescent:
         q = (entering * leaving).mul_(4.0 * (p - size) * (p + size) * fraction * fraction)
         if size:
             found, new_sum = uniform_recurrence(size, p, q.tolist(), later[-2::-1] + [0.0], remainder)
-            roots = torch.tensor(found, dtype=torch.float64, device=old.device)
+            roots = torch.frombuffer(array("d", found), dtype=torch.float64).to(old.device)  # faster than torch.tensor
         else:
             roots = q.sqrt()
             new_sum = remainder + float(roots.sum()) / p
