@@ -9,9 +9,7 @@ rescaled 8 of 8 units (0 frozen), ...
 from importlib.metadata import PackageNotFoundError, version
 
 from pathcond.apply import Scales, apply_scales_, load_scales
-from pathcond.diag_g import DiagG, compute_diag_g, count_paths
-from pathcond.enorm import ENorm
-from pathcond.errors import (
+from pathcond.checks import (
     ApplyError,
     PathCondError,
     PathCondWarning,
@@ -19,6 +17,8 @@ from pathcond.errors import (
     SolveError,
     UnsupportedOpError,
 )
+from pathcond.diag_g import DiagG, compute_diag_g, count_paths
+from pathcond.enorm import ENorm
 from pathcond.graph import Frozen, ParamScales, ScaleGraph, extract_graph
 from pathcond.groups import (
     MappingCheck,
@@ -30,10 +30,9 @@ from pathcond.groups import (
     scale_groups,
     verify_mapping,
 )
-from pathcond.path_sums import PathSums
-from pathcond.propagation import ScalePropagation
 from pathcond.rescale import Rescaling, rescale_
 from pathcond.rules import register_rule
+from pathcond.rules.base import PathSums, ScalePropagation
 from pathcond.solvers import Result, Solution, solve
 from pathcond.teleport import Teleport
 

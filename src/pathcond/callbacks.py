@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from pathcond.errors import PathCondError
+from pathcond.checks import PathCondError
 from pathcond.rescale import Rescaling, rescale_
 
 

@@ -1,4 +1,7 @@
-"""Checks of models, options and parameters, made before anything is done with them."""
+"""Errors of the library, and checks of models, options and parameters, made before anything is done with them.
+
+Each error says what was expected, what came, where, and the way out.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,33 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pathcond.errors import ApplyError, PathCondError
+
+class PathCondError(ValueError):
+    """Base class of every error the library raises on bad input."""
+
+
+class PathCondWarning(UserWarning):
+    """A call did less than its user may expect."""
+
+
+class RecordError(PathCondError):
+    """The model's forward pass could not be recorded on fake tensors."""
+
+
+class UnsupportedOpError(PathCondError):
+    """With ``strict=True``: a scale would have to cross an operation without a rule."""
+
+
+class SolveError(PathCondError):
+    """The solver met a value that is not finite."""
+
+
+class ApplyError(PathCondError):
+    """The scales do not fit the model or its number format; nothing was written."""
+
+
+# ---- checks
+
 
 FORMATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 

@@ -16,8 +16,15 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
-from pathcond.checks import check_choice, check_finite, check_flags, check_model, check_shapes, shared_memory
-from pathcond.errors import PathCondError
+from pathcond.checks import (
+    PathCondError,
+    check_choice,
+    check_finite,
+    check_flags,
+    check_model,
+    check_shapes,
+    shared_memory,
+)
 from pathcond.graph import ScaleGraph
 from pathcond.isolation import (
     caller_device,
@@ -28,8 +35,8 @@ from pathcond.isolation import (
     untouched,
     without_cache,
 )
-from pathcond.path_sums import PathSums
 from pathcond.rules import TABLE, view_of
+from pathcond.rules.base import PathSums
 from pathcond.rules.normalization import MEASURES
 from pathcond.tracing import (
     Call,

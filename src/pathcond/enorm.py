@@ -18,11 +18,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pathcond.apply import apply_scales_, multiply_, optimizer_buffers, parameters_by_memory
-from pathcond.checks import shared_memory
-from pathcond.errors import PathCondError
+from pathcond.checks import PathCondError, shared_memory
 from pathcond.graph import ParamScales, ScaleGraph, extract_graph
-from pathcond.propagation import compress
 from pathcond.rules import TABLE
+from pathcond.rules.base import compress
 from pathcond.tracing import Ref, Trace, record, refs
 
 

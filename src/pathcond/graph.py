@@ -11,12 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from pathcond.checks import check_choice, check_flags, check_model, memory_span, shared_memory
-from pathcond.errors import RecordError
+from pathcond.checks import RecordError, check_choice, check_flags, check_model, memory_span, shared_memory
 from pathcond.isolation import on_cpu
-from pathcond.propagation import FROZEN, ParamView, Reason, ScalePropagation, Use
 from pathcond.rules import TABLE, Operation
-from pathcond.tracing import Call, Constants, Recorder, Ref, Trace, as_arguments, record, refs, tensors_in
+from pathcond.rules.base import FROZEN, ParamView, Reason, ScalePropagation, Use
+from pathcond.tracing import Call, Constants, Recorder, Ref, Trace, as_arguments, map_leaves, record, refs, tensors_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +163,8 @@ def extract_graph(
                 raise
             notes.append(f"the function is kept in eval mode; training mode could not be recorded: {error}")
             continue
-        _propagate(s, found, Constants(found, model))
+        if not any(_same_scales(found, earlier) for earlier in traces):
+            _propagate(s, found, Constants(found, model))
         traces.append(found)
         if len(traces) == 1:
             groups_in_eval = s.count
@@ -193,6 +193,37 @@ def _propagate(s: ScalePropagation, trace: Trace, constants: Constants) -> None:
         s.freeze(s.groups(Ref(value)), Reason("output", "", "is an output of the model"))
     for value in trace.kept:
         s.freeze(s.groups(Ref(value)), Reason("op", "", "is kept in the model from one call to the next"))
+
+
+def _same_scales(a: Trace, b: Trace) -> bool:
+    """Whether two traces make the same calls up to the mode of BatchNorm, which no scale depends on."""
+    try:
+        return _calls(a) == _calls(b)
+    except (RuntimeError, TypeError, ValueError):  # arguments that cannot be compared
+        return False
+
+
+def _calls(trace: Trace) -> tuple[list[Any], ...]:
+    """All that rules for scales read of a trace, with its values numbered anew; counts of batches are left out."""
+    used = {ref.id for call in trace.calls for ref in refs([*call.args, call.kwargs])} | {*trace.outputs}
+    names: dict[int, Any] = {
+        i: (v.leaf.kind, v.leaf.name, id(v.leaf.tensor)) for i, v in enumerate(trace.values) if v.leaf is not None
+    }
+    found = []
+    for call in trace.calls:
+        reads = [trace.values[ref.id] for ref in refs([*call.args, call.kwargs])]
+        if used.isdisjoint(call.outs) and not any(v.dtype.is_floating_point for v in reads):
+            continue
+        operation, arguments = TABLE.get(call.fn), (call.args, dict(call.kwargs))
+        if operation is not None and operation.kind == "batch_norm":
+            bound = operation.bind(call.args, call.kwargs)
+            arguments = [(name, x) for name, x in bound.items() if name not in ("training", "momentum")]
+        made = [(trace.values[out].shape, trace.values[out].dtype) for out in call.outs]
+        renamed = map_leaves(lambda x: names[x.id] if isinstance(x, Ref) else x, arguments)
+        names.update({out: (len(found), i) for i, out in enumerate(call.outs)})
+        found.append((call.fn, call.where, call.mutates, renamed, made))
+    kept = [names[value] for value in trace.kept if value in names]
+    return found, [names[value] for value in trace.outputs], kept
 
 
 def _propagate_call(s: ScalePropagation, call: Call, reads: set[int], flow: _Flow) -> None:

@@ -17,13 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pathcond.apply import apply_scales_
-from pathcond.checks import check_model
-from pathcond.errors import PathCondError
+from pathcond.apply import Check, apply_scales_, trial
+from pathcond.checks import PathCondError, check_model
 from pathcond.graph import ScaleGraph, extract_graph
 from pathcond.isolation import on_cpu
-from pathcond.propagation import owner
-from pathcond.verification import Check, trial
+from pathcond.rules.base import owner
 
 _EXACT = 1.0e-9  # relative change of the output up to which a function counts as kept
 

@@ -22,9 +22,10 @@ _SIMPLE = frozenset({int, float, bool, str, type(None), nn.Parameter, torch.dtyp
 _MOST = 20_000  # objects visited, besides a hundred per module: attributes may lead into a whole program
 
 
-def _reachable(model: nn.Module, code: bool) -> list[Any]:
-    """Containers, attribute dicts and tensors reachable from modules, with ``code`` also from hooks and forwards."""
-    found: list[Any] = []
+def _reachable(model: nn.Module, code: bool) -> tuple[list[Any], list[Tensor]]:
+    """Containers and tensors reachable from modules' attributes, with ``code`` also from hooks and forwards."""
+    boxes: list[Any] = []
+    tensors: list[Tensor] = []
     pending: deque[Any] = deque(vars(m) for m in model.modules())
     most = _MOST + 100 * len(pending)
     if not code:
@@ -43,11 +44,11 @@ def _reachable(model: nn.Module, code: bool) -> list[Any]:
             continue
         seen.add(id(thing))
         if kind in _USUAL_BOXES or isinstance(thing, _BOXES):
-            found.append(thing)
+            boxes.append(thing)
             if thing:
                 pending.extend(thing.values() if isinstance(thing, dict) else thing)
         elif isinstance(thing, Tensor):
-            found.append(thing)
+            tensors.append(thing)
         elif isinstance(thing, tuple):
             pending.extend(thing)
         elif isinstance(thing, (FunctionType, MethodType, partial)):
@@ -55,7 +56,7 @@ def _reachable(model: nn.Module, code: bool) -> list[Any]:
         else:
             with suppress(Exception):  # some objects raise when they are inspected
                 pending.append(vars(thing))
-    return found
+    return boxes, tensors
 
 
 def _behind(function: Any) -> list[Any]:
@@ -77,7 +78,7 @@ def _behind(function: Any) -> list[Any]:
 def held_tensors(model: nn.Module) -> list[Tensor]:
     """Tensors in the modules' attributes, at any depth in containers and objects, without parameters and buffers."""
     registered = {id(t) for t in (*model.parameters(), *model.buffers())}
-    return [t for t in _reachable(model, code=False) if isinstance(t, Tensor) and id(t) not in registered]
+    return [t for t in _reachable(model, code=False)[1] if id(t) not in registered]
 
 
 @contextmanager
@@ -91,7 +92,7 @@ def untouched(model: nn.Module, tensors: bool = True) -> Iterator[Callable[[], b
     container has other elements than before.
     """
     boxes: list[tuple[Any, Any]] = []
-    found = [thing for thing in _reachable(model, code=True) if not isinstance(thing, Tensor)]
+    found, _ = _reachable(model, code=True)
     for box in found:
         with suppress(Exception):  # a container that cannot be copied is not restored
             boxes.append((box, box.copy()))
@@ -114,6 +115,8 @@ def untouched(model: nn.Module, tensors: bool = True) -> Iterator[Callable[[], b
 
 def _same(box: Any, content: Any) -> bool:
     """Whether a container has the elements of a copy of it, and in their order."""
+    if not content:
+        return not box
     if len(box) != len(content) or not all(map(is_, box, content)):
         return False
     return not isinstance(box, dict) or all(map(is_, box.values(), content.values()))

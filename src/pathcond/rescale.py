@@ -14,16 +14,23 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from pathcond.apply import Scales, apply_scales_, optimizer_buffers, scale_optimizer_state_, scale_parameters_
-from pathcond.checks import check_choice, check_finite, check_flags, check_model, check_shapes, stacked
+from pathcond.apply import Check, Scales, apply_scales_, optimizer_buffers, scale_optimizer_state_, scale_parameters_
+from pathcond.checks import (
+    PathCondError,
+    PathCondWarning,
+    check_choice,
+    check_finite,
+    check_flags,
+    check_model,
+    check_shapes,
+    stacked,
+)
 from pathcond.diag_g import compute_diag_g, has_normalization
 from pathcond.enorm import roles_of
-from pathcond.errors import PathCondError, PathCondWarning
 from pathcond.graph import Frozen, ScaleGraph, extract_graph
 from pathcond.isolation import on_cpu
-from pathcond.solvers import Result, Solution, balance_norms, equalize_ranges, solve
+from pathcond.solvers import Result, Solution, SolverOptions, balance_norms, equalize_ranges, solve
 from pathcond.tracing import as_arguments, tensors_in
-from pathcond.verification import Check
 
 # docs/when-to-use.md has the evidence for both.
 DEFAULT_CLAMP = 1.5  # bound on the solution's |log lambda|
@@ -292,7 +299,8 @@ def rescale_(
         with clock("solve"):
             chosen, largest = "unused", check_finite(model, dict(model.named_parameters()))
             weights = _weights(model, example_input, graph)
-            solution = (balance_norms if objective == "norms" else equalize_ranges)(graph, weights, **options)
+            minimize = balance_norms if objective == "norms" else equalize_ranges
+            solution = minimize(graph, weights, SolverOptions(**options))
     with clock("apply"):
         before = _parameter_norms(model, graph)
         if checked is not None:
@@ -384,11 +392,12 @@ def _parameter_norms(model: nn.Module, graph: ScaleGraph) -> dict[tuple[str, ...
     by_device: dict[torch.device, dict[str, Tensor]] = {}
     for name, p in model.named_parameters():
         if name in graph.params:
-            by_device.setdefault(p.device, {})[name] = p.detach()
+            by_device.setdefault(p.device, {})[name] = p
     found: dict[tuple[str, ...], Tensor] = {}
-    for there in by_device.values():
-        wide = [p.to(torch.promote_types(p.dtype, torch.float32)) for p in there.values()]
-        found[tuple(there)] = stacked(torch._foreach_norm(wide))  # pyright: ignore[reportPrivateImportUsage]
+    with torch.no_grad():
+        for there in by_device.values():
+            wide = [p if p.dtype in (torch.float32, torch.float64) else p.float() for p in there.values()]
+            found[tuple(there)] = stacked(torch._foreach_norm(wide))  # pyright: ignore[reportPrivateImportUsage]
     return found
 
 

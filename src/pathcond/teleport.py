@@ -8,7 +8,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from pathcond.apply import optimizer_buffers
-from pathcond.errors import PathCondError
+from pathcond.checks import PathCondError
 from pathcond.graph import ScaleGraph, extract_graph
 from pathcond.rescale import DEFAULT_CLAMP, Rescaling, rescale_
 

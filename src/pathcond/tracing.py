@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 import sys
 import traceback
 import warnings
@@ -29,8 +30,7 @@ from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pathcond.checks import check_dense, mismatch
-from pathcond.errors import RecordError
+from pathcond.checks import RecordError, check_dense, mismatch
 from pathcond.isolation import (
     caller_device,
     held_tensors,
@@ -157,48 +157,13 @@ def run(call: Call, look_up: Callable[[int], Any]) -> Any:
 
 # ---- properties of torch functions
 
-QUERIES = frozenset(
-    getattr(torch.Tensor, name)
-    for name in [
-        "size",
-        "dim",
-        "ndimension",
-        "numel",
-        "nelement",
-        "stride",
-        "storage_offset",
-        "is_contiguous",
-        "__len__",
-        "untyped_storage",
-        "_is_view",
-        "is_inference",
-        "is_conj",
-        "is_neg",
-        "is_floating_point",
-        "is_complex",
-        "element_size",
-        "get_device",
-    ]
-) | frozenset(
-    getattr(torch.Tensor, name).__get__
-    for name in [
-        "shape",
-        "dtype",
-        "device",
-        "ndim",
-        "layout",
-        "is_cuda",
-        "is_sparse",
-        "is_quantized",
-        "requires_grad",
-        "is_leaf",
-        "_version",
-        "grad_fn",
-        "is_meta",
-        "is_mkldnn",
-        "is_nested",
-    ]
-)
+_METHODS = """size dim ndimension numel nelement stride storage_offset is_contiguous __len__ untyped_storage _is_view
+    is_inference is_conj is_neg is_floating_point is_complex element_size get_device"""
+_ATTRIBUTES = """shape dtype device ndim layout is_cuda is_sparse is_quantized requires_grad is_leaf _version grad_fn
+    is_meta is_mkldnn is_nested"""
+# Calls that read no values, and are not recorded.
+_QUERIES = frozenset(getattr(Tensor, name) for name in _METHODS.split())
+_QUERIES |= frozenset(getattr(Tensor, name).__get__ for name in _ATTRIBUTES.split())
 
 _NORMS = {F.batch_norm, torch.batch_norm, F.instance_norm, torch.instance_norm}
 _GROUPED = {f for f in (getattr(F, "grouped_mm", None), getattr(torch, "_grouped_mm", None)) if f is not None}
@@ -307,7 +272,7 @@ def _conv_shape(
 ) -> tuple[int, ...] | None:
     """Shape of the result of a convolution of a batch of images; None if it is not contiguous, or not plain to see."""
     for t in (x, weight):
-        if t.ndim != 4 or not t.is_contiguous() or t.is_contiguous(memory_format=torch.channels_last):
+        if t.ndim != 4 or t.stride() != (math.prod(t.shape[1:]), t.shape[2] * t.shape[3], t.shape[3], 1):
             return None
     if not all(isinstance(setting, (tuple, list)) and len(setting) == 2 for setting in (stride, padding, dilation)):
         return None
@@ -506,7 +471,7 @@ class _Functions(TorchFunctionMode):
         return self.call(func, args, kwargs or {})
 
     def call(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if self.depth or func in QUERIES:
+        if self.depth or func in _QUERIES:
             return func(*args, **kwargs)
         if func in _COMPOSED:  # record the functions that it calls
             with self:

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from pathcond.checks import PathCondError
 from pathcond.enorm import ENorm
-from pathcond.errors import PathCondError
 from pathcond.graph import extract_graph
 from tests.cases import mlp, outputs
 

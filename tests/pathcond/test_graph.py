@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pathcond
-from pathcond.propagation import Reason, ScalePropagation
+from pathcond.rules.base import Reason, ScalePropagation
 from tests.cases import BY_NAME, CASES, Case, Lambda, assert_function_kept, mlp, outputs, random_scales
 
 IDS, ZERO = torch.tensor([1, 3, 2]), torch.zeros(1, dtype=torch.long)

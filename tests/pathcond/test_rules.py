@@ -6,9 +6,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pathcond
-from pathcond.path_sums import Scaled
-from pathcond.propagation import mixed_positions
 from pathcond.rules import TABLE
+from pathcond.rules.base import Scaled, mixed_positions
 from tests.cases import Lambda, assert_function_kept
 
 

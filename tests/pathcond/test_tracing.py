@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pathcond
+from pathcond.tracing import record
 from tests.cases import Net, mlp
 
 X = torch.randn(3, 5, generator=torch.Generator().manual_seed(1))
@@ -232,3 +233,23 @@ def test_transformers(name):
     assert float((after - before).abs().amax()) < 1e-5 * float(before.abs().amax())
     assert getattr(model.config, "use_cache", None) == caching
     assert before.isfinite().all()
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"kernel_size": 3},
+        {"kernel_size": 1, "stride": 2, "bias": False},
+        {"kernel_size": (5, 2), "stride": (2, 3), "padding": (4, 1), "dilation": (1, 2)},
+        {"kernel_size": 3, "padding": "same", "groups": 2},
+        {"kernel_size": 3, "padding": 1, "groups": 4, "padding_mode": "circular"},
+    ],
+)
+def test_shapes_of_convolutions_are_recorded_without_running_them(options, layout):
+    model = nn.Conv2d(4, 8, **options).to(memory_format=layout)
+    x = torch.randn(2, 4, 9, 7).to(memory_format=layout)
+    trace = record(model, x)
+    assert trace.values[trace.outputs[0]].shape == model(x).shape
+    with pytest.raises(pathcond.RecordError, match="the forward pass failed"):
+        record(model, torch.ones(2, 3, 9, 7))

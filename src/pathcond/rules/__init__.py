@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch._library.custom_ops import CustomOpDef
 
-from pathcond.errors import PathCondError
+from pathcond.checks import PathCondError
 from pathcond.rules import attention, elementwise, linear, normalization, pooling, shape
 from pathcond.rules.base import Operation, PathRule, ScaleRule
 from pathcond.rules.elementwise import barrier_paths

@@ -17,9 +17,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pathcond.path_sums import PathSums, Scaled
-from pathcond.propagation import FROZEN, Reason, ScalePropagation, mixed_positions, owner, with_axes
-from pathcond.rules.base import Arguments, entries
+from pathcond.rules.base import (
+    FROZEN,
+    Arguments,
+    PathSums,
+    Reason,
+    Scaled,
+    ScalePropagation,
+    entries,
+    mixed_positions,
+    owner,
+    with_axes,
+)
 from pathcond.rules.elementwise import barrier_paths
 from pathcond.tracing import Call, Ref, refs
 

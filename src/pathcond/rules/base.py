@@ -1,17 +1,714 @@
-"""What a rule is: an entry of the table of operations, with its two halves side by side."""
+"""What rules are written with: group maps and path sums of a trace, and the entry of an operation in the table.
+
+*Scales.* Every value of a trace gets a *group map*: an integer tensor that broadcasts to the value's shape and holds,
+for each element, the channel group whose scale the element carries. :data:`FROZEN` stands for scale one, :data:`ZERO`
+for elements that are zero and so fit any scale. Layers with parameters start new groups; an addition ties the groups of
+its operands; an operation without a rule freezes the groups that reach it. See :class:`ScalePropagation`.
+
+*Path sums.* A trace is replayed on squared parameters and all-ones inputs, forward and backward. The *path sum* of a
+value is the sum, over all paths that end in it, of the squared product of the parameters along the path. Its gradient
+is the same sum over the paths that start from it. The product of both at a parameter is its entry of ``diag(G)``; see
+:mod:`pathcond.diag_g`. Path sums are kept as :class:`Scaled` tensors, ``t * exp(log)``, so that a thousand layers
+neither overflow nor vanish.
+
+Conventions: piecewise linear activations are dropped; a maximum counts all its inputs; an average's coefficient is
+squared; a normalisation is the affine map that its statistics make it. Softmax, smooth activations, normalisations
+without statistics and operations without a rule are *barriers*: paths end in front of them and new ones start behind
+them, so that G falls into blocks. See :class:`PathSums`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
-from pathcond.path_sums import PathSums
-from pathcond.propagation import ScalePropagation
-from pathcond.tracing import Call
+from pathcond.checks import PathCondError, UnsupportedOpError
+from pathcond.tracing import Call, Constants, Ref, Trace, flatten, refs, run
+
+# ---- group maps
+
+
+FROZEN, ZERO = 0, -1
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why scales are frozen.
+
+    ``kind`` is ``op``, ``tie``, ``param``, or, where no hidden unit is lost by it, ``output``, ``norm``, ``weight``.
+    """
+
+    kind: str
+    where: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ParamView:
+    """A parameter or a piece of it, up to the order of its axes and axes of size one.
+
+    ``axes[i]`` is the parameter's own axis that axis ``i`` shows, None where the size is one. ``shape`` is the
+    parameter's own; along its axis ``j`` the view shows ``sizes[j]`` entries from ``starts[j]`` on. The value shown is
+    ``offset + parameter``, times a constant where it is not ``plain``.
+    """
+
+    name: str
+    axes: tuple[int | None, ...]
+    shape: tuple[int, ...]
+    starts: tuple[int, ...]
+    sizes: tuple[int, ...]
+    offset: float = 0.0
+    plain: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """Groups that a parameter's elements, or their sums with ``offset``, enter (``row``) and leave (``col``)."""
+
+    row: Tensor
+    col: Tensor
+    offset: float = 0.0
+    by_expert: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """Groups of the same channels in each of some experts, shape (experts, channels).
+
+    Rows of a value belong to experts as the offsets ``offs`` (a value of the trace) divide them. In its group map the
+    groups of the first expert stand for those of all. If any operation but another product by the same experts uses
+    them, all experts must share one scale per channel.
+    """
+
+    groups: Tensor
+    offs: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """The groups ``first .. first + size - 1``: the output channels of the module ``name``.
+
+    ``ancestors`` has bit ``i`` set if layer ``i`` precedes this one (recorded only with ``lineage``). ``hidden`` says
+    that a later layer reads the channels.
+    """
+
+    name: str
+    first: int
+    size: int
+    ancestors: int
+    hidden: bool
+
+
+@dataclass
+class ScalePropagation:
+    """The group maps of all traces of one model, and what ties and freezes the groups.
+
+    A rule is called as ``rule(s, call, a)`` with this object, the recorded call and its arguments by name. It reads
+    group maps with :meth:`groups` and :meth:`parameter`, and ends with :meth:`set_result` or :meth:`freeze_through`.
+
+    Attributes:
+        table: the rules by function.
+        batchnorm, smooth, strict: the options of :func:`pathcond.extract_graph`.
+        lineage: whether to record which layers precede which.
+        alias: for parameters on shared memory, the name of the first of them.
+        data: values of the trace at hand that depend on an input.
+    """
+
+    table: Mapping[Any, Any]
+    batchnorm: str = "affine"
+    smooth: bool = False
+    strict: bool = False
+    lineage: bool = False
+    alias: dict[str, str] = field(default_factory=dict)
+    count: int = 1
+    ties: list[Tensor] = field(default_factory=list)
+    inverse_ties: list[Tensor] = field(default_factory=list)
+    frozen: list[tuple[Tensor, int]] = field(default_factory=list)
+    reasons: list[Reason] = field(default_factory=list)
+    uses: dict[str, list[Use]] = field(default_factory=dict)
+    layers: list[Layer] = field(default_factory=list)
+    experts: list[Experts] = field(default_factory=list)
+    frozen_parameters: dict[str, Reason] = field(default_factory=dict)
+    approximate: set[str] = field(default_factory=set)
+    # The trace at hand, its values' group maps, and the state of the call at hand.
+    trace: Trace = Trace((), (), (), ())
+    constants: Constants | None = None
+    data: frozenset[int] = frozenset()
+    hidden: bool = False
+    maps: dict[int, Tensor | ParamView] = field(default_factory=dict)
+    read: set[int] = field(default_factory=set)
+
+    # ---- values
+
+    def look_up(self, value: int) -> Tensor | ParamView:
+        """The group map of a value, or the parameter it is."""
+        if value not in self.maps:
+            made = self.trace.values[value]
+            if made.leaf is not None and made.leaf.kind == "param":
+                axes = tuple(i if n > 1 else None for i, n in enumerate(made.shape))
+                name = self.alias.get(made.leaf.name, made.leaf.name)
+                self.maps[value] = ParamView(name, axes, made.shape, (0,) * len(axes), made.shape)
+            else:
+                self.maps[value] = self.uniform(value, FROZEN)
+        return self.maps[value]
+
+    def uniform(self, value: int, group: int) -> Tensor:
+        """A group map with one group for all elements of a value."""
+        return torch.full((1,) * len(self.shape(value)), group)
+
+    def shape(self, value: int) -> tuple[int, ...]:
+        """The shape of a value of the trace at hand."""
+        return self.trace.values[value].shape
+
+    def floating(self, value: int) -> bool:
+        """Whether a value of the trace at hand has a floating-point dtype."""
+        return self.trace.values[value].dtype.is_floating_point
+
+    def groups(self, x: Any) -> Tensor:
+        """The group map of an argument; a parameter read as data is frozen, a number stands for a constant."""
+        if not isinstance(x, Ref):
+            return torch.tensor(ZERO if x in (0, None, False) else FROZEN)
+        self.read.add(x.id)
+        found = self.look_up(x.id)
+        if isinstance(found, ParamView):
+            reason = f"parameter '{found.name}' is read outside a layer with a rule"
+            self.freeze_parameter(found.name, Reason("param", "", reason))
+            return self.uniform(x.id, FROZEN)
+        return found
+
+    def parameter(self, x: Any) -> ParamView | None:
+        """The parameter an argument is, or None."""
+        found = self.look_up(x.id) if isinstance(x, Ref) else None
+        if not isinstance(found, ParamView):
+            return None
+        self.read.add(x.id)
+        return found
+
+    def set_result(self, call: Call, *maps: Tensor | ParamView) -> None:
+        """Set the group maps of a call's results; results without one carry no scale."""
+        for index, value in enumerate(call.outs):
+            self.maps[value] = maps[index] if index < len(maps) else self.uniform(value, FROZEN)
+
+    def channels(self, x: Any, axis: int, call: Call) -> Tensor:
+        """The groups along one axis, as a vector of full length, tied along all others; shape (channels,)."""
+        found = self.collapse(self.groups(x), [axis], mixed_positions(call))
+        size = self.shape(x.id)[axis]
+        return found.reshape(-1).expand(size) if found.numel() == 1 else found.reshape(-1)
+
+    # ---- groups
+
+    def new_groups(self, size: int, name: str, source: Tensor) -> Tensor:
+        """Groups for the ``size`` output channels of a layer that reads the groups ``source``."""
+        ancestors = 0
+        for index in self.layers_of(source[source > 0]) if self.lineage else []:
+            ancestors |= self.layers[index].ancestors | (1 << index)
+        self.layers.append(Layer(name, self.count, size, ancestors, self.hidden))
+        self.count += size
+        return torch.arange(self.count - size, self.count)
+
+    def layers_of(self, groups: Tensor) -> list[int]:
+        """Indices of the layers that some groups belong to."""
+        firsts = torch.tensor([layer.first for layer in self.layers])
+        return (torch.bucketize(groups.unique(), firsts, right=True) - 1).unique().tolist() if len(groups) else []
+
+    def freeze(self, groups: Tensor, reason: Reason) -> None:
+        """Fix the scale of every group in a map at one."""
+        found = groups[groups > 0].unique() if groups.numel() else groups
+        if len(found):
+            self.reasons.append(reason)
+            self.frozen.append((found, len(self.reasons) - 1))
+
+    def tie(self, a: Tensor, b: Tensor, reason: Reason) -> Tensor:
+        """Make two group maps share their scales, element by element; returns the joint map."""
+        if a.shape == b.shape:
+            if torch.equal(a, b):
+                return a
+            if min(int(a.amin()), int(b.amin())) > FROZEN:
+                pairs = torch.stack((a.reshape(-1), b.reshape(-1)))
+                self.ties.append(pairs[:, pairs[0] != pairs[1]])
+                return a
+        smaller = min(a, b, key=Tensor.numel)
+        shape = torch.broadcast_shapes(a.shape, b.shape)
+        sides = [(a, b)]
+        if max(a.numel(), b.numel()) < math.prod(shape) and not bool((a == ZERO).any() | (b == ZERO).any()):
+            # Every group of one map meets every group of the other, as in tied embeddings: pairs with the first of each
+            # connect them all.
+            a, b = with_axes(a, len(shape)), with_axes(b, len(shape))
+            sides = [(a, _first_where_one(b, a)), (_first_where_one(a, b), b)]
+        for x, y in (torch.broadcast_tensors(*side) for side in sides):
+            differ = (x != y) & (x != ZERO) & (y != ZERO)
+            pairs = torch.stack((x[differ], y[differ]))
+            if pairs.numel():
+                fixed = (pairs == FROZEN).any(0)
+                self.freeze(pairs[:, fixed], reason)
+                self.ties.append(pairs[:, ~fixed])
+        if smaller.numel() < math.prod(shape) and not bool((smaller == ZERO).any()):
+            return with_axes(smaller, len(shape))
+        a, b = torch.broadcast_tensors(a, b)
+        return torch.where(a == ZERO, b, torch.where(b == FROZEN, b, a))
+
+    def tie_inverse(self, a: Tensor, b: Tensor, reason: Reason) -> None:
+        """Make the scales of two group maps inverse to one another, element by element."""
+        a, b = torch.broadcast_tensors(a, b)
+        both = (a != ZERO) & (b != ZERO)
+        pairs = torch.stack((a[both], b[both])).unique(dim=1)
+        fixed = (pairs == FROZEN).any(0)
+        self.freeze(pairs[:, fixed], reason)
+        self.inverse_ties.append(pairs[:, ~fixed])
+
+    def collapse(self, groups: Tensor, keep: Sequence[int], reason: Reason) -> Tensor:
+        """Tie a map along every axis that is not kept, and drop its extent there."""
+        kept = {axis % max(groups.ndim, 1) for axis in keep}
+        for axis in range(groups.ndim):
+            if axis not in kept and groups.size(axis) > 1:
+                first = groups.amax(axis, keepdim=True)
+                self.tie(groups, first, reason)
+                groups = first
+        return groups
+
+    # ---- parameters
+
+    def connect(self, view: ParamView, row: Tensor, col: Tensor, by_expert: bool = False) -> None:
+        """A parameter, seen as ``view``, maps the groups ``col`` to ``row`` (both broadcast to the view's shape)."""
+        if not (row.numel() and col.numel()):
+            raise PathCondError(f"expected layers with units, got '{view.name}' without entries. Drop its layer.")
+        row, col = (self._project(view, groups) for groups in (row, col))
+        row, col = to_parameter_axes(view, row), to_parameter_axes(view, col)
+        self.uses.setdefault(view.name, []).append(Use(row, col, view.offset, by_expert))
+
+    def _project(self, view: ParamView, groups: Tensor) -> Tensor:
+        """Tie groups along axes on which the parameter is broadcast."""
+        groups = with_axes(groups, len(view.axes))
+        extra = groups.ndim - len(view.axes)
+        own = [extra + i for i, axis in enumerate(view.axes) if axis is not None]
+        reason = Reason("tie", "", f"shares one entry of parameter '{view.name}'")
+        return self.collapse(groups, own, reason).reshape(
+            [groups.size(i) if i in own else 1 for i in range(extra, groups.ndim)]
+        )
+
+    def connect_bias(self, call: Call, bias: Any, groups: Tensor) -> None:
+        """A bias enters the output groups of a layer; one that is no parameter freezes them."""
+        if bias is None:
+            return
+        view = self.parameter(bias)
+        if view is None:
+            self.freeze(groups, Reason("op", call.where, f"has a bias in `{call.name}` that is not a parameter"))
+            self.freeze(self.groups(bias), Reason("op", call.where, f"is used as the bias of `{call.name}`"))
+        else:
+            self.connect(view, groups, torch.zeros_like(groups))
+
+    def leave_parameter(self, x: Any) -> None:
+        """Record the use of a parameter that no scale changes, such as a PReLU slope."""
+        view = self.parameter(x)
+        if view is None:
+            return
+        zero = torch.zeros((1,) * len(view.axes), dtype=torch.int64)
+        if view.sizes == view.shape and len(view.axes) == len(view.shape):  # the usual case, without projections
+            self.uses.setdefault(view.name, []).append(Use(zero, zero, view.offset))
+        else:
+            self.connect(view, zero, zero)
+
+    def freeze_parameter(self, name: str, reason: Reason) -> None:
+        """Make a parameter keep its value: all groups that its uses connect are frozen."""
+        self.frozen_parameters.setdefault(name, reason)
+
+    def share_among_experts(self) -> None:
+        """Let experts share their scales where the groups that stand for them are tied, frozen or used elsewhere."""
+        if not self.experts:
+            return
+        met = torch.zeros(self.count, dtype=torch.bool)
+        for groups in (*self.ties, *self.inverse_ties, *(found for found, _ in self.frozen)):
+            met[groups.reshape(-1)] = True
+        for use in (use for uses in self.uses.values() for use in uses if not use.by_expert):
+            for groups in (use.row, use.col):
+                met[groups[groups > 0]] = True
+        for experts in self.experts:
+            self.share(experts, met[experts.groups[0]])
+
+    def share(self, experts: Experts, channels: Tensor) -> None:
+        """Let experts share the scales of some channels, given as a mask."""
+        shared = experts.groups[:, channels]
+        self.tie(shared, shared[:1], Reason("tie", "", "is shared by all experts"))
+
+    # ---- operations that scales cannot cross
+
+    def freeze_through(self, call: Call, why: str = "") -> None:
+        """Freeze the groups that enter a call; its results carry no scale."""
+        what = why or f"crosses `{call.name}`, which has no rule"
+        for ref in refs([*call.args, call.kwargs]):
+            groups = self.groups(ref)
+            if bool((groups > 0).any()):
+                self._raise_if_strict(call, what)
+            self.freeze(groups, Reason("op", call.where, what))
+        self.set_result(call)
+
+    def frozen_layer(self, call: Call, channel: int, why: str) -> Tensor | None:
+        """A layer that no scale can enter: its output channels, if it has such an axis, count as frozen units."""
+        shape, what = self.shape(call.outs[0]), f"leaves `{call.name}`{why}"
+        if len(shape) < -channel or not self.floating(call.outs[0]):
+            return None
+        self._raise_if_strict(call, what)
+        groups = self.new_groups(shape[channel], call.where, torch.tensor([FROZEN]))
+        self.freeze(groups, Reason("op", call.where, what))
+        return groups
+
+    def _raise_if_strict(self, call: Call, what: str) -> None:
+        """With ``strict``, raise where a hidden unit loses its scale; no unit is hidden after the last layer."""
+        if self.strict and self.hidden:
+            raise UnsupportedOpError(
+                f"expected operations that scales can cross (strict=True), got `{call.name}` at "
+                f"'{call.where or 'the model'}': a scale {what}. Register a rule with pathcond.register_rule, "
+                "or drop strict to freeze the scales on both sides of it."
+            )
+
+
+def mixed_positions(call: Call) -> Reason:
+    """The reason for ties where an operation mixes positions."""
+    return Reason("tie", call.where, f"is mixed across positions by `{call.name}`")
+
+
+def to_parameter_axes(view: ParamView, groups: Tensor) -> Tensor:
+    """Groups laid out along a view's axes, moved to the parameter's own; entries outside of the view fit any scale."""
+    groups = with_axes(groups, len(view.axes))
+    order = sorted((axis, i) for i, axis in enumerate(view.axes) if axis is not None)
+    shape = [1] * len(view.shape)
+    for axis, i in order:
+        shape[axis] = groups.size(i)
+    groups = groups.permute([*(i for _, i in order), *(i for i, a in enumerate(view.axes) if a is None)]).reshape(shape)
+    for axis, (start, size, whole) in enumerate(zip(view.starts, view.sizes, view.shape, strict=True)):
+        if size < whole:
+            shape[axis] = whole
+            padded = torch.full(shape, ZERO)
+            padded.narrow(axis, start, size).copy_(groups)
+            groups = padded
+    return groups
+
+
+def with_axes(groups: Tensor, ndim: int) -> Tensor:
+    """A group map with at least ``ndim`` axes, new ones in front."""
+    return groups if groups.ndim >= ndim else groups.reshape((*[1] * (ndim - groups.ndim), *groups.shape))
+
+
+def _first_where_one(groups: Tensor, other: Tensor) -> Tensor:
+    """A map narrowed to its first entry along the axes on which another has size one."""
+    for axis, n in enumerate(other.shape):
+        groups = groups.narrow(axis, 0, 1) if n == 1 else groups
+    return groups
+
+
+def compress(groups: Tensor) -> Tensor:
+    """Drop a map's extent along axes on which it is constant."""
+    for axis in range(groups.ndim):
+        if groups.size(axis) > 1 and (groups.stride(axis) == 0 or bool((groups == groups.narrow(axis, 0, 1)).all())):
+            groups = groups.narrow(axis, 0, 1)
+    return groups
+
+
+def owner(name: str) -> str:
+    """The module that owns a parameter; the parameter itself where that is the model."""
+    return name.rpartition(".")[0] or name
+
+
+# ---- path sums
+
+
+_LOG2 = math.log(2.0)
+_LOG_ZERO = -1.0e30  # log of a path sum of zeros: far below any other, and finite
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """The tensor ``t * exp(log)``."""
+
+    t: Tensor
+    log: float
+
+    def normalized(self) -> Scaled:
+        """The same tensor with the largest entry of ``t`` between 1/2 and 1; exact, since a power of two is moved."""
+        top = float(self.t.amax()) if self.t.numel() else 0.0
+        if not top > 0:
+            return Scaled(self.t, _LOG_ZERO)
+        power = math.frexp(top)[1]
+        t = self.t if abs(power) < 100 else self.t * 2.0 ** -(power // 2)
+        left = power if abs(power) < 100 else power - power // 2
+        return Scaled(t * 2.0**-left, self.log + power * _LOG2)
+
+    def at(self, log: float) -> Tensor:
+        """The entries divided by ``exp(log)``, where ``log`` is at least that of the tensor."""
+        return self.t if self.log == log else self.t * math.exp(self.log - log)
+
+    def __add__(self, other: Scaled) -> Scaled:
+        high, low = (self, other) if self.log >= other.log else (other, self)
+        shapes = high.t.shape, low.t.shape
+        shape = shapes[0] if shapes[0] == shapes[1] else torch.broadcast_shapes(*shapes)
+        if low.log - high.log < -745 and high.t.shape == shape:
+            return high
+        low = Scaled(fold(low.t), low.log)
+        return Scaled((fold(high.t) + low.at(high.log)).expand(shape), high.log)
+
+
+def fold(t: Tensor) -> Tensor:
+    """Reduce to size one the axes along which a tensor is one expanded entry, such as tokens with equal path sums.
+
+    The last axis is kept.
+    """
+    for axis in range(t.ndim - 1):
+        if t.size(axis) > 1 and t.stride(axis) == 0:
+            t = t.narrow(axis, 0, 1)
+    return t
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One step of the backward pass: the values made, and what passes their gradients on to the values read."""
+
+    outs: tuple[int, ...]
+    backward: Callable[[Sequence[Scaled | None]], None]
+
+
+@dataclass
+class PathSums:
+    """Path sums of all values of a trace; after the backward pass ``diagonal`` holds diag(G) by parameter.
+
+    A rule is called as ``rule(p, call, a)`` with this object, the recorded call and its arguments by name. It reads
+    path sums from ``sums`` and ends with one of :meth:`copy`, :meth:`linear`, :meth:`set_result` and :meth:`barrier`.
+
+    Attributes:
+        pooling: ``exact``, ``plain`` or ``all``; see :func:`pathcond.compute_diag_g`.
+        smooth: whether paths cross smooth activations as if they were the identity.
+        ones: every parameter counts as 1, and so does each path.
+        statistics: squared slope ``1 / (var + eps)`` of normalisations measured on data, by the value they make.
+        largest: largest absolute entry of parameters and buffers, by name.
+        view_of: how a call shows a parameter: ``same``, in another ``layout``, times a ``factor``, with a
+            ``shift``, or not at all (empty).
+        sums: path sum of each value that a path leads to.
+        gates: values without a path of their own, such as attention weights and masks; as a factor they count as 1.
+        normalizers: reciprocals of data; a value multiplied by one is normalised, which ends its paths.
+        trainable: values with a parameter before them, the only ones whose gradient is needed.
+        zero: values that are zeros by construction, such as the first state of a recurrent network.
+        integer: values made from inputs of integers alone; ``weights``: values made from parameters alone.
+    """
+
+    trace: Trace
+    constants: Constants
+    dtype: torch.dtype
+    device: torch.device
+    view_of: Callable[[Call], str]
+    pooling: str = "exact"
+    smooth: bool = False
+    ones: bool = False
+    statistics: Mapping[int, Tensor] = field(default_factory=dict)
+    alias: Mapping[str, str] = field(default_factory=dict)
+    largest: Mapping[str, float] = field(default_factory=dict)
+    sums: dict[int, Scaled] = field(default_factory=dict)
+    diagonal: dict[str, Scaled] = field(default_factory=dict)
+    gates: set[int] = field(default_factory=set)
+    normalizers: set[int] = field(default_factory=set)
+    integer: set[int] = field(default_factory=set)
+    weights: set[int] = field(default_factory=set)
+    trainable: set[int] = field(default_factory=set)
+    zero: set[int] = field(default_factory=set)
+    _ends: list[tuple[int, torch.Size]] = field(default_factory=list)
+    _steps: list[_Step] = field(default_factory=list)
+    _gradients: dict[int, Scaled] = field(default_factory=dict)
+
+    # ---- the whole pass
+
+    def backward(self) -> None:
+        """One backward pass from ones at every output and in front of every barrier; fills ``diagonal``."""
+        outputs = [(value, self.sums[value].t.shape) for value in self.trace.outputs if value in self.sums]
+        one = torch.ones((), dtype=self.dtype, device=self.device)
+        for value, shape in (*outputs, *self._ends):
+            self.add_gradient(value, Scaled(one.expand(shape), 0.0))
+        self.sums.clear()
+        while self._steps:
+            step = self._steps.pop()  # its closure, and the path sums it holds, are freed with it
+            gradients = [self._gradients.pop(out, None) for out in step.outs]
+            if any(g is not None for g in gradients):
+                step.backward(gradients)
+
+    def total(self) -> Scaled:
+        """Sum of the path sums of all outputs."""
+        parts = [Scaled(m.t.sum(), m.log) for v in self.trace.outputs if (m := self.sums.get(v)) is not None]
+        if not parts:
+            raise PathCondError("expected a path from an input or a bias to an output, got none. Give another output.")
+        found = parts[0]
+        for other in parts[1:]:
+            found = found + other
+        return found
+
+    # ---- results of a call
+
+    def start(self, value: int) -> None:
+        """Paths start at a value: ones, as at an input."""
+        one = torch.ones((), dtype=self.dtype, device=self.device)
+        self.sums[value] = Scaled(one.expand(self.trace.values[value].shape), 0.0)
+
+    def copy(self, call: Call, source: int) -> None:
+        """The first result has the path sum of ``source``."""
+        self.sums[call.outs[0]] = self.sums[source]
+        self._inherit(call, [source])
+        self._steps.append(
+            _Step(call.outs[:1], lambda grads: self.add_gradient(source, grads[0]) if grads[0] else None)
+        )
+
+    def linear(self, call: Call, sources: Sequence[int], function: Callable[[list[Tensor]], Any]) -> None:
+        """Results that are a linear function of the path sums of all sources together; differentiated by autograd."""
+        log = max(self.sums[s].log for s in sources)
+        leaves = [self.sums[s].at(log).detach().requires_grad_() for s in sources]
+        with torch.enable_grad():
+            results = flatten(function(leaves))
+        for out, result in zip(call.outs, results, strict=False):
+            self.sums[out] = Scaled(result.detach(), log)
+        self._inherit(call, sources)
+
+        def backward(gradients: Sequence[Scaled | None]) -> None:
+            known = [(r, g) for r, g in zip(results, gradients, strict=False) if g is not None and r.requires_grad]
+            top = max(g.log for _, g in known)
+            found = torch.autograd.grad([r for r, _ in known], leaves, [g.at(top) for _, g in known], allow_unused=True)
+            for source, gradient in zip(sources, found, strict=True):
+                if gradient is not None:
+                    self.add_gradient(source, Scaled(gradient, top))
+
+        self._steps.append(_Step(call.outs[: len(results)], backward))
+
+    def _inherit(self, call: Call, sources: Sequence[int]) -> None:
+        """Results made from gates alone are gates, and those made from normalizers alone are normalizers."""
+        for kind in (self.gates, self.normalizers):
+            if kind.issuperset(sources):
+                kind.update(call.outs)
+
+    def set_result(self, call: Call, result: Scaled, backward: Callable[[Scaled], None]) -> None:
+        """Set the path sum of a call's one result, and the function that passes on its gradient."""
+        self.sums[call.outs[0]] = result
+
+        def step(gradients: Sequence[Scaled | None]) -> None:
+            if gradients[0] is not None:
+                backward(gradients[0])
+
+        self._steps.append(_Step(call.outs[:1], step))
+
+    def barrier(self, call: Call) -> None:
+        """Paths end in front of a call, and new ones start behind it; its results count as 1 where they multiply."""
+        for value in {ref.id for ref in refs([*call.args, call.kwargs])}:
+            self.end_path(value)
+        for out in call.outs:
+            dtype = self.trace.values[out].dtype
+            if dtype.is_floating_point or dtype.is_complex:
+                self.start(out)
+                self.gates.add(out)
+            self.trainable.discard(out)
+
+    def end_path(self, value: int) -> None:
+        """Paths that reach a value end in it, as in an output."""
+        if value in self.sums and value not in self.gates:
+            self._ends.append((value, self.sums[value].t.shape))
+
+    def add_gradient(self, value: int, gradient: Scaled) -> None:
+        """Add to the gradient of a value."""
+        self._gradients[value] = self._gradients[value] + gradient if value in self._gradients else gradient
+
+    # ---- constants and parameters
+
+    def constant(self, x: Any) -> Tensor | None:
+        """The tensor of a number, or of an argument that depends on no input; None for data."""
+        if isinstance(x, Ref):
+            found = self.constants.get(x.id)
+            return None if found is None else found.to(self.device)
+        return torch.tensor(float(x), device=self.device) if isinstance(x, (int, float)) else None
+
+    def known(self, x: Any) -> Tensor:
+        """As :meth:`constant`, for arguments known not to be data."""
+        found = self.constant(x)
+        assert found is not None  # noqa: S101 - callers ask for constants only
+        return found
+
+    def depends_on_data(self, *arguments: Any) -> bool:
+        """Whether one of some arguments, such as a bias or a gain, is computed from data."""
+        return any(isinstance(x, Ref) and self.constant(x) is None for x in arguments)
+
+    def square(self, x: Any) -> Scaled:
+        """Squared entries of a constant or parameter; ones where paths are counted. Infinite entries count as zero."""
+        tensor = self.known(x)
+        if self.ones:
+            return Scaled(torch.ones(tensor.shape, dtype=self.dtype, device=self.device), 0.0)
+        top = self.largest_entry(x)
+        if math.isinf(top) or math.isnan(top):  # a mask of -inf, say: parameters are checked before
+            tensor = torch.where(tensor.isfinite(), tensor, 0.0)
+            top = float(tensor.abs().amax())
+        if not top > 0:
+            return Scaled(torch.zeros(tensor.shape, dtype=self.dtype, device=self.device), _LOG_ZERO)
+        return Scaled((tensor.to(self.dtype) / top).square_(), 2 * math.log(top))
+
+    def largest_entry(self, x: Any) -> float:
+        """The largest absolute entry of a constant or parameter."""
+        leaf = self.trace.values[x.id].leaf if isinstance(x, Ref) else None
+        if leaf is not None and leaf.name in self.largest:
+            return self.largest[leaf.name]
+        tensor = self.known(x)
+        return float(tensor.abs().amax()) if tensor.numel() else 0.0
+
+    def zeros(self, value: int) -> Scaled:
+        """A path sum of zeros in the shape of a value."""
+        shape = self.trace.values[value].shape
+        return Scaled(torch.zeros(shape, dtype=self.dtype, device=self.device), _LOG_ZERO)
+
+    def add_diagonal(self, x: Any, gradient: Scaled) -> None:
+        """Add to diag(G) of the parameter that an argument is, or is a view of; constants have no entry."""
+        chain: list[tuple[Call, int, int]] = []
+        value = x.id
+        while (leaf := self.trace.values[value].leaf) is None:
+            call = self.constants.maker(value)
+            if call is None or call.mutates or not self.view_of(call):
+                return
+            read = [r.id for r in refs([*call.args, call.kwargs])]
+            if self.view_of(call) == "shift" and len(read) > 1:
+                return
+            source = next((r for r in read if self._shows_parameter(r)), read[0])
+            chain.append((call, source, value))
+            value = source
+        if leaf.kind != "param":
+            return
+        if chain:
+            shape = self.trace.values[value].shape
+            start = torch.zeros(shape, dtype=self.dtype, device=self.device, requires_grad=True)
+            shown: Tensor = start
+            with torch.enable_grad():
+                for call, source, out in reversed(chain):
+                    if self.view_of(call) == "layout":  # other tensors among the arguments are indices
+                        made = run(call, lambda r, s=source, now=shown: now if r == s else self.known(Ref(r)))
+                        shown = flatten(made)[call.outs.index(out)]
+                    elif self.view_of(call) == "factor":
+                        shown = run(self._squared(call, source), lambda r, s=source, now=shown: now)
+            gradient = Scaled(torch.autograd.grad(shown, start, gradient.t)[0], gradient.log)
+        name = self.alias.get(leaf.name, leaf.name)
+        self.diagonal[name] = self.diagonal[name] + gradient if name in self.diagonal else gradient
+
+    def _shows_parameter(self, value: int) -> bool:
+        """Whether a value is a parameter, seen through the calls that :meth:`add_diagonal` follows."""
+        while (leaf := self.trace.values[value].leaf) is None:
+            call = self.constants.maker(value)
+            if call is None or not self.view_of(call):
+                return False
+            read = [r.id for r in refs([*call.args, call.kwargs])]
+            value = next((r for r in read[1:] if self.constants.is_parameter(r)), read[0])
+        return leaf.kind == "param"
+
+    def _squared(self, call: Call, source: int) -> Call:
+        """A product of a parameter with a constant, with the constant squared."""
+        factors = [x if x == Ref(source) else self.square(x) for x in call.args[:2]]
+        args = tuple(x if isinstance(x, Ref) else x.at(0.0) for x in factors)
+        return replace(call, args=args, kwargs={})
+
+
+# ---- operations
+
 
 Arguments = dict[str, Any]
 ScaleRule = Callable[[ScalePropagation, Call, Arguments], None]

@@ -9,9 +9,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pathcond.path_sums import PathSums, Scaled
-from pathcond.propagation import FROZEN, ZERO, ParamView, Reason, ScalePropagation, mixed_positions, owner, with_axes
-from pathcond.rules.base import Arguments, entries
+from pathcond.rules.base import (
+    FROZEN,
+    ZERO,
+    Arguments,
+    ParamView,
+    PathSums,
+    Reason,
+    Scaled,
+    ScalePropagation,
+    entries,
+    mixed_positions,
+    owner,
+    with_axes,
+)
 from pathcond.tracing import Call, Ref, refs
 
 # ---- positively homogeneous: a scale passes, and so does a path

@@ -11,11 +11,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pathcond.errors import PathCondError
-from pathcond.path_sums import PathSums, Scaled, fold
-from pathcond.propagation import FROZEN, Experts, ParamView, Reason, ScalePropagation, owner, with_axes
+from pathcond.checks import PathCondError
 from pathcond.rules.attention import data_product_paths, data_product_scales
-from pathcond.rules.base import Arguments, entries
+from pathcond.rules.base import (
+    FROZEN,
+    Arguments,
+    Experts,
+    ParamView,
+    PathSums,
+    Reason,
+    Scaled,
+    ScalePropagation,
+    entries,
+    fold,
+    owner,
+    with_axes,
+)
 from pathcond.tracing import Call, Ref, refs
 
 _CHUNK = 1 << 22  # entries of a weight matrix squared at a time

@@ -9,9 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pathcond.path_sums import PathSums, Scaled, fold
-from pathcond.propagation import Reason, ScalePropagation, owner, with_axes
-from pathcond.rules.base import Arguments, entries
+from pathcond.rules.base import Arguments, PathSums, Reason, Scaled, ScalePropagation, entries, fold, owner, with_axes
 from pathcond.rules.linear import with_bias
 from pathcond.tracing import Call
 

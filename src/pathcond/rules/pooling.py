@@ -16,9 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pathcond.path_sums import PathSums
-from pathcond.propagation import Reason, ScalePropagation, mixed_positions
-from pathcond.rules.base import Arguments, entries
+from pathcond.rules.base import Arguments, PathSums, Reason, ScalePropagation, entries, mixed_positions
 from pathcond.rules.elementwise import add_paths, add_scales
 from pathcond.tracing import Call, Ref, run
 

@@ -11,9 +11,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pathcond.path_sums import PathSums
-from pathcond.propagation import FROZEN, ZERO, ParamView, Reason, ScalePropagation, compress, mixed_positions, with_axes
-from pathcond.rules.base import Arguments, Entry, Operation, entries
+from pathcond.rules.base import (
+    FROZEN,
+    ZERO,
+    Arguments,
+    Entry,
+    Operation,
+    ParamView,
+    PathSums,
+    Reason,
+    ScalePropagation,
+    compress,
+    entries,
+    mixed_positions,
+    with_axes,
+)
 from pathcond.tracing import WRITE, Call, Ref, View, flatten, refs, run
 
 # ---- reshape

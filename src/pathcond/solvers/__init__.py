@@ -1,6 +1,7 @@
-"""Solvers of the convex problem: coordinate descent, Newton's method, and coordinate descent on a GPU.
+"""Log-scales for each of the three objectives: diag(G) close to a constant, small norms, equal ranges.
 
-The sum of squared weights is the same problem without its linear term. Equal ranges have an iteration of their own.
+The sum of squared weights is the same problem as F without its linear term, so the minimisers of F serve both. Equal
+ranges have an iteration of their own, cross-layer equalisation.
 """
 
 from __future__ import annotations
@@ -15,17 +16,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from pathcond.checks import check_choice
+from pathcond.checks import PathCondError, SolveError, check_choice
 from pathcond.diag_g import DiagG
-from pathcond.errors import PathCondError, SolveError
 from pathcond.graph import ScaleGraph
 from pathcond.isolation import on_cpu
-from pathcond.objective import Layout, Objective, build_objective, layout_of
-from pathcond.solvers.coordinate_descent import AT_BOUND, CoordinateDescent
-from pathcond.solvers.newton import minimize
-from pathcond.solvers.ranges import Ranges
+from pathcond.objective import BlockLayout, Layer, Layout, Objective, Side, build_objective, layout_of
+from pathcond.solvers.descent import AT_BOUND, CoordinateDescent, minimize
 
-__all__ = ["Result", "Solution", "balance_norms", "equalize_ranges", "solve"]
+__all__ = ["Result", "Solution", "SolverOptions", "balance_norms", "equalize_ranges", "solve"]
 
 _SMALL = 1 << 22  # elements of all blocks up to which the CPU is faster than a GPU without the kernels
 _MOST_SWEEPS = 1000  # of an iteration to a fixed point
@@ -70,6 +68,37 @@ class Solution:
     def steps(self) -> int:
         """Number of sweeps or Newton steps made."""
         return len(self.mean_update)
+
+
+@dataclass(frozen=True)
+class SolverOptions:
+    """Options that the solvers of all objectives share; :func:`solve` says what they mean.
+
+    Raises:
+        PathCondError: an option is out of range.
+    """
+
+    method: str = "sweeps"
+    sweeps: int = 10
+    tol: float = 0.0
+    clamp: float | None = None
+    damping: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_choice("method", self.method, ("sweeps", "optimum"))
+        if isinstance(self.sweeps, bool) or not isinstance(self.sweeps, int) or self.sweeps < 0:
+            raise PathCondError(f"expected sweeps to be an integer >= 0, got {self.sweeps!r}.")
+        if not _is_number(self.tol) or not self.tol >= 0:
+            raise PathCondError(f"expected tol >= 0, got {self.tol!r}.")
+        if self.clamp is not None and not (_is_number(self.clamp) and self.clamp > 0):
+            raise PathCondError(f"expected clamp to be positive or None, got {self.clamp!r}.")
+        if not _is_number(self.damping) or not 0 < self.damping <= 1:
+            raise PathCondError(f"expected damping to be a number in (0, 1], got {self.damping!r}.")
+
+    @property
+    def bound(self) -> float | None:
+        """Bound on every ``|u|``, which is twice that on ``|log lambda|``."""
+        return None if self.clamp is None else 2.0 * self.clamp
 
 
 @on_cpu
@@ -119,27 +148,17 @@ def solve(
         >>> round(pathcond.solve(graph, pathcond.compute_diag_g(model, x)).u.item(), 4)
         -3.3304
     """
-    _check_options(method, sweeps, tol, clamp, damping)
+    options = SolverOptions(method, sweeps, tol, clamp, damping)
     if consume and not isinstance(g, MutableMapping):
         raise PathCondError(f"expected g to be a dict with consume=True, got {type(g).__name__}.")
     _check_shapes(graph, g)
     if not consume:
         _check_values(g)
     logs = g.log_scale if isinstance(g, DiagG) else {}
-    bound = None if clamp is None else 2.0 * clamp
-    return _minimize(layout_of(graph, tuple(g)), g, logs, method, sweeps, tol, bound, damping, consume)
+    return _minimize(layout_of(graph, tuple(g)), g, logs, options, consume)
 
 
-def balance_norms(
-    graph: ScaleGraph,
-    weights: Mapping[str, Tensor],
-    *,
-    method: Literal["sweeps", "optimum"] = "sweeps",
-    sweeps: int = 10,
-    tol: float = 0.0,
-    clamp: float | None = None,
-    damping: float = 1.0,
-) -> Solution:
+def balance_norms(graph: ScaleGraph, weights: Mapping[str, Tensor], options: SolverOptions) -> Solution:
     """Find the log-scales for which the sum of squared weights is least.
 
     That sum is ``sum_i exp(-(Bu)_i) w_i^2``. Its logarithm is F / p at -u, without F's linear term and with ``w_i^2``
@@ -148,62 +167,42 @@ def balance_norms(
     Args:
         graph: the units.
         weights: the finite weights that count, by parameter name.
-        method: as in :func:`solve`, also for the other options.
-        sweeps: number of sweeps.
-        tol: tolerance.
-        clamp: bound on every ``|log lambda|`` before damping.
-        damping: factor of the log-scales at the end.
+        options: as in :func:`solve`.
 
     Returns:
         The :class:`Solution`; ``objective`` is the sum of squares, ``residual`` the gradient of its logarithm.
     """
-    _check_options(method, sweeps, tol, clamp, damping)
     tops = {name: float(w.abs().amax()) for name, w in weights.items() if w.numel()}
     squares = {name: (weights[name].double() / (top or 1.0)).square() for name, top in tops.items()}
     logs = {name: 2.0 * math.log(top) if top else 0.0 for name, top in tops.items()}
     if not any(tops.values()):
         return _nothing(graph.units)
-    layout, bound = layout_of(graph, tuple(squares), linear=False), None if clamp is None else 2.0 * clamp
-    found = _minimize(layout, squares, logs, method, sweeps, tol, bound, damping, consume=True)
+    found = _minimize(layout_of(graph, tuple(squares), linear=False), squares, logs, options, consume=True)
     sums = (torch.tensor(found.objective, dtype=torch.float64) / found.size).exp()  # infinite beyond float64
     return replace(found, u=-found.u, objective=tuple(sums.tolist()))
 
 
-def equalize_ranges(
-    graph: ScaleGraph,
-    weights: Mapping[str, Tensor],
-    *,
-    method: Literal["sweeps", "optimum"] = "sweeps",
-    sweeps: int = 10,
-    tol: float = 0.0,
-    clamp: float | None = None,
-    damping: float = 1.0,
-) -> Solution:
+def equalize_ranges(graph: ScaleGraph, weights: Mapping[str, Tensor], options: SolverOptions) -> Solution:
     """Find log-scales for which the largest magnitudes of the weights that enter and that leave each unit are equal.
 
     Args:
         graph: the units.
         weights: the finite weights that count, by parameter name.
-        method: ``sweeps``: as many as asked for. ``optimum``: until the changes of ``u`` in a sweep sum to less than
-            ``tol``.
-        sweeps: number of sweeps.
-        tol: stop after a sweep whose changes sum to less than this; for ``optimum`` 1e-10 if 0.
-        clamp: bound on every ``|log lambda|`` before damping.
-        damping: factor of the log-scales at the end.
+        options: as in :func:`solve`; but ``optimum`` makes sweeps until the changes of ``u`` in one sum to less than
+            ``tol``, 1e-10 if 0.
 
     Returns:
         The :class:`Solution`; ``objective`` is the largest ``|log(range entering / range leaving)|`` over all units,
         ``residual`` the same without the units that the bound holds.
     """
-    _check_options(method, sweeps, tol, clamp, damping)
     if not graph.units or not any(bool(w.any()) for w in weights.values()):
         return _nothing(graph.units)
     layout = layout_of(graph, tuple(weights), linear=False)
-    ranges = Ranges(layout, weights, clamp)
+    ranges = Ranges(layout, weights, options.clamp)
     history = _History([float(ranges.imbalance().abs().amax())], [])
-    most, stop, result = (sweeps, tol, Result.SWEEPS)
-    if method == "optimum":
-        most, stop, result = _MOST_SWEEPS, tol or 1e-10, Result.LIMIT
+    most, stop, result = options.sweeps, options.tol, Result.SWEEPS
+    if options.method == "optimum":
+        most, stop, result = _MOST_SWEEPS, options.tol or 1e-10, Result.LIMIT
     for _ in range(most):
         change = 2.0 * ranges.sweep()
         history.add(float(ranges.imbalance().abs().amax()), change / graph.units)
@@ -211,8 +210,8 @@ def equalize_ranges(
             result = Result.TOLERANCE
             break
     pressed, clamped = ranges.at_bound()
-    if damping < 1.0:
-        ranges.damp_(damping)
+    if options.damping < 1.0:
+        ranges.damp_(options.damping)
         history.values.append(float(ranges.imbalance().abs().amax()))
         pressed, _ = ranges.at_bound()
     return Solution(
@@ -236,11 +235,7 @@ def _minimize(
     layout: Layout,
     g: Mapping[str, Tensor],
     logs: Mapping[str, float],
-    method: str,
-    sweeps: int,
-    tol: float,
-    bound: float | None,
-    damping: float,
+    options: SolverOptions,
     consume: bool,
 ) -> Solution:
     on_gpu = _gpu_supports(layout, g)
@@ -250,11 +245,11 @@ def _minimize(
     objective = build_objective(layout, g, logs, device=device, consume=consume)
     if not objective.size and not objective.units:
         return _nothing(0)
-    if on_gpu and method == "sweeps" and tol == 0.0:
-        solution = _solve_on_gpu(objective, sweeps)
-        if solution is not None and (bound is None or float(solution.u.abs().amax()) < bound):
-            return _damped(solution, objective, damping)
-    return _damped(_solve(objective, method, sweeps, tol, bound), objective, damping)
+    if on_gpu and options.method == "sweeps" and options.tol == 0.0:
+        solution = _solve_on_gpu(objective, options.sweeps)
+        if solution is not None and (options.bound is None or float(solution.u.abs().amax()) < options.bound):
+            return _damped(solution, objective, options.damping)
+    return _damped(_solve(objective, options), objective, options.damping)
 
 
 def _damped(solution: Solution, objective: Objective, damping: float) -> Solution:
@@ -269,18 +264,6 @@ def _damped(solution: Solution, objective: Objective, damping: float) -> Solutio
         objective=(*solution.objective, objective.value(at)),
         residual=float(objective.gradient(at).abs().amax()),
     )
-
-
-def _check_options(method: str, sweeps: int, tol: float, clamp: float | None, damping: float) -> None:
-    check_choice("method", method, ("sweeps", "optimum"))
-    if isinstance(sweeps, bool) or not isinstance(sweeps, int) or sweeps < 0:
-        raise PathCondError(f"expected sweeps to be an integer >= 0, got {sweeps!r}.")
-    if not _is_number(tol) or not tol >= 0:
-        raise PathCondError(f"expected tol >= 0, got {tol!r}.")
-    if clamp is not None and not (_is_number(clamp) and clamp > 0):
-        raise PathCondError(f"expected clamp to be positive or None, got {clamp!r}.")
-    if not _is_number(damping) or not 0 < damping <= 1:
-        raise PathCondError(f"expected damping to be a number in (0, 1], got {damping!r}.")
 
 
 def _is_number(value: object) -> bool:
@@ -335,14 +318,15 @@ class _History:
         self.updates.append(update)
 
 
-def _solve(objective: Objective, method: str, sweeps: int, tol: float, bound: float | None) -> Solution:
+def _solve(objective: Objective, options: SolverOptions) -> Solution:
+    bound, tol, optimum = options.bound, options.tol, options.method == "optimum"
     descent = CoordinateDescent(objective, bound)
     history = _History([objective.size * descent.log_sum if objective.size else 0.0], [])
     u, result = descent.u, Result.NOTHING
     if objective.units and objective.size:
-        count, stop = (min(2, sweeps), 0.0) if method == "optimum" else (sweeps, tol)
+        count, stop = (min(2, options.sweeps), 0.0) if optimum else (options.sweeps, tol)
         u, result = _run_sweeps(descent, history, count, stop)
-        if method == "optimum":
+        if optimum:
             u, met = minimize(objective, u, tol or 1e-10, bound, history.add)
             result = Result.OPTIMUM if met else Result.STALLED
     if history.values[0] == -math.inf:
@@ -382,3 +366,150 @@ def _run_sweeps(descent: CoordinateDescent, history: _History, sweeps: int, tol:
     if sweeps:
         history.values[-1] = objective.value(descent.u)  # recomputed: updates accumulate rounding
     return descent.u, result
+
+
+# ---- cross-layer equalisation (Nagel et al., ICCV 2019)
+#
+# The range that enters a unit is the largest magnitude of the weights that enter it. With a and b the logarithms of the
+# ranges that enter and leave unit h, log lambda_h changes by (b - a) / 2, after which both are equal. All numbers are
+# logarithms. A weight between a unit and its mirror (see pathcond.objective) has its scale twice.
+
+
+@dataclass(frozen=True)
+class _Edge:
+    """Logarithms of the weights of one block on one side of a layer; see :class:`pathcond.objective.Side`."""
+
+    m: Tensor
+    others: slice | Tensor
+    positions: Tensor | None
+    columns: bool
+
+    def into_(self, found: Tensor, v: Tensor | None) -> None:
+        """Raise ``found``, one entry per unit, to the largest weight, at the log-scales ``v`` of the other ends."""
+        m = self.m
+        if v is not None:
+            m = m + v[self.others] if self.columns else m - v[self.others]
+        largest = m.amax(1) if m.ndim == 2 else m
+        if self.positions is None:
+            torch.maximum(found, largest, out=found)
+        else:
+            found.scatter_reduce_(0, self.positions, largest, "amax")
+
+
+class Ranges:
+    """Log-scales of the units of a layout, and the sweeps that change them.
+
+    Args:
+        layout: the layout for the names of the weights.
+        weights: the weights by parameter name, finite.
+        clamp: bound on every ``|log lambda|``; None for none.
+
+    Attributes:
+        dead: units, shape (H,), that no weight but zero enters, or leaves; they keep their scale.
+    """
+
+    def __init__(self, layout: Layout, weights: Mapping[str, Tensor], clamp: float | None) -> None:
+        self._layout = layout
+        self._limit = math.inf if clamp is None else clamp
+        device = next(iter(weights.values())).device
+        blocks: list[Tensor] = []
+        doubled: list[Tensor] = []
+        for name, b in layout.blocks.items():
+            m = _largest(weights[name].to(device), b)
+            if b.unscaled is not None:
+                m[tuple(index.to(device) for index in b.unscaled)] = -math.inf
+            if b.doubled is not None:
+                where = tuple(index.to(device) for index in b.doubled)
+                doubled.append(m[where])
+                m[where] = -math.inf
+            blocks.append(m)
+        self._blocks = [*blocks, *doubled]
+        self._sides = [
+            [self._edges(sides) for sides in (layer.entering, layer.leaving, layer.entering_twice, layer.leaving_twice)]
+            for layer in layout.layers
+        ]
+        self._v = torch.zeros(layout.nodes, dtype=torch.float64, device=device)
+        self.dead = ~torch.cat([torch.isfinite(self._change(i)) for i in range(len(layout.layers))])
+
+    @property
+    def log_scales(self) -> Tensor:
+        """Logarithms of lambda, shape (H,)."""
+        return self._v[1 : self._layout.units + 1]
+
+    def sweep(self) -> float:
+        """Update every unit once, layer by layer; returns the sum of the absolute changes of the log-scales."""
+        before = self.log_scales.clone()
+        for i, layer in enumerate(self._layout.layers):
+            own = self._own(layer)
+            alive = ~self.dead[layer.lo - 1 : layer.hi - 1]
+            new = torch.where(alive, self._change(i), own).clamp(-self._limit, self._limit)
+            first, *mirrors = self._layout.spans(layer.lo, layer.hi)
+            self._v[slice(*first)] = new
+            for span in mirrors:
+                self._v[slice(*span)] = -new
+        return float((self.log_scales - before).abs().sum())
+
+    def damp_(self, factor: float) -> None:
+        """Multiply all log-scales by a factor."""
+        self._v *= factor
+
+    def imbalance(self) -> Tensor:
+        """Log of the range that enters over the range that leaves each unit, shape (H,); 0 for dead units."""
+        found = []
+        for i, layer in enumerate(self._layout.layers):
+            into, out, into_twice, out_twice = self._ranges(i)
+            own = self._own(layer)
+            entering = torch.maximum(into + own, into_twice + 2 * own)
+            found.append(entering - torch.maximum(out - own, out_twice - 2 * own))
+        return torch.where(self.dead, 0.0, torch.cat(found))
+
+    def at_bound(self) -> tuple[Tensor, int]:
+        """Units, shape (H,), that the bound keeps from equal ranges; and the number of units at the bound."""
+        v, imbalance = self.log_scales, self.imbalance()
+        upper, lower = v >= self._limit * AT_BOUND, v <= -self._limit * AT_BOUND
+        return upper & (imbalance < 0) | lower & (imbalance > 0), int((upper | lower).sum())
+
+    def _own(self, layer: Layer) -> Tensor:
+        return self._v[layer.lo : layer.hi]
+
+    def _change(self, i: int) -> Tensor:
+        """The log-scales that equalise the ranges of a layer's units; not finite for dead ones.
+
+        What enters is the larger of ``a + v`` and ``aa + 2 v``, what leaves that of ``b - v`` and ``bb - 2 v``. The
+        first rises in v, the second falls. They meet at the least v where a line that enters is above both that leave.
+        """
+        a, b, aa, bb = self._ranges(i)
+        once = torch.maximum((b - a) / 2, (bb - a) / 3)
+        twice = torch.maximum((b - aa) / 3, (bb - aa) / 4)
+        return torch.minimum(torch.where(a > -math.inf, once, math.inf), torch.where(aa > -math.inf, twice, math.inf))
+
+    def _ranges(self, i: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Logarithms of what enters and leaves a layer's units, once and twice, without their own scales."""
+        layer = self._layout.layers[i]
+        found = self._v.new_full((4, layer.hi - layer.lo), -math.inf)
+        for number, (row, edges) in enumerate(zip(found, self._sides[i], strict=True)):
+            for edge in edges:
+                edge.into_(row, self._v if number < 2 else None)
+        return found[0], found[1], found[2], found[3]
+
+    def _edges(self, sides: tuple[Side, ...]) -> list[_Edge]:
+        found = []
+        for side in sides:
+            m = self._blocks[side.block]
+            index, others = (x.to(m.device) if isinstance(x, Tensor) else x for x in (side.index, side.others))
+            positions = None if side.positions is None else side.positions.to(m.device)
+            source = m.T if side.columns and m.ndim == 2 else m
+            found.append(_Edge(source[index], others, positions, side.columns))
+        return found
+
+
+def _largest(w: Tensor, b: BlockLayout) -> Tensor:
+    """Logarithm of the largest magnitude of a parameter's elements between the same units, arranged as a block."""
+    m = w.abs().permute(*b.order, *b.summed).reshape(*b.shape, -1).amax(-1).double()
+    if b.merge_cols is not None:
+        index = b.merge_cols.to(m.device).expand(m.shape)
+        m = m.new_zeros(len(m), len(b.cols)).scatter_reduce_(1, index, m, "amax")
+    if b.merge_rows is not None:
+        index = b.merge_rows.to(m.device)[:, None].expand(m.shape)
+        m = m.new_zeros(len(b.rows), m.shape[1]).scatter_reduce_(0, index, m, "amax")
+    return m.log()

@@ -23,7 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pathcond.objective import Block, Layout, Objective
-from pathcond.solvers.coordinate_descent import layer_sums, total
+from pathcond.solvers.descent import layer_sums, total
 
 _WIDEST = 4096  # units of a layer that one kernel handles
 _KEPT = 1 << 22  # elements of an objective whose memory may be kept for the next one
