@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from paper.errors import PaperError
+from paper.cli import PaperError
 
 if TYPE_CHECKING:
     import pandas as pd  # elsewhere imported inside functions: the workflow reads this module each time it starts

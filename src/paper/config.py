@@ -21,7 +21,7 @@ import yaml
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from paper import runs
-from paper.errors import PaperError
+from paper.cli import PaperError
 from paper.experiments import EXPERIMENTS
 from paper.settings import (
     DATASETS,

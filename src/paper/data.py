@@ -37,7 +37,7 @@ from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from paper import cli
-from paper.errors import PaperError
+from paper.cli import PaperError
 from paper.results import beside
 
 Arrays = dict[str, NDArray[np.uint8]]

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paper import cli
-from paper.errors import PaperError
+from paper.cli import PaperError
 from paper.runs import digest
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paper.errors import PaperError
+from paper.cli import PaperError
 from paper.methods import describe
 
 if TYPE_CHECKING:

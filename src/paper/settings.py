@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
 
-from paper.errors import PaperError
+from paper.cli import PaperError
 from paper.methods import METHODS
 
 if TYPE_CHECKING or find_spec("pydantic"):
@@ -197,7 +197,7 @@ class ResNet18(Block):
 
 
 class ImageNetwork(Block):
-    """Another network of `paper.networks`, of one size."""
+    """Another common network, of one size."""
 
     kind: Literal["mobilenetv2", "efficientnet_b0", "convnext_zepto", "vit_tiny", "mixer"]
     image: ImageSide

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from paper import config
-from paper.errors import PaperError
+from paper.cli import PaperError
 
 ROOT = Path(__file__).parents[2]
 TINY = config.merged(config.load(ROOT / "config.yaml"), {**config.load(ROOT / "config/tiny.yaml"), "preset": "tiny"})

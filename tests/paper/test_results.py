@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from paper import results, runs
-from paper.errors import PaperError
+from paper.cli import PaperError
 from tests.faults.harm import leave_half, writing
 
 SPEC = {

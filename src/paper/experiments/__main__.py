@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from paper import aggregate as tables
 from paper import cli, results
-from paper.errors import PaperError
+from paper.cli import PaperError
 from paper.experiments import EXPERIMENTS, measured
 from paper.runs import Spec, check_specs, index_of, key, read_specs, result_path, specs_of
 from paper.verdicts import judged, markdown
@@ -28,13 +28,11 @@ def make(spec: Spec, path: Path, device: "torch.device", data: Path) -> None:
         device: where it is computed, or what is timed.
         data: folder of the data sets.
     """
-    from paper import hardware
-
     start = time.perf_counter()
     table, spec, before = _completed(spec, path, device, data)
     seconds = before + time.perf_counter() - start
     provenance = {
-        **hardware.record(device),
+        **cli.environment(device),
         "commit": cli.commit(),
         "precision": EXPERIMENTS[spec["experiment"]].precision,
         "seconds": round(seconds, 3),
@@ -125,9 +123,7 @@ def _measure(given: argparse.Namespace) -> None:
             cli.say(f"{key(spec)}: exists, reused")
     if due:
         check_specs(due)
-        from paper import hardware  # with torch, which takes seconds
-
-        device = hardware.choose(given.device, given.threads)
+        device = cli.choose_device(given.device, given.threads)
         for spec in due:
             make(spec, result_path(given.results, spec), device, given.data)
     if given.index:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from paper.errors import PaperError
+from paper.cli import PaperError
 from paper.experiments.base import Experiment
 from paper.settings import Block, Distinct, Field, PositiveInt
 from paper.verdicts import ERRATUM, NO, YES, Claim, Finding, NotMeasured, of_all

@@ -80,14 +80,14 @@ def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
     import torch
 
     import pathcond
-    from paper import models, networks, starts
+    from paper import models, starts
     from paper.training import datasets
     from paper.training.modules import RESCALE_BATCH
 
     wanted = max(settings["images"], settings["steps"] * settings["batch"], RESCALE_BATCH)
     sizes = {"images": wanted, "validation": 0, "test_images": 1}
     splits = datasets.load({**settings, **sizes}, settings["data"], device)
-    text = settings["model"]["kind"] in networks.TEXT
+    text = settings["model"]["kind"] in models.TEXT
     x = splits.train.images.long() if text else splits.train.images.float() * splits.scale + splits.shift
     before = starts.network(settings).to(device)
     after = copy.deepcopy(before)

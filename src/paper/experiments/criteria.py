@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-from paper.errors import PaperError
+from paper.cli import PaperError
 from paper.experiments.base import Experiment
 from paper.settings import AtLeast2, AtLeast3, Block, Distinct, Field, Number, Positive, SeedList
 from paper.verdicts import ERRATUM, OURS, Claim, Finding, NotMeasured, of_all

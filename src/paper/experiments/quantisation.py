@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from paper.aggregate import joined
-from paper.errors import PaperError
+from paper.cli import PaperError
 from paper.experiments.base import Experiment, Part, Runs
 from paper.experiments.practice import Protocol
 from paper.methods import BLUE, GREEN, GREY, RED

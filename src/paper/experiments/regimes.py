@@ -7,7 +7,7 @@ from itertools import cycle, pairwise
 from typing import TYPE_CHECKING, Any
 
 from paper.aggregate import joined
-from paper.errors import PaperError
+from paper.cli import PaperError
 from paper.experiments.base import Experiment, Part, Runs
 from paper.settings import (
     AtLeast2,

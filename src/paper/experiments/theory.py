@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import cycle, pairwise
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from paper.errors import PaperError
+from paper.cli import PaperError
 from paper.experiments.base import Experiment
 from paper.settings import (
     AtLeast2,

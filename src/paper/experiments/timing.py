@@ -185,14 +185,14 @@ class Bench:
     @property
     def facts(self) -> dict[str, Any]:
         """Columns of every row other than its time."""
-        from paper import hardware, models
+        from paper import cli, models
 
         return {
             "parameters": models.parameters(self.module),
             "units": self.units,
             "batches": self.batches,
             "epoch_batches": self.epoch_batches,
-            "hardware": hardware.describe(self.device),
+            "hardware": cli.describe_device(self.device),
         }
 
     def rescaling(self, pooling: str, sweeps: int) -> dict[str, float]:

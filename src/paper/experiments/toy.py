@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import cycle, zip_longest
 from typing import TYPE_CHECKING, Annotated, Any
 
-from paper.errors import PaperError
+from paper.cli import PaperError
 from paper.experiments.base import Experiment
 from paper.settings import Block, Distinct, Field, Number, Positive, PositiveInt, SeedList, model_validator
 from paper.verdicts import OURS, Claim, Finding, NotMeasured, of_all

@@ -7,6 +7,7 @@ import gc
 import math
 import multiprocessing
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,9 +16,10 @@ from typing import Any
 
 import pandas as pd
 import torch
+from tqdm import tqdm
 
-from paper import cli, hardware, results
-from paper.errors import PaperError
+from paper import cli, results
+from paper.cli import PaperError
 from paper.runs import FULLY_CONNECTED, Spec, key, result_path
 from paper.training.batched_mlps import BatchedTrainer, is_plain
 from paper.training.checkpoint import Checkpoint, lock_runs
@@ -25,7 +27,6 @@ from paper.training.datasets import Splits
 from paper.training.datasets import load as load_splits
 from paper.training.modules import ModuleTrainer
 from paper.training.optimisers import can_stack
-from paper.training.progress import Progress
 from paper.training.trainer import Run, Trainer
 
 COLUMNS = ["seed", "epoch", "train_loss", "train_accuracy", "validation_loss", "validation_accuracy", "test_loss",
@@ -35,6 +36,7 @@ FIELDS = ("preset", "task", "model", "rescaling", "optimiser", "lr", "epochs", "
 # Runs that agree in these fields can train in one batch.
 SHARED = ("task", "dataset", "images", "validation", "test_images", "model", "batch", "epochs", "optimiser", "schedule")
 POLL_SECONDS = 0.2
+LOG_SECONDS = 5.0  # between two lines of a log
 MIN_RUNS_PER_DEVICE = 5  # a batch is not split over GPUs below this: smaller batches are not faster
 
 
@@ -348,7 +350,7 @@ def _write_result(run: Progressing, options: Options) -> None:
     table = pd.DataFrame(run.state["rows"])
     table = table[[name for name in COLUMNS if name in table]]
     provenance = {
-        **hardware.record(options.device),
+        **cli.environment(options.device),
         "commit": cli.commit(),
         "precision": run.state["precision"],
         "parameters": run.state["parameters"],
@@ -359,3 +361,41 @@ def _write_result(run: Progressing, options: Options) -> None:
     results.write_result(result_path(options.results, run.spec), table, run.spec, provenance)
     run.checkpoint.remove()
     cli.say(f"{key(run.spec)}: {provenance['seconds']:.1f} s on {provenance['hardware']}")
+
+
+class Progress:
+    """Progress of some runs over their epochs: a tqdm bar in a terminal, a line every few seconds in a log.
+
+    Args:
+        title: what is trained.
+        epochs: number of epochs of each run.
+        first: epochs already completed.
+        images: number of images, or windows of a text, that all runs together see in one epoch.
+        unit: what they are called.
+    """
+
+    def __init__(self, title: str, epochs: int, first: int, images: int, unit: str = "images") -> None:
+        self.title, self.images, self.unit = title, images, unit
+        self.bar = tqdm(total=epochs, initial=first, desc=title, unit="epoch", disable=not sys.stderr.isatty())
+        self.epoch, self.first, self.epochs = first, first, epochs
+        self.began, self.logged = time.monotonic(), -LOG_SECONDS
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.close()
+
+    def update(self, loss: float) -> None:
+        """Report one more epoch, with the loss after it."""
+        self.epoch += 1
+        now = time.monotonic()
+        speed = (self.epoch - self.first) * self.images / max(now - self.began, 1e-9)
+        self.bar.set_postfix_str(f"loss {loss:.4g}, {speed:,.0f} {self.unit}/s", refresh=False)
+        self.bar.update()
+        if self.bar.disable and (self.epoch == self.epochs or now - self.logged >= LOG_SECONDS):
+            self.logged = now
+            left = (now - self.began) / (self.epoch - self.first) * (self.epochs - self.epoch)
+            text = f"epoch {self.epoch}/{self.epochs}  loss {loss:.4g}  {speed:,.0f} {self.unit}/s"
+            sys.stderr.write(f"{self.title}: {text}  {tqdm.format_interval(left)} left\n")
+            sys.stderr.flush()

@@ -8,7 +8,7 @@ from torch import nn
 
 import pathcond
 from paper import models, starts
-from paper.errors import PaperError
+from paper.cli import PaperError
 from paper.methods import BOUND, DAMPING
 from paper.training.initialization import initialize, rescale
 from pathcond.rescale import DEFAULT_CLAMP, DEFAULT_DAMPING

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from paper import data, models, results
-from paper.errors import PaperError
+from paper.cli import PaperError
 from paper.runs import key, result_path
-from paper.training import progress, runner
+from paper.training import runner
 from paper.training.checkpoint import Checkpoint
 from paper.training.runner import Options, Progressing, TimeUp, train
 from tests.paper.training.reference import CONV, CPU, MLP, make_spec
@@ -255,8 +255,8 @@ def test_an_error_of_a_device_reaches_the_caller(options):
 
 def test_a_log_gets_a_line_now_and_then_and_the_last_epoch(monkeypatch, capsys):
     now = [100.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
-    with progress.Progress("net", 100, 40, 1000) as shown:
+    monkeypatch.setattr(runner.time, "monotonic", lambda: now[0])
+    with runner.Progress("net", 100, 40, 1000) as shown:
         for _ in range(60):
             now[0] += 1
             shown.update(1.0)
