@@ -16,10 +16,9 @@ import sys
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import torch
+from paper.lazy import torch
 
 USER_ERROR = 2
 INTERRUPTED = 130
@@ -107,8 +106,6 @@ def choose_device(name: str, threads: int | None = None) -> torch.device:
     A CPU uses `threads`, else OMP_NUM_THREADS (which Snakemake sets), else one thread. It does not use all cores of the
     machine, because another number of threads rounds sums differently.
     """
-    import torch
-
     if name == "cuda" and not torch.cuda.is_available():
         raise PaperError("device: expected a CUDA device, torch sees none. Use --device cpu (config: device: cpu).")
     if name != "cpu" and torch.cuda.is_available():
@@ -120,8 +117,6 @@ def choose_device(name: str, threads: int | None = None) -> torch.device:
 
 def describe_device(device: torch.device) -> str:
     """The device in words, such as "NVIDIA H200" or "CPU x86_64, 2 threads"."""
-    import torch
-
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     threads = torch.get_num_threads()
@@ -130,8 +125,6 @@ def describe_device(device: torch.device) -> str:
 
 def environment(device: torch.device) -> dict[str, Any]:
     """Hardware, threads and versions, for the provenance of a result."""
-    import torch
-
     return {
         "hardware": describe_device(device),
         "threads": torch.get_num_threads(),

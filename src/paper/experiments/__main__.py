@@ -5,18 +5,15 @@ import io
 import json
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paper import aggregate as tables
 from paper import cli, results
 from paper.cli import PaperError
 from paper.experiments import EXPERIMENTS, measured
+from paper.lazy import pd, plotting, torch
 from paper.runs import Spec, check_specs, index_of, key, read_specs, result_path, specs_of
 from paper.verdicts import judged, markdown
-
-if TYPE_CHECKING:
-    import pandas as pd
-    import torch
 
 
 def make(spec: Spec, path: Path, device: "torch.device", data: Path) -> None:
@@ -44,8 +41,6 @@ def make(spec: Spec, path: Path, device: "torch.device", data: Path) -> None:
 
 def _completed(spec: Spec, path: Path, device: "torch.device", data: Path) -> tuple["pd.DataFrame", Spec, float]:
     """The table of a measurement, what it covers, and the seconds that its earlier rows took."""
-    import pandas as pd
-
     if "rows" not in spec or results.damage(path) is not None:
         return measured(spec, device, data), spec, 0.0
     table, provenance = results.read_result(path)
@@ -100,8 +95,6 @@ def pictures(name: str, table: "pd.DataFrame", stamp: str, dpi: int, font_size: 
         dpi: resolution of the PNG file.
         font_size: font size in points.
     """
-    from paper import plotting
-
     found = {}
     with plotting.theme(font_size):
         figure = EXPERIMENTS[name].plot(table)
