@@ -1,7 +1,7 @@
 """Ours: every method at its own best learning rate, and how wide the range of good learning rates is.
 
 The rates are those that other experiments record. The optional blocks of the settings add rates, seeds or epochs;
-config.yaml has a denser grid of MLPs as a comment. A rate counts if it has every seed of its network; of runs that
+queue.yaml has a denser grid of MLPs. A rate counts if it has every seed of its network; of runs that
 differ in epochs alone the longest count. The best rate is that of the best mean over the seeds that are then compared,
 for all methods alike. Best test accuracy is the highest of all epochs.
 """
