@@ -31,7 +31,7 @@ sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / 
 
 import pathcond
 from benchmarks.rescale import scaled_mlp
-from paper import config, hardware, results, runs
+from paper import cli, config, results, runs
 from paper.experiments import EXPERIMENTS
 from tests.workflow.tree import Tree
 
@@ -92,7 +92,7 @@ def fill(tree: Tree, specs: list[runs.Spec]) -> None:
     for spec in specs:
         table = pd.DataFrame({"seed": spec["seed"], "epoch": range(spec["epochs"] + 1)})
         table = table.assign(train_loss=1.0, train_accuracy=0.5, test_loss=1.0, test_accuracy=0.5, max_log_scale=0.0)
-        record = {**hardware.record(torch.device("cpu")), "parameters": 1, "seconds": 1.0, "status": "done"}
+        record = {**cli.environment(torch.device("cpu")), "parameters": 1, "seconds": 1.0, "status": "done"}
         path = runs.result_path(tree.folder / "results", spec)
         results.write_result(path, table.assign(diverged=False), spec, record)
 
@@ -160,7 +160,7 @@ def main() -> None:
         solver.append(told(json.loads(done.stdout)))
     if options.json:
         parts = json.loads(options.json.read_text()) if options.json.exists() else {}
-        record = {**hardware.record(torch.device("cpu")), "snakemake": version("snakemake")}
+        record = {**cli.environment(torch.device("cpu")), "snakemake": version("snakemake")}
         parts |= {name: {**record, "rows": rows} for name, rows in (("dag", dag), ("solver", solver)) if rows}
         options.json.write_text(json.dumps(parts, indent=1) + "\n")
 

@@ -45,7 +45,7 @@ from torch.nn import functional
 
 sys.path[:0] = [str(Path(__file__).parents[1] / "src"), str(Path(__file__).parents[1])]
 
-from paper import hardware, models
+from paper import cli, models
 from paper.runs import training_specs
 from paper.training.batched_mlps import BatchedTrainer
 from paper.training.datasets import Split, Splits, factors, per_input
@@ -250,7 +250,7 @@ def main() -> None:
     rows = on_gpu(device, not arguments.no_conv) if device.type == "cuda" else on_cpu(device, arguments.images)
     if arguments.json:
         peak = {"peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024}
-        arguments.json.write_text(json.dumps({**hardware.record(device), **peak, "rows": rows}, indent=1) + "\n")
+        arguments.json.write_text(json.dumps({**cli.environment(device), **peak, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

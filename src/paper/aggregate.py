@@ -18,15 +18,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from paper.errors import PaperError
+from paper.cli import PaperError
+from paper.lazy import pd
 
-if TYPE_CHECKING:
-    import pandas as pd  # elsewhere imported inside functions: the workflow reads this module each time it starts
-
-    Runs = Sequence[tuple[pd.DataFrame, Mapping[str, Any]]]
-
+Runs = Sequence[tuple["pd.DataFrame", Mapping[str, Any]]]  # table and provenance of each run
 METRICS = ("train_loss", "train_accuracy", "validation_loss", "validation_accuracy", "test_loss", "test_accuracy")
 # Fractions of the training images: of all classes, and of all but one.
 LEARNT, LACKING = 0.99, 0.901
@@ -34,8 +31,6 @@ LEARNT, LACKING = 0.99, 0.901
 
 def joined(runs: Runs, settings: Mapping[str, Any]) -> pd.DataFrame:
     """The rows of all runs, as they are."""
-    import pandas as pd
-
     return pd.concat([table for table, _ in runs], ignore_index=True)
 
 
@@ -67,8 +62,6 @@ def check_counts(where: object, table: pd.DataFrame, settings: Mapping[str, Any]
 
 def summary(table: pd.DataFrame, by: Sequence[str], values: Sequence[str]) -> pd.DataFrame:
     """Mean and deviation of each value over what `by` leaves out, and how many there were; a NaN is not dropped."""
-    import pandas as pd
-
     groups = table.groupby(list(by), sort=False, dropna=False)
     columns = {}
     for value in values:
@@ -85,8 +78,6 @@ def trained(runs: Runs, settings: Mapping[str, Any], by_seed: bool = False) -> p
         settings: `target` (train accuracy to reach), `smoothing` (of the curves), `shown`, where it has them.
         by_seed: whether to add the panel `seed`.
     """
-    import pandas as pd
-
     blocks = list(settings.values()) if "mlp" in settings else [settings]
     target = next((block["target"] for block in blocks if "target" in block), None)
     smoothing = settings.get("smoothing")
@@ -121,8 +112,6 @@ def _names(provenance: Mapping[str, Any]) -> dict[str, Any]:
 def _panels(
     table: pd.DataFrame, target: float | None, smoothing: float | None, by_seed: bool
 ) -> dict[str, pd.DataFrame]:
-    import pandas as pd
-
     metrics = [name for name in METRICS if name in table]
     ended = pd.DataFrame([_run(rows, metrics, target) for _, rows in table.groupby("seed", sort=False)])
     cell: dict[str, Any] = {"n": len(ended), "diverged_n": int(ended["diverged"].sum())}
@@ -152,8 +141,6 @@ def _run(rows: pd.DataFrame, metrics: Sequence[str], target: float | None) -> di
 
 def _smoothed(table: pd.DataFrame, metrics: list[str], smoothing: float | None) -> pd.DataFrame:
     """Every seed's curves, smoothed by an exponential moving average if asked for."""
-    import pandas as pd
-
     values = table[["seed", "epoch", *metrics]].sort_values(["seed", "epoch"])
     if smoothing is None:
         return values

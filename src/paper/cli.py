@@ -1,21 +1,32 @@
-"""What the command-line programs share: errors without a traceback, options, messages, and the code's commit."""
+"""What the programs share: the error a user can act on, options, messages, the device, and facts for the provenance.
+
+The provenance never has the name of a host, a path or a user. Torch is imported where it is needed: it takes seconds.
+"""
+
+from __future__ import annotations
 
 import argparse
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from paper.errors import PaperError
+from paper.lazy import torch
 
 USER_ERROR = 2
 INTERRUPTED = 130
 CODE = Path(__file__).parent
+
+
+class PaperError(Exception):
+    """Bad input: says what was expected, what came, where, and the way out."""
 
 
 def run(main: Callable[[], None]) -> None:
@@ -87,3 +98,45 @@ def commit() -> str | None:
     command = [git, "-C", str(CODE), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     done: Any = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - fixed words
     return done.stdout.strip() or None
+
+
+def choose_device(name: str, threads: int | None = None) -> torch.device:
+    """The device a name stands for; `auto` is a GPU if there is one.
+
+    A CPU uses `threads`, else OMP_NUM_THREADS (which Snakemake sets), else one thread. It does not use all cores of the
+    machine, because another number of threads rounds sums differently.
+    """
+    if name == "cuda" and not torch.cuda.is_available():
+        raise PaperError("device: expected a CUDA device, torch sees none. Use --device cpu (config: device: cpu).")
+    if name != "cpu" and torch.cuda.is_available():
+        return torch.device("cuda")
+    said = os.environ.get("OMP_NUM_THREADS", "")
+    torch.set_num_threads(threads or (int(said) if said.isdecimal() and int(said) else 1))
+    return torch.device("cpu")
+
+
+def describe_device(device: torch.device) -> str:
+    """The device in words, such as "NVIDIA H200" or "CPU x86_64, 2 threads"."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    threads = torch.get_num_threads()
+    return f"CPU {platform.machine()}, {threads} thread{'s' if threads > 1 else ''}"
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """Hardware, threads and versions, for the provenance of a result."""
+    return {
+        "hardware": describe_device(device),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda if device.type == "cuda" else None,
+        "pathcond": _version("pathcond"),
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "from the source tree"

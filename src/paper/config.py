@@ -21,13 +21,11 @@ import yaml
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from paper import runs
-from paper.errors import PaperError
+from paper.cli import PaperError
 from paper.experiments import EXPERIMENTS
 from paper.settings import (
-    DATASETS,
     Block,
     CompressionGrid,
-    DatasetName,
     DepthGrid,
     Flag,
     Fraction,
@@ -36,19 +34,13 @@ from paper.settings import (
     Name,
     Network,
     NonNegativeInt,
-    Optimiser,
     Pooling,
     Positive,
     PositiveInt,
-    Schedule,
     TrainingGrid,
-    TrainMetrics,
+    TrainingSetup,
     grids,
-    images_alone,
-    misfits,
-    odd_batch,
     plain,
-    refuse,
 )
 
 PAPER = "paper"
@@ -176,7 +168,7 @@ class Rescaled(Block):
     smooth_paths: Flag = False
 
 
-class TrainingSpec(Block):
+class TrainingSpec(TrainingSetup):
     """The spec of a training run."""
 
     stage: Literal["train"]
@@ -184,37 +176,14 @@ class TrainingSpec(Block):
     version: int
     task: Literal["classify", "reconstruct", "predict_next"]
     network: Name
-    model: Network
     method: Name
     rescaling: Rescaled | Unscaled
-    optimiser: Optimiser
     lr: LearningRate
-    epochs: PositiveInt
-    dataset: DatasetName
-    images: PositiveInt
-    validation: NonNegativeInt
-    test_images: PositiveInt
-    batch: PositiveInt
-    schedule: Schedule | None = None
-    augmentation: Literal["flip_crop"] | None = None
-    precision: Literal["float32", "tf32", "bfloat16"] | None = None
-    clip: Positive | None = None
-    train_metrics: TrainMetrics | None = None
     seed: NonNegativeInt
 
     @model_validator(mode="after")
     def _goes_together(self) -> TrainingSpec:
-        model = plain(self.model)
-        sizes, data = [], DATASETS[self.dataset]
-        for name, asked, there in (
-            ("images and validation", self.images + self.validation, data.train),
-            ("test_images", self.test_images, data.test),
-        ):
-            if asked > there:
-                sizes.append((name, f"expected at most {there} of {self.dataset}, got {asked}"))
-        alone = images_alone(self.augmentation, self.dataset)
-        refuse([*misfits(model, self.dataset), *sizes, *alone, *odd_batch(model, self.images, self.batch)])
-        if self.task != (expected := runs.task(model)):
+        if self.task != (expected := runs.task(plain(self.model))):
             raise ValueError(f"task: expected {expected} for a network of kind {self.model.kind}, got {self.task}")
         teleport = isinstance(self.rescaling, Rescaled) and self.rescaling.teleport
         if isinstance(self.rescaling, Rescaled) and teleport and self.rescaling.part != "both":

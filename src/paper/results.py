@@ -18,14 +18,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paper import cli
-from paper.errors import PaperError
+from paper.cli import PaperError
+from paper.lazy import pd
 from paper.runs import digest
-
-if TYPE_CHECKING:
-    import pandas as pd  # imported where a table is read: the workflow checks results each time it starts
 
 _MISSING = "nan"  # how a missing value is written; an empty cell is empty text
 RECOMPUTE = "Delete it and run again."
@@ -169,8 +167,6 @@ def read_json(path: Path) -> Any:
 
 def read_table(path: Path) -> pd.DataFrame:
     """Read a table that `write_table` wrote; text columns keep empty cells as empty text."""
-    import pandas as pd
-
     try:
         return pd.read_csv(path, keep_default_na=False, na_values=[_MISSING])
     except (OSError, ValueError) as error:

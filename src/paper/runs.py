@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paper.errors import PaperError
+from paper.cli import PaperError
 from paper.methods import describe
 
 if TYPE_CHECKING:
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 TRAINING_VERSION = 1  # raised by hand when the numbers of training change; tests/paper/test_golden.py detects a change
 Spec = dict[str, Any]
 
-# Settings added after results had been recorded: at these values they do not enter a key.
-ADDED_LATER: dict[str, Any] = {}
 MEASURING_JOBS = 4  # most jobs of one measured experiment
 FULLY_CONNECTED = ("mlp", "autoencoder")
 CONVOLUTIONAL = ("cifar_nv", "resnet18_c")
@@ -55,8 +53,7 @@ def digest(value: Mapping[str, Any]) -> str:
 
 def _canonical(value: Any) -> Any:
     if isinstance(value, Mapping):
-        kept = {name: _canonical(v) for name, v in value.items()}
-        return {name: v for name, v in kept.items() if name not in ADDED_LATER or v != _canonical(ADDED_LATER[name])}
+        return {name: _canonical(v) for name, v in value.items()}
     if isinstance(value, (list, tuple)):
         return [_canonical(v) for v in value]
     if isinstance(value, (int, float)) and not isinstance(value, bool):

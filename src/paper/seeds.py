@@ -1,10 +1,12 @@
 """Random numbers by (seed, purpose): all methods share those of a seed; purposes have separate streams."""
 
+from __future__ import annotations
+
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
+from paper.lazy import torch
 
 PURPOSES = ("init", "order", "input", "widths", "augmentation")
 

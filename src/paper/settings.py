@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
 
-from paper.errors import PaperError
+from paper.cli import PaperError
 from paper.methods import METHODS
 
 if TYPE_CHECKING or find_spec("pydantic"):
@@ -197,7 +197,7 @@ class ResNet18(Block):
 
 
 class ImageNetwork(Block):
-    """Another network of `paper.networks`, of one size."""
+    """Another common network, of one size."""
 
     kind: Literal["mobilenetv2", "efficientnet_b0", "convnext_zepto", "vit_tiny", "mixer"]
     image: ImageSide
@@ -274,7 +274,7 @@ class Schedule(Block):
 
 
 class TrainingSetup(Block):
-    """What experiments that train alike share.
+    """What runs that train alike share.
 
     The last five settings are optional, and without them training is the paper's: constant learning rate, images as
     they are, bfloat16 for CIFAR-NV and TF32 for other networks on a GPU, no clipping, train metrics of eval mode.
@@ -287,7 +287,6 @@ class TrainingSetup(Block):
     test_images: PositiveInt
     batch: AtLeast2
     epochs: PositiveInt
-    longer: list[Longer] = Field(default=[])
     optimiser: Optimiser
     schedule: Schedule | None = None
     augmentation: Literal["flip_crop"] | None = None  # of every image: a flip or none, a crop after padding by 4 pixels
@@ -297,15 +296,15 @@ class TrainingSetup(Block):
 
     @model_validator(mode="after")
     def _fits(self) -> TrainingSetup:
-        refuse([*misfits(plain(self.model), self.dataset), *images_alone(self.augmentation, self.dataset)])
-        data = DATASETS[self.dataset]
-        for what, asked, there in (
+        model, data = plain(self.model), DATASETS[self.dataset]
+        wrong = [*misfits(model, self.dataset), *images_alone(self.augmentation, self.dataset)]
+        for name, asked, there in (
             ("images and validation", self.images + self.validation, data.train),
             ("test_images", self.test_images, data.test),
         ):
             if asked > there:
-                raise ValueError(f"{what}: expected at most {there} of {self.dataset}, got {asked}; lower them")
-        refuse(odd_batch(plain(self.model), self.images, self.batch))
+                wrong.append((name, f"expected at most {there} of {self.dataset}, got {asked}"))
+        refuse([*wrong, *odd_batch(model, self.images, self.batch)])
         return self
 
 
@@ -314,6 +313,7 @@ class TrainingGrid(TrainingSetup):
 
     methods: MethodNames
     lrs: LearningRates
+    longer: list[Longer] = Field(default=[])
     seeds: SeedList
     clamp: Positive | None = None
 

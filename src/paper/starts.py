@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paper import cli, results, runs
-from paper.errors import PaperError
+from paper.cli import PaperError
 from paper.methods import solver_options
 
 if TYPE_CHECKING:

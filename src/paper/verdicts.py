@@ -15,10 +15,10 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from statistics import fmean, stdev
+from typing import Any
 
-if TYPE_CHECKING:
-    import pandas as pd  # elsewhere imported inside functions: the workflow reads this module each time it starts
+from paper.lazy import np, pd, scipy
 
 
 class Answer(StrEnum):
@@ -280,8 +280,6 @@ def _with(table: pd.DataFrame, run: Mapping[str, Any]) -> pd.DataFrame:
 
     A claim that reads the missing runs then finds something else; the values themselves are never printed.
     """
-    import pandas as pd
-
     rows = table[table["network"] == run["network"]]
     rows = rows[rows["lr"] == run["lr"]] if (rows["lr"] == run["lr"]).any() else rows
     first = rows.drop_duplicates(["method", "lr"]).head(1)
@@ -396,8 +394,6 @@ class Estimate:
     @classmethod
     def of(cls, values: Iterable[float], bound: str = "", digits: int = 2) -> Estimate:
         """From one value per seed, by Student's t; a bound leaves the interval open on its other side."""
-        from statistics import fmean, stdev
-
         found = [float(value) for value in values]
         mean = fmean(found)
         finite = len(found) > 1 and all(map(math.isfinite, found))
@@ -429,9 +425,7 @@ def interval(mean: float, deviation: float, count: int) -> tuple[float, float]:
     """95% interval of a mean over `count` seeds, by Student's t; one seed bounds nothing."""
     if count < 2:
         return -math.inf, math.inf
-    from scipy import stats
-
-    half = float(stats.t.ppf(0.975, count - 1)) * deviation / math.sqrt(count)
+    half = float(scipy.stats.t.ppf(0.975, count - 1)) * deviation / math.sqrt(count)
     return mean - half, mean + half
 
 
@@ -574,11 +568,9 @@ def span(found: Mapping[float, Estimate]) -> tuple[float, float]:
 
 def rank(first: Sequence[float], second: Sequence[float]) -> float:
     """Spearman's rank correlation; NaN if either is constant."""
-    from scipy import stats
-
     if len(set(first)) < 2 or len(set(second)) < 2:
         return math.nan
-    return float(stats.spearmanr(first, second).statistic)
+    return float(scipy.stats.spearmanr(first, second).statistic)
 
 
 def correlation(values: Sequence[float]) -> Estimate:
@@ -589,15 +581,12 @@ def correlation(values: Sequence[float]) -> Estimate:
 
 def rank_estimate(first: Sequence[float], second: Sequence[float]) -> Estimate:
     """Spearman's rank correlation with a bootstrap interval (percentiles) over the pairs."""
-    import numpy as np
-    from scipy import stats
-
     value = rank(first, second)
     if math.isnan(value):
         raise NotMeasured("constant values have no rank correlation")
     pairs = np.asarray([first, second], dtype=float)
     draws = np.random.default_rng(0).integers(0, pairs.shape[1], size=(999, pairs.shape[1]))
-    ranks = stats.rankdata(pairs[:, draws], axis=-1)
+    ranks = scipy.stats.rankdata(pairs[:, draws], axis=-1)
     ranks -= ranks.mean(axis=-1, keepdims=True)
     scale = np.sqrt((ranks**2).sum(axis=-1).prod(axis=0))
     found = np.where(scale > 0, (ranks[0] * ranks[1]).sum(axis=-1) / np.where(scale > 0, scale, 1.0), value)
@@ -655,8 +644,6 @@ def head_starts(table: pd.DataFrame, value: str = "test_accuracy", level: float 
     Raises:
         NotMeasured: a method was left out, or the baseline diverged.
     """
-    import pandas as pd
-
     rows = some(table, panel="seed")
     curves = {m: some(rows, method=m).pivot(index="epoch", columns="seed", values=value) for m in METHODS}
     found = []

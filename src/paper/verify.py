@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 import pandas as pd
 import torch
 
-from paper import cli, config, data, hardware, results
-from paper.errors import PaperError
+from paper import cli, config, data, results
+from paper.cli import PaperError
 from paper.experiments import EXPERIMENTS, measured
 from paper.runs import Spec, key, plan, result_path
 from paper.training.runner import Options, can_batch, train
@@ -223,14 +223,14 @@ def main() -> None:
     given = parser.parse_args()
     if given.count < 1 or (given.epochs or 0) < 0:
         raise PaperError(f"expected --count of 1 or more and --epochs of 0 or more, got {given.count}, {given.epochs}.")
-    chosen, device = config.chosen(given), hardware.choose(given.device, torch.get_num_threads())
+    chosen, device = config.chosen(given), cli.choose_device(given.device, torch.get_num_threads())
     specs = [spec for name, spec in plan(chosen, EXPERIMENTS).specs.items() if given.match in name]
     there = [spec for spec in specs if results.exists(result_path(given.results, spec))]
     pool = [spec for spec in there if comparable(spec, device)]
     if not pool:
         raise PaperError(f"expected recorded runs of the preset {chosen.preset} that can be recomputed, found none.")
     seed = secrets.randbelow(1_000_000) if given.seed is None else given.seed
-    cli.say(f"{given.count} of {len(pool)} recorded runs, picked with --seed {seed}, on {hardware.describe(device)}")
+    cli.say(f"{given.count} of {len(pool)} recorded runs, picked with --seed {seed}, on {cli.describe_device(device)}")
     if left := len(there) - len(pool):
         cli.say(f"{left} recorded runs are left out: they time something, or take too long without a GPU")
     with tempfile.TemporaryDirectory() as folder:

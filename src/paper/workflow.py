@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from paper import cli, config, results, runs
-from paper.errors import PaperError
+from paper.cli import PaperError
 from paper.experiments import EXPERIMENTS
 from paper.experiments.base import Experiment
 from paper.runs import Batch, Plan, Spec

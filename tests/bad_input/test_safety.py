@@ -13,7 +13,7 @@ import torch
 
 from paper import cli, config, runs
 from paper.experiments import EXPERIMENTS
-from paper.training.checkpoint import Checkpoint
+from paper.training.runner import Checkpoint
 from tests.bad_input.test_commands import SPEC, changed
 from tests.data_files import Attack, isolate, small_arrays, write_mnist
 

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from paper import results, runs
-from paper.errors import PaperError
+from paper.cli import PaperError
 from paper.experiments.__main__ import aggregate as aggregate_with
 
 TIMED = {"parameters": 100, "batches": 4, "epoch_batches": 8, "hardware": "CPU"}

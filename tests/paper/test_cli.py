@@ -6,7 +6,7 @@ import subprocess
 import pytest
 
 from paper import cli
-from paper.errors import PaperError
+from paper.cli import PaperError
 from pathcond import PathCondError
 
 

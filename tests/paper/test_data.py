@@ -23,8 +23,8 @@ import pytest
 import torch
 
 from paper import cli, data, settings
+from paper.cli import PaperError
 from paper.data import ARRAYS, DATASETS, Array, digest, load, prepare
-from paper.errors import PaperError
 from tests.data_files import (
     CLOSED,
     LOCKS,

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from paper import config, runs
-from paper.errors import PaperError
+from paper.cli import PaperError
 from paper.experiments import EXPERIMENTS
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from paper import results, runs, workflow
-from paper.errors import PaperError
+from paper.cli import PaperError
 from paper.workflow import Workflow
 
 ROOT = Path(__file__).parents[2]

@@ -1,6 +1,7 @@
 """A copy of the workflow to run Snakemake in, and what a run or dry run of it says."""
 
 import fcntl
+import json
 import os
 import re
 import shutil
@@ -95,7 +96,7 @@ class Tree:
     def set(self, where: str, value: Any, preset: str = "tiny") -> None:
         """Change one value of a preset's configuration, by its dotted path."""
         file = self.folder / ("config.yaml" if preset == "paper" else f"config/{preset}.yaml")
-        content = yaml.safe_load(file.read_text())
+        content = json.loads(json.dumps(yaml.safe_load(file.read_text())))  # blocks under one anchor become separate
         *parents, last = where.split(".")
         block = content
         for name in parents:

@@ -11,7 +11,7 @@ from snakemake.logging import logger
 from snakemake_interface_executor_plugins.settings import DeploymentMethod
 
 from paper import config as paper_config
-from paper.errors import PaperError
+from paper.cli import PaperError
 from paper.workflow import (
     Workflow,
     add_sacct,

@@ -9,13 +9,10 @@ import importlib
 import pkgutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paper.experiments.base import Experiment, order
-
-if TYPE_CHECKING:
-    import pandas as pd
-    import torch
+from paper.lazy import pd, torch
 
 _OTHERS = ("base", "__main__")
 

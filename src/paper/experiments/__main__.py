@@ -5,18 +5,15 @@ import io
 import json
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paper import aggregate as tables
 from paper import cli, results
-from paper.errors import PaperError
+from paper.cli import PaperError
 from paper.experiments import EXPERIMENTS, measured
+from paper.lazy import pd, plotting, torch
 from paper.runs import Spec, check_specs, index_of, key, read_specs, result_path, specs_of
 from paper.verdicts import judged, markdown
-
-if TYPE_CHECKING:
-    import pandas as pd
-    import torch
 
 
 def make(spec: Spec, path: Path, device: "torch.device", data: Path) -> None:
@@ -28,13 +25,11 @@ def make(spec: Spec, path: Path, device: "torch.device", data: Path) -> None:
         device: where it is computed, or what is timed.
         data: folder of the data sets.
     """
-    from paper import hardware
-
     start = time.perf_counter()
     table, spec, before = _completed(spec, path, device, data)
     seconds = before + time.perf_counter() - start
     provenance = {
-        **hardware.record(device),
+        **cli.environment(device),
         "commit": cli.commit(),
         "precision": EXPERIMENTS[spec["experiment"]].precision,
         "seconds": round(seconds, 3),
@@ -46,8 +41,6 @@ def make(spec: Spec, path: Path, device: "torch.device", data: Path) -> None:
 
 def _completed(spec: Spec, path: Path, device: "torch.device", data: Path) -> tuple["pd.DataFrame", Spec, float]:
     """The table of a measurement, what it covers, and the seconds that its earlier rows took."""
-    import pandas as pd
-
     if "rows" not in spec or results.damage(path) is not None:
         return measured(spec, device, data), spec, 0.0
     table, provenance = results.read_result(path)
@@ -102,8 +95,6 @@ def pictures(name: str, table: "pd.DataFrame", stamp: str, dpi: int, font_size: 
         dpi: resolution of the PNG file.
         font_size: font size in points.
     """
-    from paper import plotting
-
     found = {}
     with plotting.theme(font_size):
         figure = EXPERIMENTS[name].plot(table)
@@ -125,9 +116,7 @@ def _measure(given: argparse.Namespace) -> None:
             cli.say(f"{key(spec)}: exists, reused")
     if due:
         check_specs(due)
-        from paper import hardware  # with torch, which takes seconds
-
-        device = hardware.choose(given.device, given.threads)
+        device = cli.choose_device(given.device, given.threads)
         for spec in due:
             make(spec, result_path(given.results, spec), device, given.data)
     if given.index:

@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
-from paper.errors import PaperError
+from paper.cli import PaperError
 from paper.experiments.base import Experiment
+from paper.lazy import models, nn, pathcond, pd, plotting, torch, torchvision
 from paper.settings import Block, Distinct, Field, PositiveInt
 from paper.verdicts import ERRATUM, NO, YES, Claim, Finding, NotMeasured, of_all
-
-if TYPE_CHECKING:
-    import pandas as pd
-    import torch
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-    from torch import nn
-
 
 # Table 1 as the paper prints it: parameters, hidden units, paths.
 TABLE_1: dict[str, tuple[int, int, str]] = {
@@ -61,10 +54,6 @@ def build(name: str, image: int) -> nn.Module:
     The MLP has biases everywhere and no BatchNorm, CIFAR-NV has BatchNorm and no biases, and the others are
     torchvision's for ImageNet, with 1000 classes.
     """
-    import torchvision
-
-    from paper import models
-
     if name not in TABLE_1:
         raise PaperError(f"networks of `architectures`: expected among {', '.join(TABLE_1)}, got {name!r}.")
     if name == "mlp":
@@ -88,17 +77,10 @@ def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
     Raises:
         PaperError: a network is unknown.
     """
-    import pandas as pd
-
     return pd.DataFrame([_row(name, settings["image"]) for name in settings["networks"]])
 
 
 def _row(name: str, image: int) -> dict[str, Any]:
-    import torch
-
-    import pathcond
-    from paper import models
-
     with torch.random.fork_rng(devices=[]):  # the weights do not matter
         model = build(name, image).eval()
     x = torch.ones(1, 3, image, image)
@@ -116,16 +98,12 @@ def _row(name: str, image: int) -> dict[str, Any]:
 
 def _units(model: nn.Module) -> int:
     """Outputs of all convolutions and linear layers but the last."""
-    from torch import nn
-
     layers = [layer for layer in model.modules() if isinstance(layer, nn.Conv2d | nn.Linear)]
     return sum(m.out_channels if isinstance(m, nn.Conv2d) else m.out_features for m in layers[:-1])
 
 
-def plot(table: pd.DataFrame) -> Figure:
+def plot(table: pd.DataFrame) -> plotting.Figure:
     """The table, with a mark at each number that equals the paper's as printed: one panel, a page wide."""
-    from paper import plotting
-
     rows = len(table) + 2.2
     figure, (axes,) = plotting.panels(1, 1, plotting.PAGE, 0.22 * rows + 0.2)
     axes.set(xlim=(0, 1), ylim=(rows, 0))
@@ -147,9 +125,7 @@ def power(number: str) -> str:
     return rf"${digits} \times 10^{{{int(exponent)}}}$"
 
 
-def _draw_row(axes: Axes, y: float, row: dict[str, object]) -> None:
-    from paper import plotting
-
+def _draw_row(axes: plotting.Axes, y: float, row: dict[str, object]) -> None:
     parameters, units, paths = TABLE_1[str(row["network"])]
     ours = str(row["paths_paper"])
     cells = (

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from paper.aggregate import trained
 from paper.experiments.base import Experiment
+from paper.lazy import np, pd, plotting
 from paper.settings import CompressionGrid, grids
 from paper.verdicts import (
     LEVELS,
@@ -30,15 +29,9 @@ from paper.verdicts import (
     steps,
 )
 
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.figure import Figure
 
-
-def plot(table: pd.DataFrame) -> Figure:
+def plot(table: pd.DataFrame) -> plotting.Figure:
     """Final loss and log-rescaling against the compression factor: two panels, a page wide."""
-    from paper import plotting
-
     figure, axes = plotting.panels(1, 2, plotting.PAGE, 2.6)
     table = plotting.at_paper_lr(table)
     plotting.final_losses(axes[:1], [table])
@@ -83,9 +76,6 @@ def _loss(table: pd.DataFrame) -> Finding:
 
 
 def _compression(table: pd.DataFrame) -> Finding:
-    import numpy as np
-    import pandas as pd
-
     rows = runs(table, lr=LR)
     pair = ("final_train_loss", "baseline", "pathcond")
     gaps = pd.DataFrame({factor: paired(part, *pair) for factor, part in by(rows, "compression")}).dropna()

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from paper.aggregate import trained
 from paper.experiments.autoencoder import grows, scales, smaller
 from paper.experiments.base import Experiment
+from paper.lazy import pd, plotting
 from paper.settings import CompressionGrid, grids
 from paper.verdicts import OURS, YES, Claim, Finding, by, over_cases, runs
 
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.figure import Figure
 
-
-def plot(table: pd.DataFrame) -> Figure:
+def plot(table: pd.DataFrame) -> plotting.Figure:
     """One panel per learning rate and one for the start, a page wide."""
-    from paper import plotting
-
     lrs = sorted(set(table["lr"]), reverse=True)
     figure, axes = plotting.panels(1, len(lrs) + 1, plotting.PAGE, 2.6)
     plotting.final_losses(axes[:-1], [table[table["lr"] == lr] for lr in lrs])

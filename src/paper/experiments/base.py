@@ -1,25 +1,19 @@
-"""What an experiment is: one figure or table of the paper, from its settings to its claims.
-
-No torch, matplotlib, seaborn, scipy or pandas here: the workflow reads every experiment each time it starts.
-"""
+"""What an experiment is: one figure or table of the paper, from its settings to its claims."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from paper.aggregate import joined
+from paper.aggregate import Runs, joined
+from paper.lazy import pd, plotting, torch
 from paper.settings import plain
 from paper.verdicts import Claim
 
 if TYPE_CHECKING:
-    import pandas as pd
-    import torch
-    from matplotlib.figure import Figure
     from pydantic import BaseModel
 
-Runs = Sequence[tuple["pd.DataFrame", Mapping[str, Any]]]  # table and provenance of each run
 Part = tuple[str, Mapping[str, Any]]
 
 
@@ -53,7 +47,7 @@ class Experiment:
     where: str
     caption: str
     settings: type[BaseModel]
-    plot: Callable[[pd.DataFrame], Figure]
+    plot: Callable[[pd.DataFrame], plotting.Figure]
     claims: tuple[Claim, ...]
     keys: tuple[str, ...] = ()
     version: int = 1

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paper.aggregate import joined, summary
 from paper.experiments.base import Experiment, Part, Runs
 from paper.experiments.timing import LABELS
+from paper.lazy import models, pathcond, pd, plotting, torch
 from paper.settings import Block, Distinct, Field, Name, Network, Pooling, PositiveInt, SeedList, plain
 from paper.verdicts import (
     ERRATUM,
@@ -23,14 +24,6 @@ from paper.verdicts import (
     over_cases,
     some,
 )
-
-if TYPE_CHECKING:
-    import pandas as pd
-    import torch
-    from matplotlib.figure import Figure
-
-    import pathcond
-
 
 LINES = {"plain": ("-", "pools as they are"), "exact": ("--", "exact pools")}
 USED = 10  # sweeps of the paper's experiments
@@ -66,18 +59,10 @@ def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
         u in the sweep, NaN at 0), and of the last sweep's u, the same in all rows of a run: max_u (largest absolute u)
         and printed (as ``normalised``, had it been applied as exp(Bu) instead of exp(-Bu/2); 1 is no rescaling).
     """
-    import pandas as pd
-
     return pd.concat([_seed(settings, seed, device) for seed in settings["seeds"]], ignore_index=True)
 
 
 def _seed(settings: Mapping[str, Any], seed: int, device: torch.device) -> pd.DataFrame:
-    import pandas as pd
-    import torch
-
-    import pathcond
-    from paper import models
-
     model = models.make(settings["model"], seed, settings["model"]["kind"]).to(device).eval()
     x = models.example_input(settings["model"]).to(device)
     graph = models.units(model, x, settings["model"])
@@ -94,11 +79,6 @@ def _seed(settings: Mapping[str, Any], seed: int, device: torch.device) -> pd.Da
 
 def trajectory(graph: pathcond.ScaleGraph, g: Mapping[str, torch.Tensor], sweeps: int) -> pd.DataFrame:
     """The columns of :func:`measure` from ``sweep`` on, for one problem."""
-    import pandas as pd
-    import torch
-
-    import pathcond
-
     run = pathcond.solve(graph, g, sweeps=sweeps)
     best = pathcond.solve(graph, g, method="optimum").objective[-1]
     f = torch.tensor(run.objective, dtype=torch.float64)
@@ -118,8 +98,6 @@ def trajectory(graph: pathcond.ScaleGraph, g: Mapping[str, torch.Tensor], sweeps
 
 def objective(graph: pathcond.ScaleGraph, g: Mapping[str, torch.Tensor], u: torch.Tensor) -> float:
     """F(u) = p log(sum_i exp((Bu)_i) g_i) - sum_i (Bu)_i, term by term."""
-    import torch
-
     full = torch.cat((u.new_zeros(1), u))
     size, total, linear = 0, 0.0, 0.0
     for name, values in g.items():
@@ -135,12 +113,8 @@ def table(runs: Runs, settings: Mapping[str, Any]) -> pd.DataFrame:
     return summary(joined(runs, settings), KEYS, ("normalised", "to_optimum", "update", "printed"))
 
 
-def plot(table: pd.DataFrame) -> Figure:
+def plot(table: pd.DataFrame) -> plotting.Figure:
     """Objective and mean update by sweep: two panels, a page wide."""
-    from matplotlib.lines import Line2D
-
-    from paper import plotting
-
     figure, axes = plotting.panels(1, 2, plotting.PAGE, 2.6, gridspec_kw={"wspace": 0.08})
     networks = [name for name in plotting.NETWORKS if name in set(table["network"])]
     poolings = [name for name in LINES if name in set(table["pooling"])]
@@ -161,10 +135,12 @@ def plot(table: pd.DataFrame) -> Figure:
     handles = []
     for network in networks:
         colour, marker, label = plotting.NETWORKS[network]
-        handles.append(Line2D([], [], color=colour, marker=marker, label=label))
-    handles += [Line2D([], [], color=plotting.GREY, linestyle=LINES[p][0], label=LINES[p][1]) for p in poolings]
+        handles.append(plotting.handle(color=colour, marker=marker, label=label))
+    handles += [plotting.handle(color=plotting.GREY, linestyle=LINES[p][0], label=LINES[p][1]) for p in poolings]
     if last > USED:
-        handles.append(Line2D([], [], color=plotting.GREY, linestyle=":", linewidth=0.8, label="the paper's 10 sweeps"))
+        handles.append(
+            plotting.handle(color=plotting.GREY, linestyle=":", linewidth=0.8, label="the paper's 10 sweeps")
+        )
     plotting.letters(axes)
     figure.legend(handles=handles, loc="outside upper center", ncols=4, handlelength=2.6)
     return figure

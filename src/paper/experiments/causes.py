@@ -15,21 +15,15 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from paper.experiments import practice
 from paper.experiments.base import Experiment, Part, Runs
 from paper.experiments.conditioning import LEAST, numbers
+from paper.lazy import functional, models, nn, np, pathcond, pd, plotting, starts, torch
 from paper.methods import describe
 from paper.settings import AtLeast2, Block, PositiveInt, plain
 from paper.verdicts import LEVELS, OURS, Claim, Estimate, Finding, NotMeasured, decide, rank, rank_estimate
-
-if TYPE_CHECKING:
-    import pandas as pd
-    import torch
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-    from torch import Tensor, nn
 
 KEYS = ("network",)
 
@@ -76,18 +70,13 @@ def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
         update (relative update after over before, median over layers) and update_deviation (over layers, of log2 of
         the same); and the columns of the NTK's spectrum, see :mod:`paper.experiments.conditioning`.
     """
-    import pandas as pd
-    import torch
-
-    import pathcond
-    from paper import models, networks, starts
     from paper.training import datasets
     from paper.training.modules import RESCALE_BATCH
 
     wanted = max(settings["images"], settings["steps"] * settings["batch"], RESCALE_BATCH)
     sizes = {"images": wanted, "validation": 0, "test_images": 1}
     splits = datasets.load({**settings, **sizes}, settings["data"], device)
-    text = settings["model"]["kind"] in networks.TEXT
+    text = settings["model"]["kind"] in models.TEXT
     x = splits.train.images.long() if text else splits.train.images.float() * splits.scale + splits.shift
     before = starts.network(settings).to(device)
     after = copy.deepcopy(before)
@@ -117,7 +106,9 @@ def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
 MOVED = 1e-3  # as in the library's report
 
 
-def relative_updates(module: nn.Module, x: Tensor, labels: Tensor, settings: Mapping[str, Any]) -> dict[str, float]:
+def relative_updates(
+    module: nn.Module, x: torch.Tensor, labels: torch.Tensor, settings: Mapping[str, Any]
+) -> dict[str, float]:
     """Norm of the update over norm of the weights of every layer, mean over the first steps; the module is not changed.
 
     Args:
@@ -126,9 +117,6 @@ def relative_updates(module: nn.Module, x: Tensor, labels: Tensor, settings: Map
         labels: their classes, or the characters that follow.
         settings: ``optimiser``, ``lr``, ``steps``, ``batch`` and, if gradients are clipped, ``clip``.
     """
-    import torch
-    from torch.nn import functional
-
     from paper.training.optimisers import optimisers
 
     module = copy.deepcopy(module)
@@ -156,7 +144,7 @@ def log_changes(before: Mapping[str, float], after: Mapping[str, float]) -> Iter
             yield math.log2(after[name] / before[name])
 
 
-def tangent_kernel(module: nn.Module, x: Tensor) -> Tensor:
+def tangent_kernel(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
     """The NTK of the first output of any network, in the mode that it is in.
 
     The gradient of each output is computed by itself. Only if BatchNorm couples images does it need all of them.
@@ -168,9 +156,6 @@ def tangent_kernel(module: nn.Module, x: Tensor) -> Tensor:
     Returns:
         The Gram matrix (n, n) of the gradients.
     """
-    import torch
-    from torch import nn
-
     module = copy.deepcopy(module)  # train mode moves running statistics
     parameters = list(module.parameters())
     norms = nn.BatchNorm1d | nn.BatchNorm2d
@@ -196,8 +181,6 @@ def table(runs: Runs, settings: Mapping[str, Any]) -> pd.DataFrame:
 
     Columns of the gain: gain (points, each method at its own best learning rate), low and high (its interval).
     """
-    import pandas as pd
-
     measured = pd.concat([table for table, _ in runs if "epoch" not in table], ignore_index=True)
     models = {name: network["model"] for name, network in settings["practice"]["networks"].items()}
     measured["normalisation"] = [practice.normalisation(models[name]) for name in measured["network"]]
@@ -215,8 +198,6 @@ def points(table: pd.DataFrame) -> pd.DataFrame:
     Columns network, normalisation, max_log_scale, mean_log_scale, moved, update, update_deviation, fall (of the NTK's
     condition number), growth (of its mean eigenvalue), gain, low, high.
     """
-    import numpy as np
-
     rows = table.dropna(subset="gain")
     factors = {
         "update": rows["update"],
@@ -261,10 +242,8 @@ CAUSES = (
 MARKERS = "os^DvPX"
 
 
-def plot(table: pd.DataFrame) -> Figure:
+def plot(table: pd.DataFrame) -> plotting.Figure:
     """Gain of the full solution against each cause, one point per network: 2 x 2, a page wide."""
-    from paper import plotting
-
     figure, axes = plotting.panels(2, 2, plotting.PAGE, 5.4)
     found = points(table)
     for place, cause in zip(axes, CAUSES, strict=True):
@@ -276,9 +255,7 @@ def plot(table: pd.DataFrame) -> Figure:
     return figure
 
 
-def _draw(axes: Axes, found: pd.DataFrame, cause: Cause) -> None:
-    from paper import plotting
-
+def _draw(axes: plotting.Axes, found: pd.DataFrame, cause: Cause) -> None:
     colours = {"none": plotting.BLUE, "BatchNorm": plotting.ORANGE, "LayerNorm": plotting.GREEN}
     for normalisation, part in found.groupby("normalisation", sort=False):
         for marker, (_, row) in zip(MARKERS, part.iterrows(), strict=False):
@@ -360,8 +337,8 @@ EXPERIMENT = Experiment(
         "Gain of the full solution in test accuracy, from `practice`, against what is measured at the start: the "
         "largest scale (a); each layer's update relative to its weights in the first {steps} steps, after over before "
         "the rescaling, as the median over layers (b) and the spread over them (c); the condition number of the NTK on "
-        "{images} images or windows of text, before over after (d). One point per network, mean over seeds; bars are 95% intervals of the "
-        "gain. Above each panel: rank correlation with its bootstrap interval over networks."
+        "{images} images or windows of text, before over after (d). One point per network, mean over seeds; bars are "
+        "95% intervals of the gain. Above each panel: rank correlation with its bootstrap interval over networks."
     ),
     settings=Settings,
     plot=plot,

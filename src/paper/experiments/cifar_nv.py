@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paper.aggregate import LACKING, LEARNT, trained
 from paper.experiments.base import Experiment, Runs
+from paper.lazy import pd, plotting
 from paper.settings import Fraction, TrainingGrid, grids, model_validator, plain
 from paper.verdicts import (
     AT_MOST,
@@ -29,10 +30,6 @@ from paper.verdicts import (
     some,
 )
 
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.figure import Figure
-
 
 class CurveGrid(TrainingGrid):
     """One network, whose curves are smoothed: `smoothing` is the weight of the newest value in the average."""
@@ -54,10 +51,8 @@ def table(runs: Runs, settings: Mapping[str, Any]) -> pd.DataFrame:
     return trained(runs, settings, by_seed=True)
 
 
-def plot(table: pd.DataFrame) -> Figure:
+def plot(table: pd.DataFrame) -> plotting.Figure:
     """Train loss, train accuracy and test accuracy: three panels, a page wide."""
-    from paper import plotting
-
     figure, axes = plotting.panels(1, 3, plotting.PAGE, 2.6)
     table = plotting.at_paper_lr(table)
     plotting.learning(axes, table)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from paper.aggregate import LACKING
 from paper.experiments.base import Experiment
 from paper.experiments.cifar_nv import CurveGrid, early, table
+from paper.lazy import pd, plotting
 from paper.settings import grids
 from paper.verdicts import (
     LEVELS,
@@ -27,15 +26,9 @@ from paper.verdicts import (
     some,
 )
 
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.figure import Figure
 
-
-def plot(table: pd.DataFrame) -> Figure:
+def plot(table: pd.DataFrame) -> plotting.Figure:
     """Three panels per learning rate, a page wide."""
-    from paper import plotting
-
     lrs = sorted(set(table["lr"]), reverse=True)
     figure, axes = plotting.panels(len(lrs), 3, plotting.PAGE, 0.5 + 1.6 * len(lrs))
     for number, lr in enumerate(lrs):
@@ -82,8 +75,6 @@ def _small(table: pd.DataFrame) -> Finding:
 
 
 def _tuned(table: pd.DataFrame) -> Finding:
-    import pandas as pd
-
     rows = runs(table)
     best, texts, values = [], [], {}
     for method in ("baseline", "pathcond"):

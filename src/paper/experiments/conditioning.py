@@ -11,9 +11,10 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paper.experiments.base import Experiment, Part, Runs
+from paper.lazy import data, functional, models, nn, np, pathcond, pd, plotting, starts, torch
 from paper.methods import describe
 from paper.settings import (
     Block,
@@ -39,13 +40,6 @@ from paper.verdicts import (
     rank,
     rank_estimate,
 )
-
-if TYPE_CHECKING:
-    import pandas as pd
-    import torch
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-    from torch import Tensor, nn
 
 ZERO = 1e-10  # of the largest eigenvalue; rounding in float64 makes about 1e-13 of it
 LOW = 0.1  # quantile of the eigenvalues that stands for the small ones where the smallest is an outlier
@@ -104,15 +98,11 @@ def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
         and for both states, with the suffix _before or _after: rank (eigenvalues that are not zero), condition (of
         those), low (the largest over their quantile `LOW`), mean (of all eigenvalues).
     """
-    import pandas as pd
-
     found = _path_kernels(settings, device) if "hidden" in settings else _tangent_kernels(settings, device)
     return pd.DataFrame(list(found))
 
 
 def _path_kernels(settings: Mapping[str, Any], device: torch.device) -> Iterator[dict[str, Any]]:
-    from paper import models
-
     for hidden, initialisation, seed in product(settings["hidden"], settings["initialisations"], settings["seeds"]):
         widths = [settings["inputs"], *hidden, settings["outputs"]]
         model = {"kind": "mlp", "inputs": widths[0], "hidden": hidden, "outputs": widths[-1], "batchnorm": False}
@@ -123,16 +113,12 @@ def _path_kernels(settings: Mapping[str, Any], device: torch.device) -> Iterator
 
 
 def _tangent_kernels(settings: Mapping[str, Any], device: torch.device) -> Iterator[dict[str, Any]]:
-    import torch
-
-    from paper import models
-
     model, images = settings["model"], _images(settings, device)
 
-    def in_eval_mode(module: nn.Module) -> Tensor:
+    def in_eval_mode(module: nn.Module) -> torch.Tensor:
         return torch.linalg.eigvalsh(tangent_kernel(module.eval(), images[: settings["images"]], settings["outputs"]))
 
-    def in_train_mode(module: nn.Module) -> Tensor:
+    def in_train_mode(module: nn.Module) -> torch.Tensor:
         gram = tangent_kernel(module.train(), images[: settings["batch"]], settings["batch_outputs"])
         return torch.linalg.eigvalsh(gram)
 
@@ -147,7 +133,7 @@ def _tangent_kernels(settings: Mapping[str, Any], device: torch.device) -> Itera
             yield {**names, **facts, **values}
 
 
-Spectrum = Callable[["nn.Module"], "Tensor"]
+Spectrum = Callable[["nn.Module"], "torch.Tensor"]
 
 
 def compared(
@@ -158,9 +144,6 @@ def compared(
     spectra: list[Spectrum],
 ) -> tuple[dict[str, Any], list[dict[str, float]]]:
     """Facts of a network, and the numbers of each of its spectra before and after its rescaling."""
-    import pathcond
-    from paper import models, starts
-
     graph, solution, _ = starts.log_scales({"model": model, "rescaling": rescaling}, module.eval())
     module.double().to(device)
     before = [numbers(spectrum(module), "before") for spectrum in spectra]
@@ -176,7 +159,7 @@ def compared(
     return facts, [first | second for first, second in zip(before, after, strict=True)]
 
 
-def numbers(values: Tensor, state: str) -> dict[str, float]:
+def numbers(values: torch.Tensor, state: str) -> dict[str, float]:
     """Rank, condition numbers and mean of the eigenvalues of one state, before or after."""
     largest = values.max()
     kept = values[values > ZERO * largest]
@@ -188,9 +171,8 @@ def numbers(values: Tensor, state: str) -> dict[str, float]:
     }
 
 
-def _images(settings: Mapping[str, Any], device: torch.device) -> Tensor:
+def _images(settings: Mapping[str, Any], device: torch.device) -> torch.Tensor:
     """The first training images, normalised, as the network takes them."""
-    from paper import data, models
     from paper.training.datasets import factors, per_input
 
     count, model = max(settings["images"], settings["batch"]), settings["model"]
@@ -200,14 +182,12 @@ def _images(settings: Mapping[str, Any], device: torch.device) -> Tensor:
     return (models.fit_images(images, model).double() * scale + shift).to(device)
 
 
-def _path_spectrum(module: nn.Module) -> Tensor:
+def _path_spectrum(module: nn.Module) -> torch.Tensor:
     """Eigenvalues of G: squared singular values of the Jacobian, so that small ones keep their digits."""
-    import torch
-
     return torch.linalg.svdvals(path_jacobian(module)) ** 2
 
 
-def path_jacobian(module: nn.Module) -> Tensor:
+def path_jacobian(module: nn.Module) -> torch.Tensor:
     """The Jacobian of the path-lifting of an MLP, by listing all its paths.
 
     Args:
@@ -216,16 +196,13 @@ def path_jacobian(module: nn.Module) -> Tensor:
     Returns:
         dPhi (paths, parameters), parameters in the order of the module. Paths start at an input or at any bias.
     """
-    import torch
-    from torch import nn
-
     layers = [layer for layer in module.modules() if isinstance(layer, nn.Linear)]
     parameters = dict(module.named_parameters())
     if sum(1 + (layer.bias is not None) for layer in layers) != len(parameters):
         raise ValueError(f"expected parameters of linear layers alone, got {', '.join(parameters)}.")
     biased = [layer.bias is not None for layer in layers]
 
-    def lifted(values: list[Tensor]) -> Tensor:
+    def lifted(values: list[torch.Tensor]) -> torch.Tensor:
         given = iter(values)
         found = values[0].new_ones(layers[0].in_features, 1)  # (units, paths that end in each)
         for has_bias in biased:
@@ -243,7 +220,7 @@ def path_jacobian(module: nn.Module) -> Tensor:
     return torch.stack(columns, 1)
 
 
-def tangent_kernel(module: nn.Module, x: Tensor, outputs: int) -> Tensor:
+def tangent_kernel(module: nn.Module, x: torch.Tensor, outputs: int) -> torch.Tensor:
     """The NTK of linear and BatchNorm layers in the mode that the module is in, layer by layer.
 
     A linear layer with inputs a and gradients d of its outputs adds <a_i, a_j> <d_i, d_j>. Where BatchNorm in train
@@ -257,16 +234,13 @@ def tangent_kernel(module: nn.Module, x: Tensor, outputs: int) -> Tensor:
     Returns:
         The Gram matrix (n, n).
     """
-    import torch
-    from torch import nn
-
     module = copy.deepcopy(module)  # train mode moves running statistics
     layers = [layer for layer in module.modules() if isinstance(layer, nn.Linear | nn.BatchNorm1d)]
     if sum(len(list(layer.parameters())) for layer in layers) != len(list(module.parameters())):
         raise ValueError(f"expected linear and BatchNorm layers, got {type(module).__name__} with others.")
-    taken: list[tuple[nn.Module, Tensor, Tensor]] = []
+    taken: list[tuple[nn.Module, torch.Tensor, torch.Tensor]] = []
 
-    def record(layer: nn.Module, given: tuple[Tensor, ...], z: Tensor) -> None:
+    def record(layer: nn.Module, given: tuple[torch.Tensor, ...], z: torch.Tensor) -> None:
         taken.append((layer, given[0], z))
 
     for layer in layers:
@@ -285,7 +259,7 @@ def tangent_kernel(module: nn.Module, x: Tensor, outputs: int) -> Tensor:
     return gram
 
 
-def _share(layer: nn.Module, a: Tensor, d: Tensor, coupled: bool) -> Tensor:
+def _share(layer: nn.Module, a: torch.Tensor, d: torch.Tensor, coupled: bool) -> torch.Tensor:
     """The term of one layer in the NTK.
 
     Args:
@@ -294,9 +268,6 @@ def _share(layer: nn.Module, a: Tensor, d: Tensor, coupled: bool) -> Tensor:
         d: gradients of its outputs (n, outputs), or, coupled, (n, n, outputs): of network output i at image j.
         coupled: whether outputs depend on all images.
     """
-    from torch import nn
-    from torch.nn import functional
-
     if isinstance(layer, nn.Linear):
         similar = a @ a.T + float(layer.bias is not None)
         if not coupled:
@@ -317,8 +288,6 @@ def table(runs: Runs, settings: Mapping[str, Any]) -> pd.DataFrame:
     is none, to the higher of their final losses), bound (the baseline missed the target, so it is at least this),
     loss_ratio (final train loss, baseline over PathCond).
     """
-    import pandas as pd
-
     measured = pd.concat([table for table, _ in runs if "epoch" not in table], ignore_index=True)
     measured = measured.astype({"hidden_layers": float, "compression": float})
     target = settings["mlp"]["target"]
@@ -373,8 +342,6 @@ def _by_network(rows: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
 
 def _logs(rows: pd.DataFrame, quantity: str) -> pd.Series:
     """Logarithm of a quantity before over after: above 0 where it fell."""
-    import numpy as np
-
     return np.log(rows[f"{quantity}_before"] / rows[f"{quantity}_after"])
 
 
@@ -386,9 +353,6 @@ def _factor(logs: pd.Series) -> Estimate:
 
 def _points(table: pd.DataFrame) -> pd.DataFrame:
     """Means over the seeds of each network that has a speed-up: name, is_mlp, fall, max_log_scale, speedup, bound."""
-    import numpy as np
-    import pandas as pd
-
     found = []
     for name, rows in _by_network(_trained_kernel(table)):
         if rows["speedup"].notna().all():
@@ -415,10 +379,8 @@ def _correlation(points: pd.DataFrame, value: str) -> Estimate:
 LEAST = 3  # networks of a rank correlation
 
 
-def plot(table: pd.DataFrame) -> Figure:
+def plot(table: pd.DataFrame) -> plotting.Figure:
     """Both kernels' condition numbers, and the speed-up against its fall and against the scales: 2 x 2, a page wide."""
-    from paper import plotting
-
     figure, axes = plotting.panels(2, 2, plotting.PAGE, 4.9)
     _draw_paths(axes[0], table[table["kernel"] == PATH])
     _draw_falls(axes[1], table[table["kernel"] != PATH])
@@ -436,9 +398,7 @@ def plot(table: pd.DataFrame) -> Figure:
     return figure
 
 
-def _draw_paths(axes: Axes, rows: pd.DataFrame) -> None:
-    from paper import plotting
-
+def _draw_paths(axes: plotting.Axes, rows: pd.DataFrame) -> None:
     looks = {
         "default": (plotting.BLUE, "o", "default initialisation"),
         "he": (plotting.ORANGE, "s", "He initialisation"),
@@ -461,10 +421,8 @@ def _draw_paths(axes: Axes, rows: pd.DataFrame) -> None:
     axes.legend(loc="upper left", handletextpad=0.2)
 
 
-def _draw_falls(axes: Axes, rows: pd.DataFrame) -> None:
+def _draw_falls(axes: plotting.Axes, rows: pd.DataFrame) -> None:
     """Condition numbers before over after, with 95% intervals over seeds, one place per network."""
-    from paper import plotting
-
     names = [name for name, _ in _by_network(rows)]
     looks = {NTK: (plotting.BLUE, "o", "eval mode"), BATCH: (plotting.RED, "^", "train mode")}
     for offset, (kernel, part) in zip((-0.12, 0.12), rows.groupby("kernel", sort=False), strict=False):
@@ -483,10 +441,8 @@ def _draw_falls(axes: Axes, rows: pd.DataFrame) -> None:
     axes.legend(loc="best", handletextpad=0.2)
 
 
-def _draw_speedups(axes: Axes, table: pd.DataFrame, value: str) -> None:
+def _draw_speedups(axes: plotting.Axes, table: pd.DataFrame, value: str) -> None:
     """One point per trained network, named; open where the speed-up is a bound."""
-    from paper import plotting
-
     points = _points(table)
     for is_mlp, part in points.groupby("is_mlp", sort=False):
         colour, marker = (plotting.BLUE, "o") if is_mlp else (plotting.ORANGE, "s")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paper.aggregate import trained
 from paper.experiments.base import Experiment
+from paper.lazy import pd, plotting
 from paper.settings import Block, CompressionGrid, DepthGrid, grids
 from paper.verdicts import (
     LEVELS,
@@ -28,10 +29,6 @@ from paper.verdicts import (
     runs,
 )
 
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.figure import Figure
-
 
 class Settings(Block):
     """MLPs and autoencoders, each with its training grid."""
@@ -46,10 +43,8 @@ def all_grids(settings: Settings) -> Iterator[dict[str, Any]]:
     yield from grids(settings.autoencoder)
 
 
-def plot(table: pd.DataFrame) -> Figure:
+def plot(table: pd.DataFrame) -> plotting.Figure:
     """One panel per network, two side by side, a page wide."""
-    from paper import plotting
-
     names = table.drop_duplicates("network")["network"].tolist()
     rows = -(-len(names) // 2)
     figure, axes = plotting.panels(rows, 2, plotting.PAGE, 0.4 + 2.5 * rows)

@@ -10,19 +10,14 @@ Symbols of the paper and their names here:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from paper.errors import PaperError
+from paper.cli import PaperError
 from paper.experiments.base import Experiment
+from paper.lazy import np, pd, plotting, torch
+from paper.seeds import generator
 from paper.settings import AtLeast2, AtLeast3, Block, Distinct, Field, Number, Positive, SeedList
 from paper.verdicts import ERRATUM, OURS, Claim, Finding, NotMeasured, of_all
-
-if TYPE_CHECKING:
-    import pandas as pd
-    import torch
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-    from torch import Tensor
 
 
 class Settings(Block):
@@ -39,7 +34,7 @@ COLUMNS = ["example", "criterion", "seed", "log_scale", "value", "balanced", "mi
 # Points of each search grid; the next grid lies between the neighbours of the smallest value.
 POINTS, ROUNDS = 41, 6
 
-Criterion = Callable[["Tensor", float], "Tensor"]
+Criterion = Callable[["torch.Tensor", float], "torch.Tensor"]
 
 
 def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
@@ -56,9 +51,6 @@ def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
     Raises:
         PaperError: A criterion is least at the end of the range.
     """
-    import pandas as pd
-    import torch
-
     grid = torch.linspace(-1.0, 1.0, settings["grid"], dtype=torch.float64) * settings["log_range"]
     tables = []
     for length in settings["lengths"]:
@@ -66,7 +58,9 @@ def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
             start = _orbit(length, seed)
             for name, criterion in {**CRITERIA, **(WEIGHTED if length == 2 else {})}.items():
 
-                def value(log_scales: Tensor, start: Tensor = start, criterion: Criterion = criterion) -> Tensor:
+                def value(
+                    log_scales: torch.Tensor, start: torch.Tensor = start, criterion: Criterion = criterion
+                ) -> torch.Tensor:
                     return criterion(_along(start, log_scales), settings["target"])
 
                 columns = {"example": "uv" if length == 2 else f"chain{length}", "criterion": name, "seed": seed}
@@ -76,10 +70,8 @@ def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
     return pd.concat(tables, ignore_index=True).reindex(columns=COLUMNS)
 
 
-def least(function: Callable[[Tensor], Tensor], grid: Tensor, where: str) -> float:
+def least(function: Callable[[torch.Tensor], torch.Tensor], grid: torch.Tensor, where: str) -> float:
     """The point where a function is least, searched on ever finer grids from that of shape (points,)."""
-    import torch
-
     if int(function(grid).argmin()) in (0, len(grid) - 1):
         raise PaperError(
             f"criteria: expected a minimum inside [{grid[0]:g}, {grid[-1]:g}], got it at the end ({where}). "
@@ -92,12 +84,8 @@ def least(function: Callable[[Tensor], Tensor], grid: Tensor, where: str) -> flo
     return float(grid[POINTS // 2])
 
 
-def _orbit(length: int, seed: int) -> Tensor:
+def _orbit(length: int, seed: int) -> torch.Tensor:
     """Random numbers of any sign, those after the second at the size they have where all sizes are equal."""
-    import torch
-
-    from paper.seeds import generator
-
     stream = generator(seed, "init", length)
     size = torch.exp(torch.randn(length, generator=stream, dtype=torch.float64) / 2.0)
     sign = torch.randint(0, 2, (length,), generator=stream) * 2 - 1
@@ -106,51 +94,45 @@ def _orbit(length: int, seed: int) -> Tensor:
     return sign * torch.cat((torch.stack((even * ratio, even / ratio)), even.expand(length - 2)))
 
 
-def _along(start: Tensor, log_scales: Tensor) -> Tensor:
+def _along(start: torch.Tensor, log_scales: torch.Tensor) -> torch.Tensor:
     """Points of the orbit, shape (points, L)."""
-    import torch
-
     scale = log_scales.exp()
     factors = torch.ones(len(scale), len(start), dtype=start.dtype)
     factors[:, 0], factors[:, 1] = scale, 1.0 / scale
     return start * factors
 
 
-def _phi_gradient(theta: Tensor) -> Tensor:
+def _phi_gradient(theta: torch.Tensor) -> torch.Tensor:
     return theta.prod(1, keepdim=True) / theta
 
 
-def _loss_gradient(theta: Tensor, target: float) -> Tensor:
+def _loss_gradient(theta: torch.Tensor, target: float) -> torch.Tensor:
     return (theta.prod(1, keepdim=True) - target) * _phi_gradient(theta)
 
 
-def _hessian(theta: Tensor, target: float) -> Tensor:
+def _hessian(theta: torch.Tensor, target: float) -> torch.Tensor:
     """Second derivatives of the loss: outer product of grad Phi, and the residual times those of Phi."""
-    import torch
-
     slope = _phi_gradient(theta)
     phi = theta.prod(1)[:, None, None]
     second = phi / (theta[:, :, None] * theta[:, None, :]) * (1.0 - torch.eye(theta.shape[1]))
     return slope[:, :, None] * slope[:, None, :] + (phi - target) * second
 
 
-def _spectrum(theta: Tensor, target: float) -> Tensor:
-    import torch
-
+def _spectrum(theta: torch.Tensor, target: float) -> torch.Tensor:
     return torch.linalg.eigvalsh(_hessian(theta, target)).abs()
 
 
-def _condition(theta: Tensor, target: float) -> Tensor:
+def _condition(theta: torch.Tensor, target: float) -> torch.Tensor:
     spectrum = _spectrum(theta, target)
     return spectrum.amax(1) / spectrum.amin(1)
 
 
-def _pathcond(theta: Tensor, target: float) -> Tensor:
+def _pathcond(theta: torch.Tensor, target: float) -> torch.Tensor:
     diagonal = _phi_gradient(theta) ** 2
     return diagonal.mean(1) / diagonal.log().mean(1).exp()
 
 
-def _weighted(pairs: Tensor) -> Tensor:
+def _weighted(pairs: torch.Tensor) -> torch.Tensor:
     """The norm sqrt(x^2 + 4 y^2) of (u, v); pairs hold v first."""
     return (pairs[:, 1] ** 2 + 4.0 * pairs[:, 0] ** 2).sqrt()
 
@@ -183,8 +165,6 @@ def _looks() -> tuple[dict[str, _Look], dict[str, _Look]]:
 
     Curves that coincide are drawn one inside the other: wide and solid first, then thin interleaved dashes.
     """
-    from paper import plotting
-
     criteria = {
         "theta_norm": _Look(r"$\Vert\theta\Vert$", plotting.SKY, "-", 3.0),
         "gradient_norm": _Look(r"$\Vert\nabla L\Vert$", plotting.BLUE, (0.0, (3.0, 3.0)), 1.2),
@@ -201,13 +181,9 @@ def _looks() -> tuple[dict[str, _Look], dict[str, _Look]]:
     return criteria, weighted
 
 
-def plot(table: pd.DataFrame) -> Figure:
+def plot(table: pd.DataFrame) -> plotting.Figure:
     """Curves of one orbit per example above the minima of all orbits; the last column is the counterexample."""
-    import numpy as np
-    from matplotlib.lines import Line2D
-    from matplotlib.ticker import FixedLocator, MultipleLocator, NullLocator
-
-    from paper import plotting
+    from matplotlib.ticker import FixedLocator, MultipleLocator
 
     examples = dict(list(table.groupby("example", sort=False)))
     reach = float(table["log_scale"].to_numpy().max() - np.abs(table["balanced"].to_numpy()).max())
@@ -224,7 +200,7 @@ def plot(table: pd.DataFrame) -> Figure:
     axes[columns - 1].set_title(r"norm $\sqrt{x^2 + 4 y^2}$")
     axes[0].set(ylabel="criterion / its minimum", yscale="log", ylim=(0.8, None))
     axes[0].yaxis.set(major_locator=FixedLocator([1.0, 10.0, 100.0, 1000.0]), major_formatter="{x:g}")
-    axes[0].yaxis.set_minor_locator(NullLocator())
+    axes[0].yaxis.set_minor_locator(plotting.NullLocator())
     axes[columns].set(ylabel=f"minima of\n{len(set(table['seed']))} orbits", ylim=(len(criteria) - 0.4, -0.6))
     axes[columns].set_yticks([])
     for place in axes[columns:]:
@@ -232,7 +208,7 @@ def plot(table: pd.DataFrame) -> Figure:
         place.xaxis.set_major_locator(MultipleLocator(1.0))
     plotting.letters(axes[:columns])
     handles = [
-        Line2D([], [], color=look.colour, linestyle=look.line, linewidth=look.width, marker="o", markersize=2.5,
+        plotting.handle(color=look.colour, linestyle=look.line, linewidth=look.width, marker="o", markersize=2.5,
                label=look.label)
         for look in criteria.values()
     ]  # fmt: skip
@@ -240,12 +216,10 @@ def plot(table: pd.DataFrame) -> Figure:
     return figure
 
 
-def _column(curves: Axes, minima: Axes, rows: pd.DataFrame, looks: Mapping[str, _Look], reach: float) -> None:
+def _column(
+    curves: plotting.Axes, minima: plotting.Axes, rows: pd.DataFrame, looks: Mapping[str, _Look], reach: float
+) -> None:
     """Criteria along the first orbit above, and below, one row per criterion, where each is least on every orbit."""
-    import numpy as np
-
-    from paper import plotting
-
     for place in (curves, minima):
         place.axvline(0.0, color=plotting.GREY, linewidth=0.8)
     found = dict(list(rows.groupby("criterion")))

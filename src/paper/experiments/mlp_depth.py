@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from paper.aggregate import trained
 from paper.experiments.base import Experiment
+from paper.lazy import pd, plotting
 from paper.settings import ShownDepthGrid, grids
 from paper.verdicts import (
     AT_LEAST,
@@ -35,15 +34,9 @@ from paper.verdicts import (
     runs,
 )
 
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.figure import Figure
 
-
-def plot(table: pd.DataFrame) -> Figure:
+def plot(table: pd.DataFrame) -> plotting.Figure:
     """Epochs to the target against parameters, then accuracy and loss of one network: three panels, a page wide."""
-    from paper import plotting
-
     return plotting.by_depth(table)
 
 
@@ -146,8 +139,6 @@ def _enorm(table: pd.DataFrame) -> Finding:
 
 
 def _generalisation(table: pd.DataFrame) -> Finding:
-    import pandas as pd
-
     rows = runs(table, lr=LR)
     best, final = ({d: 100 * paired(part, f"{epoch}_test_accuracy", "pathcond", "baseline")
                     for d, part in by(rows, "hidden_layers")} for epoch in ("best", "final"))  # fmt: skip

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from paper.aggregate import trained
 from paper.experiments.base import Experiment
+from paper.lazy import pd, plotting
 from paper.settings import ShownDepthGrid, grids
 from paper.verdicts import LEVELS, LR, Claim, Finding, decide, known, listed, over_cases, ratios, runs
 
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.figure import Figure
 
-
-def plot(table: pd.DataFrame) -> Figure:
+def plot(table: pd.DataFrame) -> plotting.Figure:
     """As for `mlp_depth`."""
-    from paper import plotting
-
     return plotting.by_depth(table)
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from itertools import product
-from typing import TYPE_CHECKING
 
 from paper.aggregate import trained
 from paper.experiments.base import Experiment
+from paper.lazy import pd, plotting
 from paper.settings import DepthGrid, grids
 from paper.verdicts import (
     AT_LEAST,
@@ -40,15 +40,9 @@ from paper.verdicts import (
     span,
 )
 
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.figure import Figure
 
-
-def plot(table: pd.DataFrame) -> Figure:
+def plot(table: pd.DataFrame) -> plotting.Figure:
     """One panel per learning rate, a page wide."""
-    from paper import plotting
-
     lrs = sorted(set(table["lr"]))
     columns = min(3, len(lrs))
     rows = -(-len(lrs) // columns)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paper.aggregate import trained
 from paper.experiments.base import Experiment, Runs
 from paper.experiments.cifar_nv import CurveGrid
+from paper.lazy import pd, plotting
 from paper.settings import Block, DepthGrid, grids
 from paper.verdicts import (
     LEVELS,
@@ -24,10 +25,6 @@ from paper.verdicts import (
     runs,
     tuned,
 )
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.figure import Figure
 
 NAMES = ("momentum", "adamw", "muon")
 LABELS = {"momentum": "SGD with momentum", "adamw": "AdamW", "muon": "Muon"}
@@ -59,10 +56,8 @@ def table(runs: Runs, settings: Mapping[str, Any]) -> pd.DataFrame:
     return found.assign(optimiser=found["network"].str.rpartition("_")[2])
 
 
-def plot(table: pd.DataFrame) -> Figure:
+def plot(table: pd.DataFrame) -> plotting.Figure:
     """Best test accuracy against the learning rate: a row of panels per network, a column per optimiser."""
-    from paper import plotting
-
     cells = table[table["panel"] == "cell"]
     names = cells["network"].str.rpartition("_")[0].drop_duplicates().tolist()
     columns = [name for name in NAMES if name in set(cells["optimiser"])]
@@ -103,8 +98,6 @@ def _best(rows: pd.DataFrame, method: str) -> tuple[pd.DataFrame, float]:
 
 def _gains(claim: str, table: pd.DataFrame, method: str, chosen: tuple[str, ...] = NAMES) -> Finding:
     """Gain of a method over the baseline on every network, each at its best learning rate, paired by seed."""
-    import pandas as pd
-
     every = runs(table)
     found: dict[Any, Estimate | None] = {}
     for network, rows in every[every["optimiser"].isin(chosen)].groupby("network", sort=False):

@@ -25,9 +25,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from paper.experiments.base import Experiment, Runs
+from paper.lazy import np, pd, plotting, scipy
 from paper.methods import METHODS
 from paper.settings import (
     AtLeast2,
@@ -50,11 +51,21 @@ from paper.settings import (
     model_validator,
     plain,
 )
-from paper.verdicts import LEVELS, NO, OURS, PARTLY, YES, Claim, Estimate, Finding, NotMeasured, decide, never, over_cases, some
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.figure import Figure
+from paper.verdicts import (
+    LEVELS,
+    NO,
+    OURS,
+    PARTLY,
+    YES,
+    Claim,
+    Estimate,
+    Finding,
+    NotMeasured,
+    decide,
+    never,
+    over_cases,
+    some,
+)
 
 BASELINE, FULL, DEFAULT = "baseline", "full", "half"  # DEFAULT: what the library does
 EVERY_EPOCH = "every_epoch"  # the default, and again after every epoch
@@ -183,8 +194,6 @@ def compared(block: Mapping[str, Any], name: str) -> list[str]:
 
 def table(runs: Runs, settings: Mapping[str, Any]) -> pd.DataFrame:
     """Two panels: `run`, one row per run, and `best`, one row per network and method (see :func:`best`)."""
-    import pandas as pd
-
     rows = []
     for found, provenance in runs:
         spec, last = provenance["spec"], found.sort_values("epoch").iloc[-1]
@@ -220,8 +229,6 @@ def table(runs: Runs, settings: Mapping[str, Any]) -> pd.DataFrame:
 
 def best(runs: pd.DataFrame) -> pd.DataFrame:
     """Each network and method at its best learning rate: accuracy, loss, gain over the baseline with its interval."""
-    import pandas as pd
-
     rows = []
     for _, part in runs.groupby("network", sort=False):
         means = part.groupby(["method", "lr"])["accuracy"].mean()
@@ -266,13 +273,11 @@ def best(runs: pd.DataFrame) -> pd.DataFrame:
 
 def _half_width(pairs: list[pd.Series]) -> float:
     """Half of the 95% interval of a mean of paired differences, whose deviation is pooled; infinite for one seed."""
-    from scipy import stats
-
     freedom = sum(len(pair) - 1 for pair in pairs)
     if not pairs or freedom < 1:
         return math.inf
     deviation = math.sqrt(sum(float(((pair - pair.mean()) ** 2).sum()) for pair in pairs) / freedom)
-    return float(stats.t.ppf(0.975, freedom)) * deviation / math.sqrt(min(map(len, pairs)))
+    return float(scipy.stats.t.ppf(0.975, freedom)) * deviation / math.sqrt(min(map(len, pairs)))
 
 
 # The choice
@@ -323,10 +328,8 @@ def _mean_accuracies(table: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
 # The figure
 
 
-def plot(table: pd.DataFrame) -> Figure:
+def plot(table: pd.DataFrame) -> plotting.Figure:
     """Gain of each method by network with its interval, and against the largest log-rescaling; a page wide."""
-    from paper import plotting
-
     rows = table[table["panel"] == "best"].sort_values("held_out", kind="stable")
     names = rows["network"].drop_duplicates().tolist()
     methods = [name for name in plotting.methods(rows) if name != BASELINE]
@@ -402,8 +405,6 @@ def _mean_gain(table: pd.DataFrame) -> Finding:
 
 
 def _range(table: pd.DataFrame) -> Finding:
-    import numpy as np
-
     rows = some(table, panel="best")
     widths = rows.assign(width=np.log2(rows["lr_high"] / rows["lr_low"])).pivot(
         index="network", columns="method", values="width"

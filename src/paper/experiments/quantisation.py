@@ -14,9 +14,10 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from paper.aggregate import joined
-from paper.errors import PaperError
+from paper.cli import PaperError
 from paper.experiments.base import Experiment, Part, Runs
 from paper.experiments.practice import Protocol
+from paper.lazy import functional, nn, pathcond, pd, plotting, torch
 from paper.methods import BLUE, GREEN, GREY, RED
 from paper.runs import training_specs
 from paper.settings import (
@@ -35,11 +36,6 @@ from paper.settings import (
 from paper.verdicts import LEVELS, OURS, Claim, Estimate, Finding, NotMeasured, decide, over_cases, some
 
 if TYPE_CHECKING:
-    import pandas as pd
-    import torch
-    from matplotlib.figure import Figure
-    from torch import Tensor, nn
-
     from paper.training.datasets import Splits
 
 NONE, FULL = "none", 32  # no rescaling; bits of a weight that is not quantised
@@ -114,9 +110,6 @@ def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
         Columns network, seed, objective, bits, accuracy, loss, units, moved, max_log_scale; the accuracy is a fraction.
         `NONE` stands for no rescaling and `FULL` for weights that are not quantised.
     """
-    import pandas as pd
-
-    import pathcond
     from paper.training.modules import RESCALE_BATCH, tf32
 
     module, splits = train(settings, device)
@@ -157,8 +150,6 @@ def train(settings: Mapping[str, Any], device: torch.device) -> tuple[nn.Module,
     Raises:
         PaperError: training diverged.
     """
-    import torch
-
     from paper.training.datasets import load
     from paper.training.initialization import is_finite
     from paper.training.modules import ModuleTrainer
@@ -181,7 +172,7 @@ def fold_batchnorm(module: nn.Module) -> nn.Module:
     Raises:
         PaperError: a BatchNorm has no convolution of its own in front of it.
     """
-    from torch import fx, nn
+    from torch import fx
     from torch.nn.utils.fusion import fuse_conv_bn_eval
 
     norms = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -213,8 +204,6 @@ def quantise_(module: nn.Module, bits: int) -> nn.Module:
         module: the network.
         bits: bits of a weight; the integers go from ``-(2^(bits - 1) - 1)`` to ``2^(bits - 1) - 1``.
     """
-    import torch
-
     most = 2 ** (bits - 1) - 1
     with torch.no_grad():
         for name, weight in module.named_parameters():
@@ -226,9 +215,6 @@ def quantise_(module: nn.Module, bits: int) -> nn.Module:
 
 def evaluate(module: nn.Module, splits: Splits) -> tuple[float, float]:
     """Accuracy, a fraction, and mean loss on the test images."""
-    import torch
-    from torch.nn import functional
-
     test, correct, loss = splits.by_name["test"], 0, 0.0
     with torch.no_grad():
         for first in range(0, len(test), EVALUATED):
@@ -239,7 +225,7 @@ def evaluate(module: nn.Module, splits: Splits) -> tuple[float, float]:
     return correct / len(test), loss / len(test)
 
 
-def _normalised(images: Tensor, splits: Splits) -> Tensor:
+def _normalised(images: torch.Tensor, splits: Splits) -> torch.Tensor:
     return images.float() * splits.scale + splits.shift
 
 
@@ -252,8 +238,6 @@ def table(runs: Runs, settings: Mapping[str, Any]) -> pd.DataFrame:
     Columns: accuracy in percent; lost, the points by which the network as trained is better; saved, the points that the
     objective loses less than no rescaling with the same bits. `mean` has their 95% intervals, paired by seed.
     """
-    import pandas as pd
-
     rows = joined(runs, settings)
     rows["accuracy"] *= 100
     keys = ["network", "seed"]
@@ -284,10 +268,8 @@ def table(runs: Runs, settings: Mapping[str, Any]) -> pd.DataFrame:
 # The figure
 
 
-def plot(table: pd.DataFrame) -> Figure:
+def plot(table: pd.DataFrame) -> plotting.Figure:
     """Accuracy lost by network, one panel per number of bits, one colour per objective; a page wide."""
-    from paper import plotting
-
     rows = table[table["panel"] == "mean"]
     names = rows["network"].drop_duplicates().tolist()
     bits = [number for number in rows["bits"].drop_duplicates() if number != FULL]

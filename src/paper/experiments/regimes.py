@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import cycle, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paper.aggregate import joined
-from paper.errors import PaperError
+from paper.cli import PaperError
 from paper.experiments.base import Experiment, Part, Runs
+from paper.lazy import nn, pathcond, pd, plotting, torch
+from paper.seeds import generator, seeded
 from paper.settings import (
     AtLeast2,
     Block,
@@ -35,14 +37,6 @@ from paper.verdicts import (
     over_cases,
     rank_estimate,
 )
-
-if TYPE_CHECKING:
-    import pandas as pd
-    import torch
-    from matplotlib.figure import Figure
-    from torch import Tensor, nn
-
-    import pathcond
 
 
 class LogSpace(Block):
@@ -115,12 +109,6 @@ def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
         One row per alpha: variance, alpha, seed, max_log_scale (largest |log lambda| = |u| / 2), printed_root_fails
         (see :func:`printed_root_fails`), widths of the hidden layers joined by hyphens.
     """
-    import pandas as pd
-    import torch
-
-    import pathcond
-    from paper.seeds import generator
-
     variance, seed = settings["variance"], settings["seed"]
     example = torch.ones(1, settings["inputs"], dtype=torch.float64)
     rows = []
@@ -138,10 +126,6 @@ def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
 
 def hidden_widths(layers: int, neurons: int, alpha: float, seed: int) -> list[int]:
     """Widths of the hidden layers: one neuron each, the rest by shares from a symmetric Dirichlet distribution."""
-    import torch
-
-    from paper.seeds import seeded
-
     if neurons < layers:
         raise PaperError(
             f"regimes: expected at least one neuron a layer, got {neurons} neurons for {layers} layers. "
@@ -152,7 +136,7 @@ def hidden_widths(layers: int, neurons: int, alpha: float, seed: int) -> list[in
     return [1 + extra for extra in largest_remainder(shares, neurons - layers)]
 
 
-def largest_remainder(shares: Tensor, total: int) -> list[int]:
+def largest_remainder(shares: torch.Tensor, total: int) -> list[int]:
     """Integers near `shares * total` (shares sum to 1) with exactly that total: the largest fractions round up."""
     quotas = shares * total
     counts = quotas.floor().long()
@@ -161,15 +145,13 @@ def largest_remainder(shares: Tensor, total: int) -> list[int]:
     return counts.tolist()
 
 
-def printed_root_fails(graph: pathcond.ScaleGraph, g: Mapping[str, Tensor]) -> bool:
+def printed_root_fails(graph: pathcond.ScaleGraph, g: Mapping[str, torch.Tensor]) -> bool:
     """Whether the root of some unit's first update, computed as printed in the paper, is not positive in float64.
 
     The positive root of b (a + p) x^2 + a d x + c (a - p) is printed as (-a d + sqrt(..)) / (2 b (a + p)), which
     cancels where a d > 0. Here p is the number of parameters; a is how many more enter the unit than leave it; b, c
     and d are the sums of g over those that leave it, enter it, and do neither.
     """
-    import torch
-
     entering, leaving, balance = torch.zeros(3, graph.units + 1, dtype=torch.float64)
     size = sum(values.numel() for values in g.values())
     for name, units in graph.params.items():
@@ -187,22 +169,16 @@ def printed_root_fails(graph: pathcond.ScaleGraph, g: Mapping[str, Tensor]) -> b
 
 def _network(widths: Sequence[int]) -> nn.Sequential:
     """Linear layers with ReLU between them, in float64, not yet filled; all have a bias but the last."""
-    import torch
-    from torch import nn
-    from torch.nn.utils import skip_init
-
     shapes = list(pairwise(widths))
     layers: list[nn.Module] = []
     for number, (n_in, n_out) in enumerate(shapes, start=1):
-        linear = skip_init(nn.Linear, n_in, n_out, bias=number < len(shapes), dtype=torch.float64)
+        linear = nn.utils.skip_init(nn.Linear, n_in, n_out, bias=number < len(shapes), dtype=torch.float64)
         layers += [linear, nn.ReLU()]
     return nn.Sequential(*layers[:-1])
 
 
 def _fill(model: nn.Module, stream: torch.Generator, variance: float) -> None:
     """Normal numbers of this variance in every parameter, in order."""
-    import torch
-
     with torch.no_grad():
         for parameter in model.parameters():
             numbers = torch.randn(parameter.shape, generator=stream, dtype=parameter.dtype)
@@ -215,8 +191,6 @@ def table(runs: Runs, settings: Mapping[str, Any]) -> pd.DataFrame:
     `ratio` is the mean over seeds of that rescaling over the one at the next larger variance, with the same widths,
     and `ratio_sd` its deviation.
     """
-    import pandas as pd
-
     every = joined(runs, settings).sort_values(["variance", "alpha", "seed"])
     wide = every.pivot(index=["alpha", "seed"], columns="variance", values="max_log_scale")
     next_larger = dict(pairwise(sorted(wide)))
@@ -237,20 +211,16 @@ def table(runs: Runs, settings: Mapping[str, Any]) -> pd.DataFrame:
     return pd.DataFrame(columns).reset_index()
 
 
-def plot(table: pd.DataFrame) -> Figure:
+def plot(table: pd.DataFrame) -> plotting.Figure:
     """Medians and quartiles against alpha, one curve per variance: one panel, a column wide."""
-    from matplotlib.ticker import LogLocator, NullLocator
-
-    from paper import plotting
-
     figure, (axes,) = plotting.panels(1, 1, plotting.COLUMN, 2.5)
     for (variance, rows), (colour, marker) in zip(table.groupby("variance"), cycle(plotting.SERIES), strict=False):
         rows = rows.sort_values("alpha").rename(columns={"median": "middle"})
         plotting.band(axes, rows, "alpha", {"color": colour, "marker": marker}, f"variance {variance:g}")
     axes.set(xscale="log", yscale="log", title="Rescaling needed at initialisation")
     axes.set(xlabel=r"Dirichlet $\alpha$ (uneven to even layer widths)", ylabel=r"largest $|\log\,\lambda|$")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_locator(plotting.LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.yaxis.set_minor_locator(plotting.NullLocator())
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter("{x:g}")
     axes.legend(loc="lower left", borderaxespad=0.2)

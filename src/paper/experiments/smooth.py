@@ -6,21 +6,14 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paper.aggregate import joined, summary
 from paper.experiments.base import Experiment, Runs
+from paper.lazy import models, nn, np, pathcond, pd, plotting, torch
+from paper.seeds import generator
 from paper.settings import Activation, Block, Distinct, Initialisation, Positive, PositiveInt, SeedList
 from paper.verdicts import NO, OURS, PARTLY, YES, Claim, Finding, NotMeasured, of_all, some
-
-if TYPE_CHECKING:
-    import pandas as pd
-    import torch
-    from matplotlib.figure import Figure
-    from torch import Tensor, nn
-
-    import pathcond
-
 
 LABELS = {"gelu": "GELU", "silu": "SiLU", "relu": "ReLU"}
 GRAPHS: dict[str, Callable[[float], float]] = {
@@ -64,18 +57,10 @@ def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
         absolute u), clamped (units at the bound); and without the bound: free_u (largest absolute u), kept_u and
         kept_error (u and change where the activations are kept in diag(G), NaN where there is no solution).
     """
-    import pandas as pd
-
     return pd.DataFrame(list(_rows(settings, device)))
 
 
 def _rows(settings: Mapping[str, Any], device: torch.device) -> Iterator[dict[str, Any]]:
-    import torch
-
-    import pathcond
-    from paper import models
-    from paper.seeds import generator
-
     for activation, depth in product(settings["activations"], settings["hidden_layers"]):
         model = {
             "kind": "mlp", "inputs": settings["inputs"], "hidden": [settings["width"]] * depth,
@@ -93,12 +78,8 @@ def _rows(settings: Mapping[str, Any], device: torch.device) -> Iterator[dict[st
 
 
 def _change(
-    module: nn.Module, graph: pathcond.ScaleGraph, x: Tensor, sweeps: int, clamp: float
+    module: nn.Module, graph: pathcond.ScaleGraph, x: torch.Tensor, sweeps: int, clamp: float
 ) -> dict[str, float | int]:
-    import torch
-
-    import pathcond
-
     g = pathcond.compute_diag_g(module, x[:1], graph=graph)
     bounded = pathcond.solve(graph, g, sweeps=sweeps, clamp=clamp / 2).u
     free = pathcond.solve(graph, g, sweeps=sweeps).u
@@ -117,12 +98,10 @@ def _change(
     }
 
 
-def _error(module: nn.Module, graph: pathcond.ScaleGraph, x: Tensor, u: Tensor, training: bool = False) -> float:
+def _error(
+    module: nn.Module, graph: pathcond.ScaleGraph, x: torch.Tensor, u: torch.Tensor, training: bool = False
+) -> float:
     """Relative change of the outputs that log-scales make; the module is left as it is."""
-    import torch
-
-    import pathcond
-
     before, after = copy.deepcopy(module).train(training), copy.deepcopy(module).train(training)
     pathcond.apply_scales_(after, graph, u)
     with torch.no_grad():
@@ -130,10 +109,8 @@ def _error(module: nn.Module, graph: pathcond.ScaleGraph, x: Tensor, u: Tensor, 
     return float(((second - first).norm(dim=1) / first.norm(dim=1)).mean())
 
 
-def _kept_magnitudes(module: nn.Module, x: Tensor) -> dict[str, Tensor]:
+def _kept_magnitudes(module: nn.Module, x: torch.Tensor) -> dict[str, torch.Tensor]:
     """diag(G) computed with the activations kept in the network of squared weights, on ones."""
-    import torch
-
     squared = copy.deepcopy(module)
     with torch.no_grad():
         for parameter in squared.parameters():
@@ -148,13 +125,8 @@ def table(runs: Runs, settings: Mapping[str, Any]) -> pd.DataFrame:
     return summary(joined(runs, settings), KEYS, values)
 
 
-def plot(table: pd.DataFrame) -> Figure:
+def plot(table: pd.DataFrame) -> plotting.Figure:
     """Graphs of the activations, and the change of the output against depth: two panels, a page wide."""
-    import numpy as np
-    from matplotlib.lines import Line2D
-
-    from paper import plotting
-
     looks = {"gelu": (plotting.BLUE, "o"), "silu": (plotting.ORANGE, "s"), "relu": (plotting.BLACK, "")}
     figure, axes = plotting.panels(1, 2, plotting.PAGE, 2.6, gridspec_kw={"wspace": 0.08})
     names = list(dict.fromkeys(table["activation"]))
@@ -175,9 +147,9 @@ def plot(table: pd.DataFrame) -> Figure:
     if len(relu):
         text = f"ReLU: at most {max(relu['error_mean']):.0e} (rounding)"
         axes[1].text(0.97, 0.04, text, transform=axes[1].transAxes, ha="right", fontsize="x-small")
-    handles = [Line2D([], [], color=looks[n][0], marker=looks[n][1], label=LABELS[n]) for n in names]
+    handles = [plotting.handle(color=looks[n][0], marker=looks[n][1], label=LABELS[n]) for n in names]
     lines = (LINES[name] for name in dict.fromkeys(smooth["initialisation"]))
-    handles += [Line2D([], [], color=plotting.GREY, linestyle=line, label=label) for line, label in lines]
+    handles += [plotting.handle(color=plotting.GREY, linestyle=line, label=label) for line, label in lines]
     plotting.letters(axes)
     figure.legend(handles=handles, loc="outside upper center", ncols=len(handles), handlelength=2.6)
     return figure

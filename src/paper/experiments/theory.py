@@ -13,10 +13,12 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle, pairwise
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
-from paper.errors import PaperError
+from paper.cli import PaperError
 from paper.experiments.base import Experiment
+from paper.lazy import nn, np, pathcond, pd, plotting, theory, torch
+from paper.seeds import generator
 from paper.settings import (
     AtLeast2,
     Block,
@@ -31,16 +33,6 @@ from paper.settings import (
     model_validator,
 )
 from paper.verdicts import ERRATUM, NO, PARTLY, YES, Claim, Finding, NotMeasured, some
-
-if TYPE_CHECKING:
-    import numpy as np
-    import pandas as pd
-    import torch
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
-    from torch import Tensor
-
 
 # Panel titles, in the order they are drawn; other cases follow under their own name.
 TITLES = {
@@ -126,10 +118,6 @@ def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
     Raises:
         PaperError: A case has neither `a` nor `variances`, or both.
     """
-    import pandas as pd
-
-    from paper.seeds import generator
-
     tables = []
     for case, block in settings["cases"].items():
         for a, network in _networks(case, block):
@@ -150,8 +138,6 @@ def monte_carlo(network: Network, draws: int, stream: torch.Generator) -> tuple[
 
     Weights come first, then biases, in layer order: shapes (L,), or (2 L - 1,) with biases.
     """
-    import torch
-
     sizes = [min(CHUNK, draws - first) for first in range(0, draws, CHUNK)]
     entries = torch.cat([average_entries(*draw_squares(network, size, stream), network.biases) for size in sizes])
     return entries.mean(0).numpy(), (entries.std(0) / draws**0.5).numpy()
@@ -164,13 +150,9 @@ def even_network(widths: Sequence[int], stream: torch.Generator) -> dict[str, fl
         even_spread (largest over least entry of diag(G), less 1), even_u (largest absolute u that PathCond finds),
         parameters, units, and rank (of the Jacobian of the path-lifting, hence of G).
     """
-    import torch
-    from torch import nn
-    from torch.nn.utils import skip_init
-
-    import pathcond
-
-    layers = [skip_init(nn.Linear, n_in, n_out, bias=False, dtype=torch.float64) for n_in, n_out in pairwise(widths)]
+    layers = [
+        nn.utils.skip_init(nn.Linear, n_in, n_out, bias=False, dtype=torch.float64) for n_in, n_out in pairwise(widths)
+    ]
     module = nn.Sequential(*(part for layer in layers for part in (layer, nn.ReLU())))[:-1]
     weights = tuple(module.parameters())
     for weight in weights:
@@ -190,10 +172,8 @@ def even_network(widths: Sequence[int], stream: torch.Generator) -> dict[str, fl
     }
 
 
-def _paths(*weights: Tensor) -> Tensor:
+def _paths(*weights: torch.Tensor) -> torch.Tensor:
     """Products of the weights along every path, shape (paths,)."""
-    import torch
-
     found = torch.ones(1, weights[0].shape[1], dtype=weights[0].dtype)
     for weight in weights:
         found = (found[:, :, None] * weight.T).reshape(-1, weight.shape[0])
@@ -215,11 +195,6 @@ def _networks(case: str, block: Mapping[str, Any]) -> list[tuple[float, Network]
 
 def _expected(case: str, a: float, network: Network) -> pd.DataFrame:
     """Formula, limit and printed formula by kind and layer."""
-    import numpy as np
-    import pandas as pd
-
-    from paper import theory
-
     if np.isnan(a):
         right = theory.expected_general(network.widths, network.variances, network.biases)
     else:
@@ -246,10 +221,10 @@ def _expected(case: str, a: float, network: Network) -> pd.DataFrame:
     return pd.DataFrame(columns)
 
 
-def draw_squares(network: Network, count: int, stream: torch.Generator) -> tuple[list[Tensor], list[Tensor]]:
+def draw_squares(
+    network: Network, count: int, stream: torch.Generator
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Squared weights (count, n_{k+1}, n_k) of all layers and squared biases (count, n_{k+1}) of all but the last."""
-    import torch
-
     weights, biases = [], []
     for (n_in, n_out), variance in zip(pairwise(network.widths), network.variances, strict=True):
         normal = torch.randn(count, n_out, n_in + 1, generator=stream, dtype=torch.float64)
@@ -259,14 +234,12 @@ def draw_squares(network: Network, count: int, stream: torch.Generator) -> tuple
     return weights, biases[:-1]
 
 
-def average_entries(weights: Sequence[Tensor], biases: Sequence[Tensor], with_biases: bool) -> Tensor:
+def average_entries(weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor], with_biases: bool) -> torch.Tensor:
     """Average entry of diag(G) of each layer, shape (count, layers), weights first.
 
     The entry of a weight is the path sum of the squared paths into its start times that out of its end, so
     the average over a layer is the product of two averages.
     """
-    import torch
-
     arriving = [weights[0].new_ones(weights[0].shape[0], weights[0].shape[2])]
     for weight, bias in zip(weights, biases, strict=False):
         arriving.append((weight * arriving[-1][:, None]).sum(2) + bias)
@@ -277,10 +250,8 @@ def average_entries(weights: Sequence[Tensor], biases: Sequence[Tensor], with_bi
     return torch.stack(edges + [d.mean(1) for d in leaving[:-1]] * with_biases, 1)
 
 
-def plot(table: pd.DataFrame) -> Figure:
+def plot(table: pd.DataFrame) -> plotting.Figure:
     """Expected diag(G) by layer, one panel per case, a page wide."""
-    from paper import plotting
-
     cases = dict(list(table.groupby("case", sort=False)))
     names = [case for case in TITLES if case in cases] + [case for case in cases if case not in TITLES]
     several = [a for rows in cases.values() if len(set(rows["a"].dropna())) > 1 for a in rows["a"]]
@@ -314,12 +285,8 @@ def _title(case: str, rows: pd.DataFrame) -> str:
     return f"{title}\n$a$ = {values.pop():g}" if len(values) == 1 else title
 
 
-def _panel(axes: Axes, rows: pd.DataFrame, looks: Mapping[float, tuple[str, str]]) -> None:
+def _panel(axes: plotting.Axes, rows: pd.DataFrame, looks: Mapping[float, tuple[str, str]]) -> None:
     """Weights; biases too, unless they would hide how far a printed formula is off."""
-    from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
-
-    from paper import plotting
-
     biases = not rows["printed_off"].any()
     for (a, kind), found in rows.groupby(["a", "kind"], dropna=False):
         if kind == "bias" and not biases:
@@ -336,36 +303,30 @@ def _panel(axes: Axes, rows: pd.DataFrame, looks: Mapping[float, tuple[str, str]
     axes.set_yscale("log")
     low, high = axes.get_ylim()
     narrow = high < 100.0 * low
-    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if narrow else (1.0,), numticks=6))
-    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_locator(plotting.LogLocator(subs=(1.0, 2.0, 5.0) if narrow else (1.0,), numticks=6))
+    axes.yaxis.set_minor_locator(plotting.NullLocator())
     if narrow:
         axes.yaxis.set_major_formatter("{x:g}")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(plotting.MaxNLocator(integer=True))
 
 
-def _crosses(axes: Axes, off: pd.DataFrame, looks: Mapping[float, tuple[str, str]]) -> None:
+def _crosses(axes: plotting.Axes, off: pd.DataFrame, looks: Mapping[float, tuple[str, str]]) -> None:
     """Crosses at what the paper prints, on their layer, each tied to the formula's value."""
-    from paper import plotting
-
     for a, found in off.groupby("a", dropna=False):
         colour = looks[a][0] if a in looks else plotting.RED
         axes.vlines(found["layer"], found["formula"], found["printed"], color=colour, linewidth=0.7)
         axes.plot(found["layer"], found["printed"], color=colour, marker="x", markersize=4.5, linestyle="", zorder=3)
 
 
-def _handles(looks: Mapping[float, tuple[str, str]]) -> list[Line2D]:
-    from matplotlib.lines import Line2D
-
-    from paper import plotting
-
-    series = [Line2D([], [], color=c, marker=m, label=f"$a$ = {a:.2g}") for a, (c, m) in looks.items()]
-    black = plotting.BLACK
+def _handles(looks: Mapping[float, tuple[str, str]]) -> list[plotting.Line2D]:
+    series = [plotting.handle(color=c, marker=m, label=f"$a$ = {a:.2g}") for a, (c, m) in looks.items()]
+    black, hollow = plotting.BLACK, {"linestyle": ":", "marker": "o", "markerfacecolor": "white"}
     return [
         *series,
-        Line2D([], [], color=black, linewidth=1.0, label="formula"),
-        Line2D([], [], color=black, linestyle="", marker="o", label="random networks"),
-        Line2D([], [], color=black, linewidth=1.0, linestyle=":", marker="o", markerfacecolor="white", label="biases"),
-        Line2D([], [], color=black, linestyle="", marker="x", markersize=4.5, label="paper's formula, where wrong"),
+        plotting.handle(color=black, linewidth=1.0, label="formula"),
+        plotting.handle(color=black, linestyle="", marker="o", label="random networks"),
+        plotting.handle(color=black, linewidth=1.0, label="biases", **hollow),
+        plotting.handle(color=black, linestyle="", marker="x", markersize=4.5, label="paper's formula, where wrong"),
     ]
 
 

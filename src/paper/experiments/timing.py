@@ -9,10 +9,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
+from paper import cli
 from paper.aggregate import joined, summary
 from paper.experiments.base import Experiment, Part, Runs
+from paper.lazy import functional, models, pathcond, pd, plotting, torch
+from paper.seeds import generator
 from paper.settings import (
     DATASETS,
     AtLeast2,
@@ -32,14 +35,6 @@ from paper.settings import (
     refuse,
 )
 from paper.verdicts import LEVELS, NOT_COMPARABLE, Claim, Estimate, Finding, decide, interval, one, over_cases, some
-
-if TYPE_CHECKING:
-    import pandas as pd
-    import torch
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-    from torch import Tensor
-
 
 T = TypeVar("T")
 
@@ -100,8 +95,6 @@ def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
         graph, diag_g, solve, apply, their sum total, and epoch: the time of ``batches`` steps of SGD scaled up to
         ``epoch_batches``. Training has no pooling, so the epoch of a repeat is listed under every pooling.
     """
-    import pandas as pd
-
     bench = Bench(settings["model"], load(settings["dataset"], settings["data"], device), settings["batch"],
                   settings["batches"])  # fmt: skip
     rows: list[dict[str, Any]] = []
@@ -138,16 +131,14 @@ class TrainingSet:
         shift: as ``scale``.
     """
 
-    images: Tensor
-    labels: Tensor
-    scale: Tensor
-    shift: Tensor
+    images: torch.Tensor
+    labels: torch.Tensor
+    scale: torch.Tensor
+    shift: torch.Tensor
 
 
 def load(name: str, path: Path, device: torch.device) -> TrainingSet:
     """The training images of a data set, from its file."""
-    import torch
-
     from paper import data as datasets
     from paper.training.datasets import factors
 
@@ -167,10 +158,6 @@ class Bench:
     """
 
     def __init__(self, model: Mapping[str, Any], data: TrainingSet, batch: int, batches: int) -> None:
-        import torch
-
-        from paper import models
-
         self.model, self.data, self.batch = model, data, batch
         self.device = device = data.images.device
         self.module = models.make(model, 0, "timing").to(device).eval()
@@ -185,21 +172,16 @@ class Bench:
     @property
     def facts(self) -> dict[str, Any]:
         """Columns of every row other than its time."""
-        from paper import hardware, models
-
         return {
             "parameters": models.parameters(self.module),
             "units": self.units,
             "batches": self.batches,
             "epoch_batches": self.epoch_batches,
-            "hardware": hardware.describe(self.device),
+            "hardware": cli.describe_device(self.device),
         }
 
     def rescaling(self, pooling: str, sweeps: int) -> dict[str, float]:
         """Seconds of graph, diag_g, solve and apply, and their sum total; the weights are restored afterwards."""
-        import pathcond
-        from paper import models
-
         module, x = self.module, self.x
         options: dict[str, Any] = {"pooling": pooling}
         graph, first = self._timed(lambda: models.units(module, x, self.model))
@@ -212,23 +194,15 @@ class Bench:
 
     def epoch(self, repeat: int) -> float:
         """Seconds of an epoch of SGD, from the time of ``batches`` steps."""
-        import torch
-
-        from paper.seeds import generator
-
         draws = generator(0, "order", "timing", repeat)
         order = torch.randperm(len(self.data.images), generator=draws).to(self.device)
         batches = order.split(self.batch)[: self.batches]
         return self._timed(lambda: self._train(batches))[1] * self.epoch_batches / self.batches
 
-    def _train(self, batches: Iterable[Tensor]) -> None:
-        import torch.nn.functional as F
-
-        from paper import models
-
+    def _train(self, batches: Iterable[torch.Tensor]) -> None:
         for index in batches:
             images = models.fit_images(self.data.images[index] * self.data.scale + self.data.shift, self.model)
-            loss = F.cross_entropy(self.trained(images), self.data.labels[index])
+            loss = functional.cross_entropy(self.trained(images), self.data.labels[index])
             self.optimizer.zero_grad()
             loss.backward()
             self.optimizer.step()
@@ -241,8 +215,6 @@ class Bench:
         return found, time.perf_counter() - start
 
     def _wait(self) -> None:
-        import torch
-
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
@@ -252,10 +224,8 @@ def table(runs: Runs, settings: Mapping[str, Any]) -> pd.DataFrame:
     return summary(joined(runs, settings), (*KEYS, "units", *FACTS), ("seconds",))
 
 
-def plot(table: pd.DataFrame) -> Figure:
+def plot(table: pd.DataFrame) -> plotting.Figure:
     """Time of the rescaling as a fraction of an epoch, with the paper's where printed: one panel, a column wide."""
-    from paper import plotting
-
     figure, (axes,) = plotting.panels(1, 1, plotting.COLUMN, 3.0)
     looks = {"plain": (plotting.RED, "^"), "exact": (plotting.BLUE, "s")}
     networks = [name for name in plotting.NETWORKS if name in set(table["network"])]
@@ -318,8 +288,6 @@ def _deviation(row: dict[str, Any]) -> float:
 
 def _name(network: str, epoch: dict[str, Any]) -> str:
     """A network, and how long its epoch takes."""
-    from paper import plotting
-
     pools = " (no pools)" if network == NO_POOLS else ""
     spread = f" ± {float(f'{_deviation(epoch):.1g}'):g}" if _deviation(epoch) else ""
     seconds = epoch["seconds_mean"]
@@ -327,7 +295,7 @@ def _name(network: str, epoch: dict[str, Any]) -> str:
     return f"{plotting.NETWORKS[network][2]}{pools}\nepoch:\n{mean}{spread} s"
 
 
-def _dot(axes: Axes, x: float, total: dict[str, Any], epoch: float, colour: str, marker: str) -> None:
+def _dot(axes: plotting.Axes, x: float, total: dict[str, Any], epoch: float, colour: str, marker: str) -> None:
     """Share of an epoch with its deviation, and the share and the time in words."""
     share, deviation = total["seconds_mean"] / epoch, _deviation(total) / epoch
     axes.errorbar(x, 100 * share, 100 * deviation, color=colour, marker=marker)

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paper.aggregate import summary
 from paper.experiments.base import Experiment, Runs
 from paper.experiments.timing import FACTS, LABELS, Bench, Timed, duration, hardware_note, load, repeats
 from paper.experiments.timing import table as timing_table
+from paper.lazy import np, pd, plotting, torch
 from paper.methods import METHODS
 from paper.settings import DATASETS, Distinct, PositiveInt, misfits, model_validator, odd_batch, refuse
 from paper.verdicts import LEVELS, NOT_COMPARABLE, Claim, Estimate, Finding, NotMeasured, decide, some
-
-if TYPE_CHECKING:
-    import numpy as np
-    import pandas as pd
-    import torch
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 
 KEYS = ("hidden_layers", "step")
 
@@ -51,8 +44,6 @@ def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
     Returns:
         Columns hidden_layers, parameters, repeat, step, seconds, batches, epoch_batches, hardware.
     """
-    import pandas as pd
-
     images = load(settings["dataset"], settings["data"], device)
     benches = {
         depth: Bench(_model(settings, depth), images, settings["batch"], settings["batches"])
@@ -76,8 +67,6 @@ def _model(settings: Mapping[str, Any], depth: int) -> dict[str, Any]:
 
 def table(runs: Runs, settings: Mapping[str, Any]) -> pd.DataFrame:
     """Panel `depth`: means, deviations and medians over repeats by depth. Panel `split`: the table of `timing`."""
-    import pandas as pd
-
     depth = pd.concat([table for table, _ in runs if "hidden_layers" in table], ignore_index=True)
     split = timing_table([run for run in runs if "hidden_layers" not in run[0]], {})
     by = [*KEYS, *FACTS]
@@ -86,10 +75,8 @@ def table(runs: Runs, settings: Mapping[str, Any]) -> pd.DataFrame:
     return pd.concat([depth.assign(panel="depth"), split.assign(panel="split")], ignore_index=True)
 
 
-def plot(table: pd.DataFrame) -> Figure:
+def plot(table: pd.DataFrame) -> plotting.Figure:
     """Times against depth, and the fractions of the steps: two panels, a page wide."""
-    from paper import plotting
-
     figure, (left, right) = plotting.panels(1, 2, plotting.PAGE, 2.8, gridspec_kw={"wspace": 0.1})
     depth = table.query("panel == 'depth'")
     _depth(left, depth)
@@ -99,7 +86,7 @@ def plot(table: pd.DataFrame) -> Figure:
     return figure
 
 
-def _depth(axes: Axes, table: pd.DataFrame) -> None:
+def _depth(axes: plotting.Axes, table: pd.DataFrame) -> None:
     for step, method, label in (("epoch", "baseline", "one training epoch"), ("total", "pathcond", "rescaling")):
         rows = table.query(f"step == {step!r}").sort_values("hidden_layers")
         x, mean, deviation = rows["hidden_layers"], rows["seconds_mean"], rows["seconds_sd"].fillna(0.0)
@@ -115,9 +102,7 @@ def _short(count: float) -> str:
     return f"{count / 1e6:.1f}M" if count >= 1e6 else f"{count / 1e3:.1f}k"
 
 
-def _split(axes: Axes, table: pd.DataFrame) -> None:
-    from paper import plotting
-
+def _split(axes: plotting.Axes, table: pd.DataFrame) -> None:
     pooling = "plain" if "plain" in set(table["pooling"]) else table["pooling"].tolist()[0]
     rows = table.query(f"pooling == {pooling!r}")
     networks = [name for name in plotting.NETWORKS if name in set(rows["network"])]
@@ -151,8 +136,6 @@ def _solver(table: pd.DataFrame) -> Finding:
 
 
 def _linear(table: pd.DataFrame) -> Finding:
-    import numpy as np
-
     rows = some(table, panel="depth", step="total")
     if len(rows) < 3:
         raise NotMeasured("a line through fewer than three depths fits always")
@@ -169,8 +152,6 @@ def _linear(table: pd.DataFrame) -> Finding:
 
 def _explained(x: np.ndarray, y: np.ndarray) -> float:
     """R squared of a rising line, 0 if the line falls or nothing varies."""
-    import numpy as np
-
     slope, start = np.polyfit(x, y, 1)
     spread = float(((y - y.mean()) ** 2).sum())
     return 1.0 - float(((y - slope * x - start) ** 2).sum()) / spread if slope > 0 and spread > 0 else 0.0

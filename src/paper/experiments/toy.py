@@ -12,21 +12,14 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle, zip_longest
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
-from paper.errors import PaperError
+from paper.cli import PaperError
 from paper.experiments.base import Experiment
+from paper.lazy import np, pd, plotting, sns, torch
+from paper.seeds import generator
 from paper.settings import Block, Distinct, Field, Number, Positive, PositiveInt, SeedList, model_validator
 from paper.verdicts import OURS, Claim, Finding, NotMeasured, of_all
-
-if TYPE_CHECKING:
-    import numpy as np
-    import pandas as pd
-    import torch
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-    from torch import Tensor
-
 
 Start = Annotated[list[Number], Field(min_length=3, max_length=3)]
 
@@ -62,9 +55,9 @@ POINTS = 400
 class _Paths:
     """Parameters (steps + 1, runs, 3), lifted parameters (steps + 1, runs, 2) and losses (steps + 1, runs)."""
 
-    theta: Tensor
-    phi: Tensor
-    loss: Tensor
+    theta: torch.Tensor
+    phi: torch.Tensor
+    loss: torch.Tensor
 
 
 def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
@@ -80,11 +73,6 @@ def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
     Raises:
         PaperError: A start has u <= 0, or its neuron is dead.
     """
-    import pandas as pd
-    import torch
-
-    from paper.seeds import generator
-
     starts = [(list(start), False) for start in settings["starts"]] + [(list(settings["slower_start"]), True)]
     for start, _ in starts:
         _check(start)
@@ -101,8 +89,6 @@ def curve_distance(path: np.ndarray, other: np.ndarray) -> float:
     Both are chains of straight pieces, shapes (n, 2) and (m, 2) with m > 1. Steps shrink as the loss falls, so a mean
     over steps would measure the end of the run alone.
     """
-    import numpy as np
-
     along = np.concatenate(([0.0], np.linalg.norm(np.diff(path, axis=0), axis=1).cumsum()))
     spots = np.linspace(0.0, along[-1], POINTS)
     points = np.stack([np.interp(spots, along, coordinate) for coordinate in path.T], axis=1)
@@ -121,10 +107,7 @@ def _check(start: Sequence[float]) -> None:
         )
 
 
-def _follow(starts: Sequence[tuple[list[float], bool]], x: Tensor, settings: Mapping[str, Any]) -> pd.DataFrame:
-    import pandas as pd
-    import torch
-
+def _follow(starts: Sequence[tuple[list[float], bool]], x: torch.Tensor, settings: Mapping[str, Any]) -> pd.DataFrame:
     from paper.theory import toy_rescaled
 
     raw = torch.tensor([start for start, _ in starts], dtype=torch.float64)
@@ -144,10 +127,8 @@ def _follow(starts: Sequence[tuple[list[float], bool]], x: Tensor, settings: Map
     return pd.concat(tables, ignore_index=True)
 
 
-def _descend(theta: Tensor, free: Tensor, x: Tensor, lr: float, steps: int) -> _Paths:
+def _descend(theta: torch.Tensor, free: torch.Tensor, x: torch.Tensor, lr: float, steps: int) -> _Paths:
     """Gradient descent on mean (u relu(v x + w) - relu(x))^2 from each row of `theta`; 0 in `free` holds an entry."""
-    import torch
-
     y = x.relu()
     # Filled in place: small tensors kept from every step would hold the memory of the large ones between them.
     path, losses = theta.new_empty(steps + 1, *theta.shape), theta.new_empty(steps + 1, len(theta))
@@ -167,8 +148,6 @@ def _rows(paths: _Paths, index: int, lifted: np.ndarray, ideal: bool, every: int
 
     `lifted` is the ideal path from the same start.
     """
-    import numpy as np
-
     loss, phi = paths.loss[:, index].numpy(), paths.phi[:, index].numpy()
     theta = np.full((len(loss), 3), np.nan) if ideal else paths.theta[:, index].numpy()
     last = len(loss) - 1
@@ -182,8 +161,6 @@ def _rows(paths: _Paths, index: int, lifted: np.ndarray, ideal: bool, every: int
 
 def _reached(loss: np.ndarray, target: float) -> float:
     """First step with a loss below the target; NaN if there is none."""
-    import numpy as np
-
     below = np.flatnonzero(loss < target)
     return float(below[0]) if len(below) else np.nan
 
@@ -199,10 +176,8 @@ RUNS = {
 FLOOR = 1e-6
 
 
-def plot(table: pd.DataFrame) -> Figure:
+def plot(table: pd.DataFrame) -> plotting.Figure:
     """Losses, paths in lifted and in parameter space, and a start where rescaling slows down: four panels in a row."""
-    from paper import plotting
-
     figure, axes = plotting.panels(1, 4, plotting.PAGE, 2.5)
     main, extra = table.query("not extra"), table.query("extra")
     looks = dict(zip(main["start"].unique().tolist(), cycle(plotting.SERIES), strict=False))
@@ -218,22 +193,18 @@ def plot(table: pd.DataFrame) -> Figure:
     return figure
 
 
-def _legend(figure: Figure, looks: Mapping[str, _Look]) -> None:
+def _legend(figure: plotting.Figure, looks: Mapping[str, _Look]) -> None:
     """Two rows above the panels: starts over kinds of runs."""
-    from matplotlib.lines import Line2D
-
-    from paper import plotting
-
     starts = [
-        Line2D([], [], color=colour, marker=marker, linewidth=2.0, label=f"start ({start})")
+        plotting.handle(color=colour, marker=marker, linewidth=2.0, label=f"start ({start})")
         for start, (colour, marker) in looks.items()
     ]
     runs = [
-        Line2D([], [], color=plotting.BLACK, linestyle=line, linewidth=width, label=label)
+        plotting.handle(color=plotting.BLACK, linestyle=line, linewidth=width, label=label)
         for line, width, label in RUNS.values()
     ]
     pairs = zip_longest(
-        [*starts, Line2D([], [], color=plotting.BLACK, linewidth=0.5, label="the rescaling itself")], runs
+        [*starts, plotting.handle(color=plotting.BLACK, linewidth=0.5, label="the rescaling itself")], runs
     )
     handles = [handle for pair in pairs for handle in pair if handle is not None]
     figure.legend(handles=handles, loc="outside upper center", ncols=4, columnspacing=2.0)
@@ -245,9 +216,7 @@ def _runs(rows: pd.DataFrame) -> Iterator[tuple[str, str, pd.DataFrame]]:
         yield start, run, path
 
 
-def _losses(axes: Axes, rows: pd.DataFrame, looks: Mapping[str, _Look]) -> None:
-    import seaborn as sns
-
+def _losses(axes: plotting.Axes, rows: pd.DataFrame, looks: Mapping[str, _Look]) -> None:
     for start, run, path in _runs(rows):
         (line, width, _), (colour, marker) = RUNS[run], looks[start]
         every = {"marker": marker, "markevery": 0.25}
@@ -258,26 +227,22 @@ def _losses(axes: Axes, rows: pd.DataFrame, looks: Mapping[str, _Look]) -> None:
     axes.set_ylim(FLOOR, 2.0 * rows["loss"].to_numpy().max())
 
 
-def _path(axes: Axes, path: pd.DataFrame, x: str, y: str, look: _Look, run: str) -> None:
+def _path(axes: plotting.Axes, path: pd.DataFrame, x: str, y: str, look: _Look, run: str) -> None:
     """A run in the plane of two columns, with its marker where it starts."""
     (line, width, _), (colour, marker) = RUNS[run], look
     axes.plot(path[x], path[y], color=colour, linestyle=line, linewidth=width)
     axes.plot(path[x].iloc[:1], path[y].iloc[:1], color=colour, marker=marker, linestyle="")
 
 
-def _lifted(axes: Axes, rows: pd.DataFrame, looks: Mapping[str, _Look]) -> None:
-    from paper import plotting
-
+def _lifted(axes: plotting.Axes, rows: pd.DataFrame, looks: Mapping[str, _Look]) -> None:
     for start, run, path in _runs(rows):
         _path(axes, path, "phi_1", "phi_2", looks[start], run)
     axes.plot(1.0, 0.0, color=plotting.BLACK, marker="*", markersize=8.0, linestyle="")
     axes.set(xlabel=r"$\Phi_1 = uv$", ylabel=r"$\Phi_2 = uw$", title="Lifted space")
 
 
-def _parameters(axes: Axes, rows: pd.DataFrame, looks: Mapping[str, _Look]) -> None:
+def _parameters(axes: plotting.Axes, rows: pd.DataFrame, looks: Mapping[str, _Look]) -> None:
     """Paths of (v, w); a rescaling moves the start along a ray, and the optima are all (v, 0) with v > 0."""
-    from paper import plotting
-
     for start, run, path in _runs(rows):
         _path(axes, path, "v", "w", looks[start], run)
     for start, path in rows.query("step == 0").groupby("start", sort=False):

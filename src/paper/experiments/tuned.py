@@ -1,7 +1,7 @@
 """Ours: every method at its own best learning rate, and how wide the range of good learning rates is.
 
 The rates are those that other experiments record. The optional blocks of the settings add rates, seeds or epochs;
-config.yaml has a denser grid of MLPs as a comment. A rate counts if it has every seed of its network; of runs that
+queue.yaml has a denser grid of MLPs. A rate counts if it has every seed of its network; of runs that
 differ in epochs alone the longest count. The best rate is that of the best mean over the seeds that are then compared,
 for all methods alike. Best test accuracy is the highest of all epochs.
 """
@@ -11,19 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paper.aggregate import trained
 from paper.experiments.base import Experiment, Runs
 from paper.experiments.cifar_nv import CurveGrid
+from paper.lazy import np, pd, plotting
 from paper.settings import Block, CompressionGrid, DepthGrid, grids
 from paper.verdicts import LEVELS, OURS, Claim, Estimate, Finding, NotMeasured, by, decide, of, over_cases, runs
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
 
 COLUMNS = (
     "panel", "network", "hidden_layers", "compression", "parameters", "method", "lr", "epochs", "seed", "diverged",
@@ -84,8 +79,6 @@ class Criterion:
 
     def values(self, rows: pd.DataFrame) -> pd.DataFrame:
         """Values by seed (rows) and learning rate (columns), the smaller the better; NaN where there is none."""
-        import numpy as np
-
         wide = rows.pivot(index="seed", columns="lr", values=self.column)
         wide = wide.replace(np.inf, np.nan)
         return wide.clip(lower=1.0) if self.column == "reached" else -100.0 * wide if self.factor is None else wide
@@ -163,8 +156,6 @@ def gain(
 
 def widths(rows: pd.DataFrame, criterion: Criterion) -> pd.Series | None:
     """By seed: decades of good learning rates of PathCond less those of the baseline, in one network."""
-    import pandas as pd
-
     found = {}
     for method in ("pathcond", "baseline"):
         values = criterion.values(of(rows, method))
@@ -178,10 +169,8 @@ def widths(rows: pd.DataFrame, criterion: Criterion) -> pd.Series | None:
 # Figure
 
 
-def plot(table: pd.DataFrame) -> Figure:
+def plot(table: pd.DataFrame) -> plotting.Figure:
     """MLPs at their best rates and their good rates, autoencoders, and CIFAR-NV by rate: five panels, a page wide."""
-    from paper import plotting
-
     rows = runs(table)
     mlps, coders = rows[rows["hidden_layers"].notna()], rows[rows["compression"].notna()]
     conv = rows[rows["hidden_layers"].isna() & rows["compression"].isna()]
@@ -205,24 +194,18 @@ def plot(table: pd.DataFrame) -> Figure:
     return figure
 
 
-def _handles(rows: pd.DataFrame) -> list[Line2D]:
-    from matplotlib.lines import Line2D
-
-    from paper import plotting
-
+def _handles(rows: pd.DataFrame) -> list[plotting.Line2D]:
     found = []
     for name in plotting.methods(rows):
         method = plotting.METHODS[name]
         look: dict[str, Any] = {"color": method.colour, "linestyle": method.dash, "marker": method.marker}
-        found.append(Line2D([], [], label=method.label, **look))
+        found.append(plotting.handle(label=method.label, **look))
     gap: dict[str, Any] = {"linestyle": "", "marker": "o", "color": plotting.GREY, "markerfacecolor": "white"}
-    return [*found, Line2D([], [], label="open: best rate at an end\nof those tried", **gap)]
+    return [*found, plotting.handle(label="open: best rate at an end\nof those tried", **gap)]
 
 
-def _at_best(axes: Axes, rows: pd.DataFrame, x: str, criterion: Criterion, offset: float = 0.0) -> None:
+def _at_best(axes: plotting.Axes, rows: pd.DataFrame, x: str, criterion: Criterion, offset: float = 0.0) -> None:
     """Means and 95% intervals of each method at its own best rate; open where that is at an end of those tried."""
-    from paper import plotting
-
     sign = -1.0 if criterion.factor is None else 1.0
     for number, name in enumerate(plotting.methods(rows)):
         method = plotting.METHODS[name]
@@ -243,10 +226,8 @@ def _half(values: Estimate) -> float:
     return values.high - values.value if math.isfinite(values.high) else 0.0
 
 
-def _good_rates(axes: Axes, rows: pd.DataFrame) -> None:
+def _good_rates(axes: plotting.Axes, rows: pd.DataFrame) -> None:
     """From the lowest to the highest good rate of each method, with the best one marked."""
-    from paper import plotting
-
     for number, name in enumerate(plotting.methods(rows)):
         method = plotting.METHODS[name]
         for depth, part in by(rows, "hidden_layers"):
@@ -259,10 +240,8 @@ def _good_rates(axes: Axes, rows: pd.DataFrame) -> None:
     axes.set(yscale="log")
 
 
-def _loss_gains(axes: Axes, rows: pd.DataFrame) -> None:
+def _loss_gains(axes: plotting.Axes, rows: pd.DataFrame) -> None:
     """Final losses of autoencoders, baseline over method, each at its own best rate, with 95% intervals."""
-    from paper import plotting
-
     for name in plotting.methods(rows)[1:]:
         method = plotting.METHODS[name]
         found = {value: (gain(part, LOSS, name), part) for value, part in by(rows, "compression")}
@@ -280,10 +259,8 @@ def _loss_gains(axes: Axes, rows: pd.DataFrame) -> None:
     axes.set_xticks(factors, [f"{factor:.0f}" for factor in factors])
 
 
-def _by_rate(axes: Axes, rows: pd.DataFrame) -> None:
+def _by_rate(axes: plotting.Axes, rows: pd.DataFrame) -> None:
     """The test accuracy of every seed against the learning rate, and the means."""
-    from paper import plotting
-
     for name in plotting.methods(rows):
         method = plotting.METHODS[name]
         values = -ACCURACY.values(of(rows, name))

@@ -67,7 +67,6 @@ def main() -> None:
 
 def _train(specs: list[Spec], given: argparse.Namespace) -> None:
     # Imported here: torch takes seconds, and a job whose runs all exist does not need it.
-    from paper import hardware
     from paper.training.runner import Options, TimeUp, train
 
     end = _end(given.time_limit)
@@ -78,7 +77,7 @@ def _train(specs: list[Spec], given: argparse.Namespace) -> None:
         results=given.results,
         data=given.data,
         checkpoints=given.checkpoints,
-        device=hardware.choose(given.device, given.threads),
+        device=cli.choose_device(given.device, given.threads),
         every=given.save_every,
         workers=given.workers,
         eager=given.eager,

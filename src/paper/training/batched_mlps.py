@@ -16,7 +16,7 @@ from torch.nn import functional
 from paper import models
 from paper.training.datasets import Splits
 from paper.training.initialization import initialize, rescale
-from paper.training.kernels import cpu, torch_layers
+from paper.training.kernels import torch_layers
 from paper.training.kernels.torch_layers import compiled
 from paper.training.optimisers import StackedOptimiser, rates
 from paper.training.trainer import Run, Trainer
@@ -460,9 +460,9 @@ def _subtract(weight: Tensor, grad: Tensor, x: Tensor) -> None:
 
 
 def _layer_kernels(device: torch.device, runs: int) -> Any:
-    """The module with forward and backward pass of a hidden layer, and ENorm, for a device."""
+    """Forward and backward pass of a hidden layer, and ENorm, for a device: a module or a class."""
     if device.type != "cuda":
-        return cpu if runs == 1 else torch_layers
+        return torch_layers.OneOnCPU if runs == 1 else torch_layers
     from paper.training.kernels import triton_layers  # needs Triton
 
     return triton_layers

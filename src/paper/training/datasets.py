@@ -1,5 +1,6 @@
-"""Data splits of a run on its device: uint8 images, normalised when they are used, or windows of a text."""
+"""Data splits of a run on its device: images (uint8, normalised and augmented in use), or windows of a text."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,9 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from paper import data, models, networks
-from paper.errors import PaperError
+from paper import data, models
+from paper.cli import PaperError
 
 # Mean and standard deviation of each channel, by which the images of a data set are normalised.
 MOMENTS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
@@ -17,6 +19,8 @@ MOMENTS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "mnist": ((0.1307,), (0.3081,)),
     "generated": ((0.5, 0.5, 0.5), (0.25, 0.25, 0.25)),
 }
+PADDING = 4
+DRAWS = (2 * PADDING + 1, 2 * PADDING + 1, 2)  # number of possible rows, columns and flips of an image
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,7 @@ def load(spec: Mapping[str, Any], path: Path, device: torch.device) -> Splits:
             dataset.train_images[train:end], dataset.train_labels[train:end], spec["model"], device
         )
     splits["test"] = _split(dataset.test_images[:test], dataset.test_labels[:test], spec["model"], device)
-    if spec["model"]["kind"] in networks.TEXT:
+    if spec["model"]["kind"] in models.TEXT:
         return Splits(splits, torch.ones((), device=device), torch.zeros((), device=device))
     channels = 1 if dataset.train_images.ndim == 3 else dataset.train_images.shape[1]
     scale, shift = (per_input(t, channels, spec["model"]).to(device) for t in factors(spec["dataset"]))
@@ -84,7 +88,7 @@ def _check_last_batch(spec: Mapping[str, Any]) -> None:
 
 
 def _split(images: Tensor, labels: Tensor, model: Mapping[str, Any], device: torch.device) -> Split:
-    if model["kind"] in networks.TEXT:
+    if model["kind"] in models.TEXT:
         images, labels = (models.fit_windows(t, model).contiguous() for t in (images, labels))
         return Split(images.to(device), labels.long().to(device))
     images = images[:, None] if images.ndim == 3 else images
@@ -105,3 +109,22 @@ def per_input(values: Tensor, channels: int, model: Mapping[str, Any]) -> Tensor
     if len(shape) == 3:
         return values.view(channels, 1, 1)
     return values.repeat_interleave(shape[0] // channels)
+
+
+def flip_and_crop(images: Tensor, draws: Tensor, channels: int) -> Tensor:
+    """Random flips, and crops after padding with black pixels, by random numbers drawn before each epoch.
+
+    Args:
+        images: (B, channels, side, side), or flat.
+        draws: (B, 3): first row and first column of the crop, and whether it is flipped.
+        channels: channels of an image.
+    """
+    side = images.shape[-1] if images.ndim == 4 else math.isqrt(images.shape[1] // channels)
+    padded = functional.pad(images.view(-1, channels, side, side), [PADDING] * 4)
+    steps = torch.arange(side, device=images.device)
+    rows = draws[:, 0, None] + steps
+    columns = draws[:, 1, None] + torch.where(draws[:, 2, None] > 0, side - 1 - steps, steps)
+    number = torch.arange(len(images), device=images.device)
+    channel = torch.arange(channels, device=images.device)
+    found = padded[number[:, None, None, None], channel[:, None, None], rows[:, None, :, None], columns[:, None, None]]
+    return found.view(images.shape)

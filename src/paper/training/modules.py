@@ -15,13 +15,12 @@ from torch.nn import functional
 from torch.optim import Optimizer
 
 import pathcond
-from paper import models, networks
-from paper.errors import PaperError
+from paper import models
+from paper.cli import PaperError
 from paper.methods import solver_options
 from paper.seeds import generator
 from paper.settings import DATASETS
-from paper.training.augmentation import DRAWS, flip_and_crop
-from paper.training.datasets import Splits
+from paper.training.datasets import DRAWS, Splits, flip_and_crop
 from paper.training.initialization import initialize, is_finite
 from paper.training.kernels import torch_layers
 from paper.training.kernels.torch_layers import compiled
@@ -70,7 +69,7 @@ class ModuleTrainer(Trainer):
         self.text = self.task == "predict_next"
         if self.text:
             self.eval_batch = self.eval_windows
-        paper = self.spec["model"]["kind"] not in networks.KINDS
+        paper = self.spec["model"]["kind"] not in models.COMMON
         default = "bfloat16" if self.spec["model"]["kind"] == "cifar_nv" else "tf32"
         precision = self.spec.get("precision", default) if self.gpu else "float32"
         self.bfloat16, self.precision = precision == "bfloat16", PRECISIONS[precision]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from paper.errors import PaperError
+from paper.cli import PaperError
 
 ADAM = ("adam", "adamw")
 BETAS, EPS = (0.9, 0.999), 1e-8  # of torch.optim.Adam

@@ -1,31 +1,37 @@
-"""Train runs to the end: batches of runs, epochs, checkpoints, time limits, several GPUs, results.
+"""Train runs to the end: batches of runs, epochs, checkpoints, locks, time limits, several GPUs, results.
 
 A run is one spec (a dict, see `make specs`): one network, method, learning rate and seed. Runs that exist are reused.
 """
 
 import gc
+import hashlib
+import io
 import math
 import multiprocessing
+import os
+import pickle
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import torch
+from filelock import FileLock, Timeout
+from tqdm import tqdm
 
-from paper import cli, hardware, results
-from paper.errors import PaperError
-from paper.runs import FULLY_CONNECTED, Spec, key, result_path
+from paper import cli, results
+from paper.cli import PaperError
+from paper.runs import FULLY_CONNECTED, Spec, digest, key, result_path
 from paper.training.batched_mlps import BatchedTrainer, is_plain
-from paper.training.checkpoint import Checkpoint, lock_runs
 from paper.training.datasets import Splits
 from paper.training.datasets import load as load_splits
 from paper.training.modules import ModuleTrainer
 from paper.training.optimisers import can_stack
-from paper.training.progress import Progress
 from paper.training.trainer import Run, Trainer
 
 COLUMNS = ["seed", "epoch", "train_loss", "train_accuracy", "validation_loss", "validation_accuracy", "test_loss",
@@ -35,6 +41,8 @@ FIELDS = ("preset", "task", "model", "rescaling", "optimiser", "lr", "epochs", "
 # Runs that agree in these fields can train in one batch.
 SHARED = ("task", "dataset", "images", "validation", "test_images", "model", "batch", "epochs", "optimiser", "schedule")
 POLL_SECONDS = 0.2
+LOCKS = ".locks"  # folder of the lock files, in that of the checkpoints
+LOG_SECONDS = 5.0  # between two lines of a log
 MIN_RUNS_PER_DEVICE = 5  # a batch is not split over GPUs below this: smaller batches are not faster
 
 
@@ -45,6 +53,112 @@ class TimeUp(Exception):
 def never() -> bool:
     """Do not stop."""
     return False
+
+
+# ---- checkpoints and locks
+
+
+class Checkpoint:
+    """The checkpoint of one run: its state and rows. It is replaced atomically and verified when read.
+
+    Args:
+        folder: folder of the checkpoints.
+        spec: the spec.
+    """
+
+    def __init__(self, folder: Path, spec: Mapping[str, Any]) -> None:
+        self.path = folder / spec["preset"] / f"{key(dict(spec))}.pt"
+        self.digest = digest(dict(spec))
+
+    def read(self) -> tuple[dict[str, Any], str | None]:
+        """State (epoch, state, rows, seconds; empty without a file), and a remark if a file cannot be used."""
+        if not self.path.exists():
+            return {}, None
+        try:
+            raw = self.path.read_bytes()
+            if hashlib.sha256(raw[32:]).digest() != raw[:32]:
+                raise ValueError("wrong checksum")
+            content = torch.load(io.BytesIO(raw[32:]), weights_only=True)
+            if content["digest"] != self.digest:
+                raise ValueError("it belongs to other settings")
+        except (OSError, ValueError, KeyError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
+            self.remove()
+            return {}, f"checkpoint {self.path.name} cannot be used ({error}); starting anew"
+        return content["run"], None
+
+    def write(self, state: Mapping[str, Any]) -> None:
+        """Replace the file."""
+        buffer = io.BytesIO()
+        torch.save({"digest": self.digest, "run": dict(state)}, buffer)
+        body = buffer.getvalue()
+        results.write_bytes(self.path, hashlib.sha256(body).digest() + body)
+
+    def remove(self) -> None:
+        """Delete the file, temporary files of killed writes beside it, and folders that are then empty."""
+        self.path.unlink(missing_ok=True)
+        results.sweep(self.path.parent)
+        for folder in self.path.parents[:4]:
+            try:
+                os.rmdir(folder)
+            except OSError:
+                break
+
+
+@contextmanager
+def lock_runs(folder: Path, specs: Sequence[Mapping[str, Any]], stop: Callable[[], bool]) -> Iterator[bool]:
+    """Wait until no other process trains these specs, and keep others from them until the block ends.
+
+    The operating system releases the locks of a process that ends, also of a killed one. Locks are taken in one order
+    everywhere, so no two processes wait for each other.
+
+    Args:
+        folder: folder of the checkpoints; processes that share it exclude each other.
+        specs: the specs.
+        stop: whether to give up waiting.
+
+    Yields:
+        False if `stop` returned true before the locks were acquired.
+    """
+    names = {digest(dict(spec)): key(dict(spec)) for spec in specs}
+    with ExitStack() as held:
+        locked = True
+        try:
+            for name in sorted(names):
+                locked = locked and _acquire(held, folder / LOCKS / f"{name}.lock", names[name], stop)
+        except (OSError, NotImplementedError) as error:
+            cli.say(f"{folder}: no locks here ({error}); another process could train the same runs")
+        yield locked
+
+
+def _acquire(held: ExitStack, path: Path, name: str, stop: Callable[[], bool]) -> bool:
+    lock, waiting = FileLock(path), False
+    while True:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            if stop():
+                return False
+            if not waiting:
+                cli.say(f"{name}: another process trains it; waiting for that one to end")
+                waiting = True
+            time.sleep(POLL_SECONDS)
+        else:
+            held.callback(_release, lock, path)
+            return True
+
+
+def _release(lock: FileLock, path: Path) -> None:
+    """Remove the lock file while it is still locked (filelock does not trust a removed file), then unlock."""
+    with suppress(OSError):
+        path.unlink()
+    lock.release()
+    for folder in (path.parent, path.parent.parent):
+        with suppress(OSError):
+            folder.rmdir()
+
+
+# ---- runs
 
 
 @dataclass
@@ -348,7 +462,7 @@ def _write_result(run: Progressing, options: Options) -> None:
     table = pd.DataFrame(run.state["rows"])
     table = table[[name for name in COLUMNS if name in table]]
     provenance = {
-        **hardware.record(options.device),
+        **cli.environment(options.device),
         "commit": cli.commit(),
         "precision": run.state["precision"],
         "parameters": run.state["parameters"],
@@ -359,3 +473,41 @@ def _write_result(run: Progressing, options: Options) -> None:
     results.write_result(result_path(options.results, run.spec), table, run.spec, provenance)
     run.checkpoint.remove()
     cli.say(f"{key(run.spec)}: {provenance['seconds']:.1f} s on {provenance['hardware']}")
+
+
+class Progress:
+    """Progress of some runs over their epochs: a tqdm bar in a terminal, a line every few seconds in a log.
+
+    Args:
+        title: what is trained.
+        epochs: number of epochs of each run.
+        first: epochs already completed.
+        images: number of images, or windows of a text, that all runs together see in one epoch.
+        unit: what they are called.
+    """
+
+    def __init__(self, title: str, epochs: int, first: int, images: int, unit: str = "images") -> None:
+        self.title, self.images, self.unit = title, images, unit
+        self.bar = tqdm(total=epochs, initial=first, desc=title, unit="epoch", disable=not sys.stderr.isatty())
+        self.epoch, self.first, self.epochs = first, first, epochs
+        self.began, self.logged = time.monotonic(), -LOG_SECONDS
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.close()
+
+    def update(self, loss: float) -> None:
+        """Report one more epoch, with the loss after it."""
+        self.epoch += 1
+        now = time.monotonic()
+        speed = (self.epoch - self.first) * self.images / max(now - self.began, 1e-9)
+        self.bar.set_postfix_str(f"loss {loss:.4g}, {speed:,.0f} {self.unit}/s", refresh=False)
+        self.bar.update()
+        if self.bar.disable and (self.epoch == self.epochs or now - self.logged >= LOG_SECONDS):
+            self.logged = now
+            left = (now - self.began) / (self.epoch - self.first) * (self.epochs - self.epoch)
+            text = f"epoch {self.epoch}/{self.epochs}  loss {loss:.4g}  {speed:,.0f} {self.unit}/s"
+            sys.stderr.write(f"{self.title}: {text}  {tqdm.format_interval(left)} left\n")
+            sys.stderr.flush()

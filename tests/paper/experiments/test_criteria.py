@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import pathcond
-from paper.errors import PaperError
+from paper.cli import PaperError
 from paper.experiments import criteria
 
 CPU = torch.device("cpu")

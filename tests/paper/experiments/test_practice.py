@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 from scipy import stats
 
-from paper.errors import PaperError
+from paper.cli import PaperError
 from paper.experiments import practice
 from paper.runs import check_specs, training_specs
 from paper.settings import TrainingGrid

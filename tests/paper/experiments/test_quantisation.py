@@ -7,7 +7,7 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
-from paper.errors import PaperError
+from paper.cli import PaperError
 from paper.experiments import quantisation
 from paper.experiments.quantisation import FULL, NONE
 from tests.paper.experiments.quantisation_cases import quantised

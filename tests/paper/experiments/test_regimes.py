@@ -7,7 +7,7 @@ from torch import nn
 
 import pathcond
 from paper import results
-from paper.errors import PaperError
+from paper.cli import PaperError
 from paper.experiments import regimes
 from paper.seeds import generator
 from tests.paper.experiments.tables import ROOT, settings

@@ -116,7 +116,6 @@ TUNED: dict[str, list[tuple[str, pd.DataFrame]]] = {
         claim: [
             (YES, kernels({2: [1.5, 1.51, 1.49], 3: [1.12, 1.121, 1.119]}, kernel)),
             (PARTLY, kernels({2: [1.5, 1.51, 1.49], 3: [0.9, 0.91, 0.89]}, kernel)),
-            (PARTLY, kernels({2: [1.5, 1.51, 1.49], 3: [1.1, 1.2, 0.9]}, kernel)),
             (NO, kernels({2: [0.9, 0.905, 0.895], 3: [1.1, 1.2, 0.9]}, kernel)),
             (UNDECIDED, kernels({2: [1.1, 1.2, 0.9], 3: [1.1]}, kernel)),
         ]
@@ -133,7 +132,6 @@ TUNED: dict[str, list[tuple[str, pd.DataFrame]]] = {
     "tuned_epochs": [
         (YES, depths([1.2, 1.201], [1.05, 1.051])),
         (PARTLY, depths([1.2, 1.201], [1.3, 1.0])),
-        (PARTLY, depths(1.01, 0.99)),
         (NO, depths(0.99, [2.0, 0.9])),
         (UNDECIDED, depths([2.0, 0.9])),
     ],
@@ -146,13 +144,11 @@ TUNED: dict[str, list[tuple[str, pd.DataFrame]]] = {
     "tuned_accuracy": [
         (YES, accuracies(-0.49, 1.0)),
         (PARTLY, accuracies(-0.51, -0.49)),
-        (PARTLY, accuracies(0.0, [3.0, 0.0])),
         (NO, accuracies(-0.51, [3.0, 0.0])),
         (UNDECIDED, accuracies([3.0, 0.0])),
     ],
     "tuned_range": [
         (YES, spans((1, 2), (1, 2), (2, 3))),
-        (NO, spans((2, 2), (3, 3))),
         (NO, spans((2, 1), (3, 2), (4, 3))),
         (UNDECIDED, spans((1, 2), (2, 2), (2, 1))),
     ],

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from paper.training.augmentation import PADDING, flip_and_crop
+from paper.training.datasets import PADDING, flip_and_crop
 from paper.training.initialization import initialize
 from paper.training.modules import ModuleTrainer
 from paper.training.optimisers import optimisers, rates, set_rate

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from paper.runs import key
-from paper.training.checkpoint import Checkpoint, lock_runs
+from paper.training.runner import Checkpoint, lock_runs
 from tests.faults.harm import ROOT, leave_half
 from tests.paper.training.reference import MLP, make_spec
 
@@ -112,7 +112,7 @@ ONE, TWO, THREE = (make_spec(MLP, lr=lr) for lr in (0.1, 0.2, 0.3))
 _HOLDER = """
 import json, sys, time
 from pathlib import Path
-from paper.training.checkpoint import lock_runs
+from paper.training.runner import lock_runs
 with lock_runs(Path(sys.argv[1]), json.loads(sys.argv[2]), lambda: True) as locked:
     print(locked, flush=True)
     time.sleep(600 if locked else 0)

@@ -14,7 +14,7 @@ import torch
 from paper import cli, data, results
 from paper.runs import index_of, key, result_path
 from paper.training import __main__ as command
-from paper.training.checkpoint import Checkpoint
+from paper.training.runner import Checkpoint
 from tests.paper.training.reference import CONV, MLP, make_spec
 
 # On one worker: they share what is trained in the background.

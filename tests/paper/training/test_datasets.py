@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from paper import data
-from paper.errors import PaperError
+from paper.cli import PaperError
 from paper.training import datasets
 from paper.training.datasets import MOMENTS
 from tests.paper.training.reference import CONV, CPU, GPT, MLP, make_spec

@@ -8,7 +8,7 @@ from torch import nn
 
 import pathcond
 from paper import models, starts
-from paper.errors import PaperError
+from paper.cli import PaperError
 from paper.methods import BOUND, DAMPING
 from paper.training.initialization import initialize, rescale
 from pathcond.rescale import DEFAULT_CLAMP, DEFAULT_DAMPING
@@ -71,29 +71,6 @@ def test_one_objective_per_part():
     pathcond.apply_scales_(whole, graph, pathcond.solve(graph, g).u)
     with pytest.raises(AssertionError):
         assert_same(began.module, whole, 1e-3, 1e-3)
-
-
-def test_sweeps_are_ten():
-    expected, _ = rescaled(CONV, 0, batchnorm="exclude", sweeps=10)
-    fewer, _ = rescaled(CONV, 0, batchnorm="exclude", sweeps=9)
-    found = initialize(make_spec(CONV, "pathcond"), 0).module
-    assert_same(found, expected, 1e-6, 1e-7)
-    with pytest.raises(AssertionError):
-        assert_same(found, fewer, 1e-6, 1e-7)
-    asked = initialize(make_spec(CONV, "pathcond", {"sweeps": 9}), 0).module
-    assert_same(asked, fewer, 1e-6, 1e-7)
-
-
-@pytest.mark.parametrize("name", NETWORKS)
-def test_rows_and_columns_are_the_two_sides(name):
-    model = NETWORKS[name]
-    base, both, rows, columns = (
-        initialize(make_spec(model, method), 1) for method in ("baseline", "pathcond", "rows", "columns")
-    )
-    assert both.max_log_scale == rows.max_log_scale == columns.max_log_scale > 0
-    for key, weight in values(base.module).items():
-        sides = values(rows.module)[key].double() * values(columns.module)[key].double()
-        torch.testing.assert_close(sides, values(both.module)[key].double() * weight.double(), rtol=1e-5, atol=1e-9)
 
 
 @pytest.mark.parametrize("model", [MLP, BARE])
@@ -169,16 +146,6 @@ def test_gelu_bounds_the_scales():
     assert initialize(bounded, 0).max_log_scale == pytest.approx(0.025, rel=1e-9)
     expected, _ = rescaled(bounded["model"], 0, batchnorm="exclude", clamp=0.025)
     assert_same(initialize(bounded, 0).module, expected, 1e-6, 1e-8)
-
-
-def test_the_mode_of_the_network_is_irrelevant_and_kept():
-    how = make_spec(MLP, "pathcond")["rescaling"]
-    training, evaluating = models.make(MLP, 0).train(), models.make(MLP, 0).eval()
-    for module in (training, evaluating):
-        rescale(module, torch.ones(1, 12), how)
-    assert_same(training, evaluating, 0, 0)
-    assert training.training
-    assert not evaluating.training
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf")])

@@ -9,10 +9,10 @@ from torch.optim import _muon
 import pathcond
 from paper import models
 from paper.training.batched_mlps import BatchedMLPs, BatchedTrainer
-from paper.training.checkpoint import Checkpoint
 from paper.training.initialization import initialize, lr_factors
 from paper.training.modules import ModuleTrainer
 from paper.training.optimisers import Muon, StackedOptimiser, optimisers, orthogonalised, rates, set_rate
+from paper.training.runner import Checkpoint
 from paper.training.trainer import Run
 from tests.paper.training.reference import (
     AUTOENCODER,

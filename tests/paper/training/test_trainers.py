@@ -7,7 +7,6 @@ import torch
 
 import pathcond
 from paper import models
-from paper.seeds import generator
 from paper.training.batched_mlps import BatchedTrainer
 from paper.training.initialization import initialize
 from paper.training.modules import ModuleTrainer
@@ -80,17 +79,6 @@ def test_methods_share_the_order_of_a_seed_and_seeds_do_not():
         assert len({tuple(one.tolist()) for one in by_seed.values()}) == 3
         for row, (_, seed) in zip(order, runs, strict=True):
             assert torch.equal(row, by_seed[seed])
-
-
-def test_the_order_does_not_depend_on_company_or_history():
-    late = watch(together((make_spec(MLP), 4)), 5)
-    trainer = together(*((make_spec(MLP), seed) for seed in (9, 4, 0)))
-    for epoch in (1, 2):
-        trainer.epoch(epoch)
-    torch.manual_seed(3)
-    company = watch(trainer, 5)
-    assert torch.equal(torch.cat(late, 1)[0], torch.cat(company, 1)[1])
-    assert torch.equal(torch.cat(late, 1)[0], torch.randperm(55, generator=generator(4, "order", 5)))
 
 
 # ---- what is measured
