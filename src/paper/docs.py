@@ -21,6 +21,7 @@ import pandas as pd
 from paper import cli, config, results, runs, workflow
 from paper.cli import PaperError
 from paper.experiments import EXPERIMENTS
+from paper.experiments.practice import is_full
 from paper.experiments.quantisation import FULL, NONE
 from paper.verdicts import counted, in_words
 
@@ -104,11 +105,17 @@ class Facts:
         groups = pd.DataFrame(rows, columns=["hardware", "stage", "seconds"]).groupby(["hardware", "stage"])["seconds"]
         return pd.DataFrame({"runs": groups.size(), "seconds": groups.sum()}).reset_index()
 
-    def gpu_minutes(self, paper: bool) -> float:
-        """GPU minutes of all runs, or of those that the paper's own figures and tables need."""
+    def gpu_minutes(self, paper: bool, shared: bool) -> float:
+        """Minutes of all runs on a GPU, or of those that the paper's own figures and tables need.
+
+        Args:
+            paper: only those.
+            shared: the runs that shared the GPU with others, or else those that had it alone.
+        """
         asked = {key for name, keys in self.plan.asked.items() if EXPERIMENTS[name].where != "ours" for key in keys}
         found = [p for key, p in self.provenance.items() if key in asked or not paper]
-        return sum(p["seconds"] for p in found if not p["hardware"].startswith("CPU")) / 60
+        chosen = [p for p in found if not p["hardware"].startswith("CPU") and _shared_gpu(p["spec"]) == shared]
+        return sum(p["seconds"] for p in chosen) / 60
 
     def times(self, experiment: str) -> str:
         """Time that an experiment took, in words."""
@@ -120,7 +127,9 @@ class Facts:
             for name, row in rows.iterrows()
         ]
         precisions = sorted({self.provenance[key].get("precision", "") for key in self.plan.asked[experiment]} - {""})
-        return "; ".join(parts) + (f" ({', '.join(precisions)})" if precisions else "")
+        shared = any(_shared_gpu(self.provenance[key]["spec"]) for key in self.plan.asked[experiment])
+        remarks = [*precisions, *["many runs shared the GPU, and each counts in full"] * shared]
+        return "; ".join(parts) + (f" ({', '.join(remarks)})" if remarks else "")
 
     def plain_loop(self) -> tuple[float, float]:
         """Seconds that MLPs and CIFAR-NV would take one by one in a plain PyTorch loop, and that they took here.
@@ -133,7 +142,7 @@ class Facts:
         plain = ours = 0.0
         for provenance in self.provenance.values():
             spec = provenance["spec"]
-            if spec["stage"] != "train" or provenance["hardware"] != epochs["hardware"].iloc[0]:
+            if spec["stage"] != "train" or provenance["hardware"] != epochs["hardware"].iloc[0] or _shared_gpu(spec):
                 continue
             depth = len(spec["model"].get("hidden", ()))
             same = epochs["hidden_layers"] == depth if depth else epochs["network"] == spec["network"]
@@ -154,8 +163,11 @@ class Facts:
         rows = []
         for network, found in table[table["panel"] == "best"].groupby("network", sort=False):
             by_method = found.set_index("method")
+            copies = set(found.loc[is_full(found), "method"])
             gains = {
-                row.Index: f"{row.gain:+.1f} ± {row.high - row.gain:.1f}" for row in by_method.itertuples() if row.high
+                row.Index: "as full" if row.Index in copies else f"{row.gain:+.1f} ± {row.high - row.gain:.1f}"
+                for row in by_method.itertuples()
+                if row.Index != "baseline"
             }
             rows.append(
                 {
@@ -183,6 +195,14 @@ class Facts:
         lines = (self.root / "docs/zoo.md").read_text("utf-8").splitlines()
         first = next(i for i, line in enumerate(lines) if line.startswith("|"))
         return "\n".join(lines[first : lines.index("", first)])
+
+
+def _shared_gpu(spec: Mapping[str, Any]) -> bool:
+    """Whether a recorded run shared the GPU with others: those of `practice` and `quantisation`, and three of ENorm."""
+    if spec["stage"] == "measure":
+        return spec["experiment"] == "quantisation"
+    longest = (spec["network"], spec["method"], spec["lr"]) == ("cifar_nv", "enorm", 1e-4)
+    return longest or "schedule" in spec
 
 
 def pages(facts: Facts) -> dict[Path, str]:

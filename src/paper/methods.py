@@ -14,7 +14,7 @@ from paper.cli import PaperError
 BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, RED, PINK = (
     "#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7",
 )  # fmt: skip
-GREY = "#777777"
+GREY, OLIVE = "#777777", "#8F7700"
 _DRAWN = ("label", "colour", "marker", "dash")
 
 
@@ -104,7 +104,7 @@ METHODS: dict[str, Method] = {
     "per_layer": _library("one scale per layer", PINK, "8", per_layer=True),
     "per_part": _library("one objective per part", GREY, "<", per_part=True),
     "smooth_paths": _library("paths cross GELU", BLACK, "H", smooth_paths=True),
-    "every_epoch": _library("half of it, every epoch", YELLOW, "*", damping=DAMPING, teleport=1),
+    "every_epoch": _library("half of it, every epoch", OLIVE, "*", damping=DAMPING, teleport=1),
 }
 
 
