@@ -548,11 +548,12 @@ def _real_cells(rows: list[Row]) -> list[tuple[str, ...]]:
     graphs = {row.model: f"{row.seconds:.1f}" for row in rows if row.device == "meta"}
     lines = []
     for row in [row for row in rows if row.device != "meta"] or rows:
-        model, free, *cells = _cells(row)
+        model, _, *cells = _cells(row)
+        free = f"{row.free} ({row.free / row.symmetries:.0%})"
         memory = "" if row.extra_gib is None else f"{row.extra_gib:.1f}"
-        place = "CPU" if row.device == "cpu" else row.hardware.partition(";")[0]
+        place = "CPU" if row.device == "cpu" else "GPU"
         measured = [""] * 6 if row.device == "meta" else [*cells, memory, place]
-        lines.append((model, f"{row.parameters / 1e6:,.0f}e6", free, graphs.get(model, ""), *measured))
+        lines.append((model, f"{row.parameters / 1e6:,.0f}M", free, graphs.get(model, ""), *measured))
     return lines
 
 
@@ -592,11 +593,12 @@ def markdown(rows: list[Row]) -> str:
         "## Published sizes",
         "Text models read two sequences of 32 tokens, the others two inputs of their full size (`wav2vec2_base`: 0.8 s "
         "of sound). Made by `make transformers` with `REAL=meta`, `REAL=cpu` and `REAL=cuda`; `ONLY=PATTERN` for some:",
-        "- `free scales` and `graph`, the seconds of `extract_graph` on a model without weights: by `REAL=meta`.\n"
+        "- `size`, the number of parameters, `free`, the scales of `free scales`, and `graph`, the seconds of "
+        "`extract_graph` on a model without weights: by `REAL=meta`.\n"
         "- The other columns: by `REAL=cpu` or `REAL=cuda`. `GiB` is the peak of a GPU's memory above that of "
         "the weights. Empty cells were not measured; `mixtral_8x7b` does not fit on one GPU in float32.",
         _lines(
-            ("model", "parameters", "free scales", "graph", *heads[2:], "GiB", "measured on"),
+            ("model", "size", "free", "graph", *heads[2:], "GiB", "on"),
             [line for found in by_model for line in _real_cells(found)],
         ),
         f"Measured with {_hardware(real)}.",
