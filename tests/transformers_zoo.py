@@ -580,7 +580,8 @@ def markdown(rows: list[Row]) -> str:
     parts = [
         "# Transformers",
         f"Random weights; {len(ARCHITECTURES)} architectures, each tiny and at the size of a published model.",
-        "- `free scales`: those that the library finds, of the exact scales that exist by the configuration.\n"
+        "- `free scales`: those that the library finds, of the scales that can be changed exactly; these are counted "
+        "from the model's configuration (heads, widths, layers), without the library.\n"
         "- `moved`: units that `rescale_` with `damping=1` moved. Queries against keys often stay: paths end at the "
         "softmax, and where both start at the same norm the solution is a scale of 1.\n"
         "- `float64`: change of the output under random scales, the larger of eval and training mode. Casts to float32 "

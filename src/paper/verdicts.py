@@ -126,6 +126,7 @@ LEVELS = {
     "tuned_accuracy": at_least(-0.5),
     "tuned_range": at_least(0.1),  # decades of learning rates
     "practice_no_harm": at_least(-0.5),
+    "practice_full": at_least(-0.5),
     "practice_gain": at_least(0.5, 0.0),
     "practice_range": at_least(0.5),  # doublings of the learning rate
     "practice_teleport": at_least(0.5, 0.0),

@@ -384,10 +384,10 @@ def _estimate(row: Any) -> Estimate:
     return Estimate(float(row.gain), float(row.low), float(row.high))
 
 
-def _harm(method: str, table: pd.DataFrame) -> Finding:
+def _harm(claim: str, method: str, table: pd.DataFrame) -> Finding:
     rows = some(table, panel="best", method=method)
     found = {f"{row.network}{'*' * bool(row.held_out)}": _estimate(row) for row in rows.itertuples()}
-    answers = {name: decide(estimate, LEVELS["practice_no_harm"]) for name, estimate in found.items()}
+    answers = {name: decide(estimate, LEVELS[claim]) for name, estimate in found.items()}
     chosen = {name: answer for name, answer in answers.items() if not name.endswith("*")}
     answer = never(chosen.values() if chosen else answers.values())
     if answer != NO and NO in answers.values():
@@ -456,7 +456,7 @@ _CLAIMS = (
         "learning rate",
         "not studied",
         _HARM,
-        partial(_harm, DEFAULT),
+        partial(_harm, "practice_no_harm", DEFAULT),
         kind=OURS,
     ),
     Claim(
@@ -464,7 +464,7 @@ _CLAIMS = (
         "The full solution makes no network worse than the baseline, each at its own best learning rate",
         "not studied",
         _HARM,
-        partial(_harm, FULL),
+        partial(_harm, "practice_full", FULL),
         kind=OURS,
     ),
     Claim(
