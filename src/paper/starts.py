@@ -115,16 +115,17 @@ def _solve_parts(graph: ScaleGraph, g: DiagG, **options: Any) -> Solution:
 
     import pathcond
 
+    parts = connected_parts(graph)
+    if len(parts) < 2:  # one objective; parameters without a scale count in it
+        return pathcond.solve(graph, g, **options)
     found = [
         pathcond.solve(
             graph,
             pathcond.DiagG({name: g[name] for name in part}, {name: g.log_scale[name] for name in part}),
             **options,
         )
-        for part in connected_parts(graph)
+        for part in parts
     ]
-    if not found:
-        return pathcond.solve(graph, g, **options)
     longest = max(len(one.objective) for one in found)
     objective = [sum(one.objective[min(step, one.steps)] for one in found) for step in range(longest)]
     updates = [sum(one.mean_update[step] for one in found if step < one.steps) for step in range(longest - 1)]

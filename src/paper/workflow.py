@@ -349,7 +349,7 @@ _CODE = {
     "figure": ["plotting.py", "methods.py"],
     "claims": ["verdicts.py"],
     "report": ["report.py"],
-    "docs": ["docs.py"],
+    "docs": ["docs.py", "experiments/practice.py", "experiments/quantisation.py"],
 }
 
 

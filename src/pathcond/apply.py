@@ -271,6 +271,8 @@ def _scale_(graph: ScaleGraph, half: Tensor, tensors: Iterable[tuple[str, Tensor
             together.setdefault(key, {}).setdefault(name, []).append(tensor)
     for (device, dtype, exponent), found in together.items():
         spread = _spread(graph, tuple(found), device)
+        if not spread.sizes:  # no entry of these parameters has a unit
+            continue
         factors = torch.cat((exponent * half, -exponent * half)).exp().to(dtype).to(device)
         pieces = factors[spread.index].split(spread.sizes)
         for end in (spread.rows, spread.cols):
@@ -305,7 +307,8 @@ def _spread(graph: ScaleGraph, names: tuple[str, ...], device: torch.device) -> 
                     ends[first].append((name, len(pieces), tuple(units.shape)))
                     pieces.append(units.reshape(-1) % count + first)  # negative units count from the end
         sizes = [len(piece) for piece in pieces]
-        cache[names, device] = _Spread(torch.cat(pieces).to(device), sizes, *ends.values())
+        index = torch.cat(pieces) if pieces else torch.zeros(0, dtype=torch.long)
+        cache[names, device] = _Spread(index.to(device), sizes, *ends.values())
     return cache[names, device]
 
 

@@ -256,7 +256,8 @@ def _without_running(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any
         return _make_fake(x.fake_mode, x, (x.shape[0], weight.shape[2]), None)  # the fake version takes bfloat16 only
     if function in _SUMS and len(args) == 2 and not kwargs and isinstance(weight, FakeTensor):
         alike = all(getattr(x, name) == getattr(weight, name) for name in ("shape", "dtype", "device"))
-        fits = alike and x.is_contiguous() and weight.is_contiguous()
+        known = x.constant is not None or weight.constant is not None  # the model may read the sum's value
+        fits = alike and not known and x.is_contiguous() and weight.is_contiguous()
         return _make_fake(x.fake_mode, x, x.shape, None) if fits else None
     if function is torch.conv2d and len(args) == 7 and isinstance(weight, FakeTensor):
         shape = _conv_shape(x, weight, *args[2:])
@@ -275,6 +276,8 @@ def _conv_shape(
         if t.ndim != 4 or t.stride() != (math.prod(t.shape[1:]), t.shape[2] * t.shape[3], t.shape[3], 1):
             return None
     if not all(isinstance(setting, (tuple, list)) and len(setting) == 2 for setting in (stride, padding, dilation)):
+        return None
+    if min(*stride, *dilation, groups) < 1 or min(padding) < 0:
         return None
     if any(t.dtype != weight.dtype or t.device != weight.device for t in (x, bias) if t is not None):
         return None

@@ -253,3 +253,25 @@ def test_shapes_of_convolutions_are_recorded_without_running_them(options, layou
     assert trace.values[trace.outputs[0]].shape == model(x).shape
     with pytest.raises(pathcond.RecordError, match="the forward pass failed"):
         record(model, torch.ones(2, 3, 9, 7))
+
+
+def test_convolutions_with_invalid_settings_raise_torchs_error():
+    class Negative(nn.Conv2d):
+        def forward(self, x):
+            return torch.conv2d(x, self.weight, self.bias, (1, 1), (-1, -1), (1, 1), 1)
+
+    with pytest.raises(pathcond.PathCondError, match="negative padding"):
+        record(nn.Sequential(Negative(3, 4, 3)), torch.ones(1, 3, 8, 8), training=False)
+
+
+def test_sums_of_constants_can_be_read():
+    class Read(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 6), nn.Linear(6, 3)
+
+        def forward(self, x):
+            count = torch.tensor(1) + torch.tensor(1)
+            return self.second(F.relu(self.first(x)))[:, :count]
+
+    assert pathcond.extract_graph(Read(), torch.ones(2, 4)).units == 6

@@ -144,7 +144,9 @@ class Settings(Protocol):
     @model_validator(mode="after")
     def _goes_together(self) -> Settings:
         for name in self.trained:
-            self.known(name)
+            twice = {*(self.known(name).extra_methods or ())} & {*(self.known(name).methods or self.methods)}
+            if twice:
+                raise ValueError(f"networks.{name}.extra_methods: expected other methods, got {min(twice)} twice")
         for methods in (self.methods, *(network.methods or self.methods for network in self.networks.values())):
             for needed in (BASELINE, FULL):
                 if needed not in methods:
@@ -241,7 +243,8 @@ def best(runs: pd.DataFrame) -> pd.DataFrame:
         if BASELINE not in chosen:
             continue
         pairs = {method: (at["accuracy"] - chosen[BASELINE]["accuracy"]).dropna() for method, at in chosen.items()}
-        half = _half_width([pair for method, pair in pairs.items() if method != BASELINE])
+        distinct = {tuple(pair): pair for method, pair in pairs.items() if method != BASELINE}
+        half = _half_width(list(distinct.values()))  # methods that are the same on a network count once
         for method, at in chosen.items():
             near = means[method][means[method] >= means[method].max() - NEAR].index
             gain = float(pairs[method].mean())
@@ -353,7 +356,8 @@ def plot(table: pd.DataFrame) -> plotting.Figure:
         ]
         width = (one["high"] - one["gain"]).where(lambda value: value < math.inf, 0.0)
         axes[0].errorbar(one["gain"], place, xerr=width, elinewidth=0.6, label=METHODS[method].label, **look)
-        axes[1].plot(one["max_log_scale"], one["gain"], **look)
+        if not METHODS[method].teleport:  # its later scales are not known
+            axes[1].plot(one["max_log_scale"], one["gain"], **look)
     held = dict(zip(rows["network"], rows["held_out"], strict=True))
     accuracy = rows[rows["method"] == BASELINE].set_index("network")["accuracy"]
     labels = [f"{name}{'*' if held[name] else ''}\n{accuracy[name]:.1f}%" for name in names]

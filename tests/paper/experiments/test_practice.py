@@ -41,6 +41,8 @@ def test_the_best_rate_and_the_gain_of_each():
     assert found.loc[("mlp", "running"), "gain"] == pytest.approx(1.0), "the same as the default, which is run"
     half = stats.t.ppf(0.975, 4) * 0.2 / math.sqrt(3)  # of two methods with three seeds each
     assert found.loc[("vgg", "full"), "high"] == pytest.approx(1.0 + half)
+    half = stats.t.ppf(0.975, 2) * 0.2 / math.sqrt(3)  # the two are one method there
+    assert found.loc[("mlp", "full"), "high"] == pytest.approx(1.0 + half)
     assert (found["lrs_near"] == 1).all()
     assert not found["at_edge"].any()
     assert found.loc[("vgg", "baseline"), "high"] == 0
@@ -56,11 +58,18 @@ def test_the_rule():
     assert practice.choose(practised(harmful))[0] == "half", "none passes: the one that changes least"
 
 
+def with_extra(block):
+    """The networks of a block, of which one that is trained has a method twice."""
+    name = block["trained"][0]
+    return {**block["networks"], name: {**block["networks"][name], "extra_methods": ["full"]}}
+
+
 def test_settings_go_together():
     block = blocks("tiny")["practice"]
     for change, said in (
         ({"trained": ["nothing"]}, "trained: expected names of networks"),
         ({"methods": ["baseline", "half"]}, "methods: expected full among them"),
+        ({"networks": with_extra(block)}, "extra_methods: expected other methods, got full twice"),
         ({"images": 641}, "images and validation: expected at most 640"),
     ):
         with pytest.raises(ValidationError, match=said):

@@ -55,6 +55,12 @@ def test_the_default_method_is_the_default_of_the_library():
     assert began.max_log_scale == pytest.approx(report.max_log_scale, rel=1e-6)
 
 
+def test_one_part_is_the_full_solution():
+    x = torch.randn(16, 12, generator=torch.Generator().manual_seed(0))
+    found, full = (initialize(make_spec(BARE, method), 3, batch=x).module for method in ("per_part", "full"))
+    assert_same(found, full, 0.0, 0.0)
+
+
 def test_one_objective_per_part():
     x = torch.randn(16, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     began = initialize(make_spec(CONV, "per_part", {"bound": None}), 3, batch=x)
