@@ -10,6 +10,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 from collections.abc import Iterable, Mapping
 from functools import cache, cached_property
@@ -335,15 +336,24 @@ def forced_jobs(dag: Any, jobs: Iterable[Any], files: Iterable[Any] = ()) -> set
 
 def code(stage: str, experiment: str | None = None) -> list[str]:
     """Source files of a cheap stage, which are its inputs: an edit runs the stage again."""
+    folder = Path(__file__).parent
     files = ["experiments/__main__.py", *_CODE[stage]]
     if experiment is not None:
-        files.append(f"experiments/{experiment}.py")
-    folder = Path(__file__).parent
+        files += _with_imported(folder, f"experiments/{experiment}.py")
     if folder.is_relative_to(Path.cwd()):  # relative, so that Snakemake accepts a moved checkout
         folder = folder.relative_to(Path.cwd())
     return [str(folder / name) for name in files if (folder / name).exists()]
 
 
+def _with_imported(folder: Path, name: str) -> list[str]:
+    """The file of an experiment, and those of the experiments that it imports."""
+    found, path = [name], folder / name
+    for one, other in _IMPORTED.findall(path.read_text("utf-8")) if path.exists() else ():
+        found += _with_imported(folder, f"experiments/{one or other}.py")
+    return list(dict.fromkeys(found))
+
+
+_IMPORTED = re.compile(r"^from paper\.experiments(?:\.(?!base\b)(\w+) import|\s+import (\w+)$)", re.MULTILINE)
 _CODE = {
     "aggregate": ["aggregate.py"],
     "figure": ["plotting.py", "methods.py"],

@@ -138,6 +138,15 @@ def test_the_note_says_how_much_and_what_is_missing(flow):
     assert "target 99% train accuracy" in one.note("paper", "mlp_depth")
 
 
+def test_code_of_an_experiment_includes_the_experiments_it_imports():
+    def names(experiment):
+        return [Path(file).stem for file in workflow.code("aggregate", experiment)]
+
+    assert names("toy") == ["__main__", "aggregate", "toy"]
+    assert names("cifar_nv_lrs")[2:] == ["cifar_nv_lrs", "cifar_nv"]
+    assert {"causes", "practice", "conditioning"} < set(names("causes"))
+
+
 def test_other_presets_are_known(flow):
     one = flow()
     assert one.plan("preview").preset == "preview"
