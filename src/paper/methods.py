@@ -104,6 +104,7 @@ METHODS: dict[str, Method] = {
     "per_layer": _library("one scale per layer", PINK, "8", per_layer=True),
     "per_part": _library("one objective per part", GREY, "<", per_part=True),
     "smooth_paths": _library("paths cross GELU", BLACK, "H", smooth_paths=True),
+    "half_smooth_paths": _library("half, paths cross GELU", YELLOW, "P", damping=DAMPING, smooth_paths=True),
     "every_epoch": _library("half of it, every epoch", OLIVE, "*", damping=DAMPING, teleport=1),
 }
 

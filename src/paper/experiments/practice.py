@@ -170,8 +170,8 @@ def run_as(method: str, model: Mapping[str, Any]) -> str | None:
         return method if normalised == "BatchNorm" else None
     if method in ("running", "per_part") and normalised == "none":  # then all parameters are one part
         return FULL
-    if method == "smooth_paths" and model["kind"] not in SMOOTH:
-        return FULL
+    if METHODS[method].smooth_paths and model["kind"] not in SMOOTH:
+        return FULL if method == "smooth_paths" else DEFAULT
     return method
 
 
