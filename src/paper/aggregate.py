@@ -24,7 +24,10 @@ from paper.cli import PaperError
 from paper.lazy import pd
 
 Runs = Sequence[tuple["pd.DataFrame", Mapping[str, Any]]]  # table and provenance of each run
-METRICS = ("train_loss", "train_accuracy", "validation_loss", "validation_accuracy", "test_loss", "test_accuracy")
+METRICS = (
+    "train_loss", "running_train_loss", "train_accuracy", "validation_loss", "validation_accuracy", "test_loss",
+    "test_accuracy",
+)  # fmt: skip
 # Fractions of the training images: of all classes, and of all but one.
 LEARNT, LACKING = 0.99, 0.901
 

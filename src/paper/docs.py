@@ -21,7 +21,7 @@ import pandas as pd
 from paper import cli, config, results, runs, workflow
 from paper.cli import PaperError
 from paper.experiments import EXPERIMENTS
-from paper.experiments.practice import is_full
+from paper.experiments.practice import same_as
 from paper.experiments.quantisation import FULL, NONE
 from paper.verdicts import counted, in_words
 
@@ -40,6 +40,7 @@ FILLED = tuple(
         "docs/when-to-use.md",
     )
 )
+SHARED = ("ff54c7c6a6bb", "0bb4d3f72a1f", "6f287ba537e3")  # commits whose runs shared the GPU with others
 LONG = 120  # characters of a finding that is cut short
 COLOURS = 64
 PDF_SOURCE = "% Source: "  # a comment after the end of a PDF file
@@ -114,7 +115,7 @@ class Facts:
         """
         asked = {key for name, keys in self.plan.asked.items() if EXPERIMENTS[name].where != "ours" for key in keys}
         found = [p for key, p in self.provenance.items() if key in asked or not paper]
-        chosen = [p for p in found if not p["hardware"].startswith("CPU") and _shared_gpu(p["spec"]) == shared]
+        chosen = [p for p in found if not p["hardware"].startswith("CPU") and _shared_gpu(p) == shared]
         return sum(p["seconds"] for p in chosen) / 60
 
     def times(self, experiment: str) -> str:
@@ -127,7 +128,7 @@ class Facts:
             for name, row in rows.iterrows()
         ]
         precisions = sorted({self.provenance[key].get("precision", "") for key in self.plan.asked[experiment]} - {""})
-        shared = any(_shared_gpu(self.provenance[key]["spec"]) for key in self.plan.asked[experiment])
+        shared = any(_shared_gpu(self.provenance[key]) for key in self.plan.asked[experiment])
         remarks = [*precisions, *["many runs shared the GPU, and each counts in full"] * shared]
         return "; ".join(parts) + (f" ({', '.join(remarks)})" if remarks else "")
 
@@ -142,7 +143,8 @@ class Facts:
         plain = ours = 0.0
         for provenance in self.provenance.values():
             spec = provenance["spec"]
-            if spec["stage"] != "train" or provenance["hardware"] != epochs["hardware"].iloc[0] or _shared_gpu(spec):
+            same_hardware = provenance["hardware"] == epochs["hardware"].iloc[0]
+            if spec["stage"] != "train" or not same_hardware or _shared_gpu(provenance):
                 continue
             depth = len(spec["model"].get("hidden", ()))
             same = epochs["hidden_layers"] == depth if depth else epochs["network"] == spec["network"]
@@ -163,11 +165,10 @@ class Facts:
         rows = []
         for network, found in table[table["panel"] == "best"].groupby("network", sort=False):
             by_method = found.set_index("method")
-            copies = set(found.loc[is_full(found), "method"])
             gains = {
-                row.Index: "as full" if row.Index in copies else f"{row.gain:+.1f} ± {row.high - row.gain:.1f}"
-                for row in by_method.itertuples()
-                if row.Index != "baseline"
+                row.method: f"as {same}" if same else f"{row.gain:+.1f} ± {row.high - row.gain:.1f}"
+                for row, same in zip(found.itertuples(), same_as(found), strict=True)
+                if row.method != "baseline"
             }
             rows.append(
                 {
@@ -197,12 +198,9 @@ class Facts:
         return "\n".join(lines[first : lines.index("", first)])
 
 
-def _shared_gpu(spec: Mapping[str, Any]) -> bool:
-    """Whether a recorded run shared the GPU with others: those of `practice` and `quantisation`, and three of ENorm."""
-    if spec["stage"] == "measure":
-        return spec["experiment"] == "quantisation"
-    longest = (spec["network"], spec["method"], spec["lr"]) == ("cifar_nv", "enorm", 1e-4)
-    return longest or "schedule" in spec
+def _shared_gpu(provenance: Mapping[str, Any]) -> bool:
+    """Whether a recorded run shared the GPU with others."""
+    return provenance["commit"][:12] in SHARED
 
 
 def pages(facts: Facts) -> dict[Path, str]:

@@ -14,7 +14,7 @@ from paper.cli import PaperError
 BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, RED, PINK = (
     "#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7",
 )  # fmt: skip
-GREY, OLIVE = "#777777", "#8F7700"
+GREY, OLIVE, VIOLET = "#777777", "#8F7700", "#6A3D9A"
 _DRAWN = ("label", "colour", "marker", "dash")
 
 
@@ -95,7 +95,7 @@ METHODS: dict[str, Method] = {
     "exact": Method("exact BatchNorm", SKY, "P", rescale=True, batchnorm="affine"),
     "optimum": Method("optimum", PINK, "<", rescale=True, solver="optimum"),
     "teleport": Method("every 10 epochs", BLACK, "*", rescale=True, batchnorm="affine", teleport=10),
-    "layer_lrs": Method("learning rate per layer", YELLOW, ">", rescale=True, part="rates"),
+    "layer_lrs": Method("learning rate per layer", VIOLET, ">", "--", rescale=True, part="rates"),
     "full": _library("full solution", RED, "o"),
     "exclude": _library("BatchNorm left out", ORANGE, "d", batchnorm="exclude"),
     "free": _library("no bound", BLUE, "p", bound=None),
@@ -104,7 +104,7 @@ METHODS: dict[str, Method] = {
     "per_layer": _library("one scale per layer", PINK, "8", per_layer=True),
     "per_part": _library("one objective per part", GREY, "<", per_part=True),
     "smooth_paths": _library("paths cross GELU", BLACK, "H", smooth_paths=True),
-    "half_smooth_paths": _library("half, paths cross GELU", YELLOW, "P", damping=DAMPING, smooth_paths=True),
+    "half_smooth_paths": _library("half, paths cross GELU", VIOLET, "P", damping=DAMPING, smooth_paths=True),
     "every_epoch": _library("half of it, every epoch", OLIVE, "*", damping=DAMPING, teleport=1),
 }
 

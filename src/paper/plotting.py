@@ -4,6 +4,7 @@ Sizes, colours and labels are defined once: those of methods in `paper.methods`,
 target or diverge are marked, never dropped. `paper.aggregate` describes the tables of trained networks.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from string import ascii_lowercase
@@ -47,7 +48,10 @@ RATIOS = (0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 10)  # ticks
 EPOCHS = tuple(float(f"{first}e{power}") for power in range(4) for first in (1, 2, 3, 5, 7))  # ticks
 SEPARATOR = "  ·  "  # between the parts of the line below a figure
 LINE = 22.0  # characters per inch of that line
-LABELS = {"train_loss": "train loss", "train_accuracy": "train accuracy (%)", "test_accuracy": "test accuracy (%)"}
+LABELS = {
+    "train_loss": "train loss", "running_train_loss": "train loss", "train_accuracy": "train accuracy (%)",
+    "test_accuracy": "test accuracy (%)",
+}  # fmt: skip
 PALETTE = {name: method.colour for name, method in METHODS.items()}
 
 
@@ -261,8 +265,9 @@ def parameters_axis(axes: Axes, table: pd.DataFrame) -> None:
 def rates_axis(axes: Axes, table: pd.DataFrame) -> None:
     """A logarithmic horizontal axis of learning rates, with a tick at each."""
     lrs = sorted(set(table["lr"]))
+    many = len(lrs) > 5  # then powers of ten alone have room for a label
     axes.set(xscale="log", xlabel="learning rate", xlim=(lrs[0] / 1.5, lrs[-1] * 1.5))
-    axes.set_xticks(lrs, [f"{lr:g}" for lr in lrs])
+    axes.set_xticks(lrs, ["" if many and not math.log10(lr).is_integer() else f"{lr:g}" for lr in lrs])
     axes.xaxis.set_minor_locator(NullLocator())
 
 

@@ -87,7 +87,8 @@ def early(table: pd.DataFrame, value: str = "test_accuracy", level: float | None
     return Estimate.of(found["early"], "" if found["reached"].all() else AT_MOST, digits=0)
 
 
-def _earlier(table: pd.DataFrame) -> Finding:
+def earlier(table: pd.DataFrame) -> Finding:
+    """The claim on epochs saved."""
     table = some(table, lr=LR)
     found = early(table)
     epochs = int(head_starts(table)["epochs"].max())
@@ -106,7 +107,8 @@ def _at_levels(table: pd.DataFrame) -> str:
     return "".join(texts)
 
 
-def _best(table: pd.DataFrame) -> Finding:
+def best_accuracies(table: pd.DataFrame) -> Finding:
+    """The claim on both best test accuracies."""
     rows = runs(table, lr=LR)
     ours, base = (Estimate.of(best_test(rows, method), digits=1) for method in ("pathcond", "baseline"))
     off = [Estimate.of(best_test(rows, method) - value) for method, value in PAPER_BEST.items()]
@@ -156,7 +158,7 @@ _CLAIMS = (
         "about 20",
         "first epoch at which a seed's smoothed test accuracy reaches the baseline's final one, baseline minus "
         "PathCond",
-        _earlier,
+        earlier,
     ),
     Claim(
         "cifar_best_test",
@@ -164,7 +166,7 @@ _CLAIMS = (
         "80% against 77%",
         "best test accuracy of a run minus the paper's number, in points, for both methods; otherwise partly if "
         "PathCond is at least a point above the baseline",
-        _best,
+        best_accuracies,
     ),
     Claim(
         "cifar_generalisation",

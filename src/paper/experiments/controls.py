@@ -21,6 +21,7 @@ from paper.verdicts import (
     at_most,
     by,
     decide,
+    epochs_ratio,
     known,
     listed,
     of,
@@ -29,47 +30,55 @@ from paper.verdicts import (
     runs,
 )
 
+WITHOUT_BATCHNORM, SILU = "_no_bn", "_silu"  # ends of the names of networks
+ENDS = {WITHOUT_BATCHNORM: "no BN", SILU: "SiLU"}
+
 
 class Settings(Block):
-    """MLPs and autoencoders, each with its training grid."""
+    """Training grids: MLPs, MLPs without BatchNorm, MLPs with SiLU in place of ReLU, autoencoders."""
 
     mlp: DepthGrid
+    no_batchnorm: DepthGrid
+    silu: DepthGrid
     autoencoder: CompressionGrid
 
 
 def all_grids(settings: Settings) -> Iterator[dict[str, Any]]:
-    """The grids of both kinds of networks."""
-    yield from grids(settings.mlp)
-    yield from grids(settings.autoencoder)
+    """The grids of all kinds of networks."""
+    for name in type(settings).model_fields:
+        yield from grids(getattr(settings, name))
 
 
 def plot(table: pd.DataFrame) -> plotting.Figure:
-    """One panel per network, two side by side, a page wide."""
+    """One panel per network, three side by side, a page wide."""
     names = table.drop_duplicates("network")["network"].tolist()
-    rows = -(-len(names) // 2)
-    figure, axes = plotting.panels(rows, 2, plotting.PAGE, 0.4 + 2.5 * rows)
+    rows = -(-(len(names) + 1) // 3)
+    figure, axes = plotting.panels(rows, 3, plotting.PAGE, 0.4 + 2.2 * rows)
     for place, name in zip(axes, names, strict=False):
         one = table[table["network"] == name]
         plotting.rates_axis(place, one)
         if one["compression"].isna().all():
             plotting.reach(place, one, "lr")
             plotting.epochs_axis(place, one, log=True)
-            place.set_title(f"MLP, {plotting.network_label(one)}")
+            special = [text for end, text in ENDS.items() if name.endswith(end)]
+            place.set_title(", ".join([f"{plotting.network_label(one)}", *special]))
         else:
             plotting.settled(place, one, "lr", "final_train_loss")
             place.set(title=f"Autoencoder, compression {one['compression'].iloc[0]:g}", ylabel="final train loss")
     plotting.letters(axes[: len(names)])
-    plotting.legend(figure, table, axes[-1] if len(axes) > len(names) else None)
+    for place in axes[len(names) :]:
+        place.set_axis_off()
+    plotting.legend(figure, table, axes[len(names)])
     return figure
 
 
-def _mlps(table: pd.DataFrame, lr: float | None = None) -> pd.DataFrame:
+def _mlps(table: pd.DataFrame, lr: float | None = None, end: str = "") -> pd.DataFrame:
+    """The MLPs whose names end so, or with none of the ends; at one learning rate or at all."""
     rows = runs(table, "hidden_layers")
-    if lr is None:
-        return rows
-    rows = rows[rows["lr"] == lr]
+    rows = rows[rows["network"].str.endswith(end if end else tuple(ENDS)) == bool(end)]
+    rows = rows if lr is None else rows[rows["lr"] == lr]
     if rows.empty:
-        raise NotMeasured(f"no MLP at lr {lr:g}")
+        raise NotMeasured("no such MLP" + ("" if lr is None else f" at lr {lr:g}"))
     return rows
 
 
@@ -127,6 +136,20 @@ def _optimum(table: pd.DataFrame) -> Finding:
     return Finding(words, over_cases(decide(ratio, LEVELS["controls_optimum"]) for ratio in values.values()))
 
 
+def _faster(claim: str, rows: pd.DataFrame, slow: str = "baseline", fast: str = "pathcond") -> Finding:
+    """Ratios of the epochs of two methods, by depth and learning rate; open where both miss the target."""
+    found = {
+        f"{depth:g} hidden layers, lr {lr:g}": epochs_ratio(of(at, slow), of(at, fast))
+        for depth, part in by(rows, "hidden_layers")
+        for lr, at in by(part, "lr")
+    }
+    cases = {name: ratio for name, ratio in found.items() if ratio is not None}
+    if not cases:
+        raise NotMeasured("targets missed or runs left out")
+    words = "; ".join(f"{name}: {'open' if ratio is None else ratio.words}" for name, ratio in found.items())
+    return Finding(words, over_cases(decide(ratio, LEVELS[claim]) for ratio in cases.values()), cases=cases)
+
+
 def _scales(rows: pd.DataFrame) -> str:
     """Largest log-rescaling of ten sweeps and of the optimum, means over seeds."""
     return " and ".join(f"{of(rows, name)['max_log_scale'].mean():.1f}" for name in ("pathcond", "optimum"))
@@ -164,6 +187,43 @@ _CLAIMS = (
         OURS,
         cases="depth",
     ),
+    Claim(
+        "controls_layer_lrs",
+        "At lr 1e-3, MLPs that keep their weights but have learning rates by layer that imitate the rescaling train as "
+        "fast as with PathCond",
+        "not studied",
+        "ratio of epochs, learning rates by layer over PathCond",
+        lambda table: _faster("controls_layer_lrs", _mlps(table, LR), slow="layer_lrs"),
+        OURS,
+        cases="depth",
+    ),
+    Claim(
+        "controls_no_batchnorm",
+        "MLPs without BatchNorm need fewer epochs with PathCond too, at every learning rate",
+        "not studied",
+        "ratio of epochs, baseline over PathCond, where one of them meets the target",
+        lambda table: _faster("controls_no_batchnorm", _mlps(table, end=WITHOUT_BATCHNORM)),
+        OURS,
+        cases="depth and rate",
+    ),
+    Claim(
+        "controls_no_batchnorm_layer_lrs",
+        "In MLPs without BatchNorm, learning rates by layer that imitate the rescaling train as fast as PathCond",
+        "not studied",
+        "ratio of epochs, learning rates by layer over PathCond, where one of them meets the target",
+        lambda table: _faster("controls_no_batchnorm_layer_lrs", _mlps(table, end=WITHOUT_BATCHNORM), slow="layer_lrs"),
+        OURS,
+        cases="depth and rate",
+    ),
+    Claim(
+        "controls_silu",
+        "At lr 1e-3, MLPs with SiLU in place of ReLU need fewer epochs with PathCond too",
+        "not studied",
+        "ratio of epochs, baseline over PathCond",
+        lambda table: _faster("controls_silu", _mlps(table, LR, SILU)),
+        OURS,
+        cases="depth",
+    ),
 )
 
 
@@ -174,9 +234,10 @@ EXPERIMENT = Experiment(
     caption=(
         "Epochs until {mlp[target]:.0%} of the training images are classified correctly, against the learning rate. "
         "There is one panel per MLP and one curve per method: PathCond, its incoming or outgoing scales only, the form "
-        "that keeps the function of networks with BatchNorm, and the optimum in place of ten sweeps. Last panel: final "
-        "loss of the autoencoder against the learning rate. Means over seeds; bars are one standard deviation. Open "
-        "markers above the end of training: runs that did not reach the target."
+        "that keeps the function of networks with BatchNorm, the optimum in place of ten sweeps, and learning rates by "
+        "layer that imitate the rescaling. MLPs without BatchNorm (no BN) and with SiLU have panels of their own. Last "
+        "panel: final loss of the autoencoder against the learning rate. Means over seeds; bars are one standard "
+        "deviation. Open markers above the end of training: runs that did not reach the target."
     ),
     settings=Settings,
     plot=plot,

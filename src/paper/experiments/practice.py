@@ -332,18 +332,21 @@ def _mean_accuracies(table: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
 # The figure
 
 
-def is_full(rows: pd.DataFrame) -> pd.Series:
-    """Whether a row of another method has the full solution's numbers, because the two are the same on its network."""
-    full = rows[rows["method"] == FULL].set_index("network")[["lr", "gain", "accuracy", "loss"]]
-    same = (full.reindex(rows["network"]).to_numpy() == rows[full.columns].to_numpy()).all(1)
-    return same & (rows["method"] != FULL)
+def same_as(rows: pd.DataFrame) -> pd.Series:
+    """The full solution or the default, where another method has its numbers because the two are the same; else ""."""
+    found = pd.Series("", index=rows.index)
+    for name in (FULL, DEFAULT):
+        one = rows[rows["method"] == name].set_index("network")[["lr", "gain", "accuracy", "loss"]]
+        same = (one.reindex(rows["network"]).to_numpy() == rows[one.columns].to_numpy()).all(1)
+        found[same & (rows["method"] != name)] = name
+    return found
 
 
 def plot(table: pd.DataFrame) -> plotting.Figure:
     """Gain of each method by network with its interval, and against the largest log-rescaling; a page wide."""
     rows = table[table["panel"] == "best"].sort_values("held_out", kind="stable")
     names = rows["network"].drop_duplicates().tolist()
-    drawn = rows[(rows["method"] != BASELINE) & ~is_full(rows)]
+    drawn = rows[(rows["method"] != BASELINE) & (same_as(rows) == "")]
     methods = [name for name in plotting.methods(rows) if (drawn["method"] == name).any()]
     order = {name: [m for m in methods if m in set(part["method"])] for name, part in drawn.groupby("network")}
     figure, axes = plotting.panels(1, 2, plotting.PAGE, 1.2 + 0.5 * len(names), width_ratios=[3, 2])
@@ -376,7 +379,7 @@ def plot(table: pd.DataFrame) -> plotting.Figure:
     plotting.note(
         figure,
         "*: held out of the choice of the default; below each name the baseline's accuracy; a method is not drawn "
-        "where it is the full solution",
+        "where it is the full solution or the default",
     )
     return figure
 

@@ -491,6 +491,11 @@ def parts(baseline=80.0, pathcond=40.0, depth=3, **other):
     return mlps(*((name, depth, value, lr) for (name, value), lr in product(found.items(), (1e-3, 1e-2))))
 
 
+def special(rows, end):
+    """The same runs of networks whose names end so."""
+    return rows.assign(network=rows["network"] + end)
+
+
 def both(first, second):
     return pd.concat([first, second], ignore_index=True)
 
@@ -693,5 +698,30 @@ CASES |= {
         (NO, parts(optimum=40 / 1.051)),
         (UNDECIDED, parts(optimum=[39.0, 41.0])),
     ],
+    "controls_layer_lrs": [
+        (YES, parts(layer_lrs=41.9)),
+        (PARTLY, both(parts(layer_lrs=40.0), parts(layer_lrs=60.0, depth=6))),
+        (NO, parts(layer_lrs=42.1)),
+        (UNDECIDED, parts(layer_lrs=[40.0, 44.0])),
+    ],
+    "controls_no_batchnorm": [
+        (YES, special(parts(baseline=42.1), "_no_bn")),
+        (PARTLY, special(both(parts(), parts(baseline=40.0, depth=6)), "_no_bn")),
+        (NO, both(special(parts(baseline=41.9), "_no_bn"), parts())),
+        (UNDECIDED, special(parts(baseline=[40.0, 44.0]), "_no_bn")),
+    ],
+    "controls_no_batchnorm_layer_lrs": [
+        (YES, special(parts(layer_lrs=41.9), "_no_bn")),
+        (PARTLY, special(both(parts(layer_lrs=40.0), parts(layer_lrs=60.0, depth=6)), "_no_bn")),
+        (NO, both(special(parts(layer_lrs=42.1), "_no_bn"), parts(layer_lrs=40.0))),
+        (UNDECIDED, special(parts(layer_lrs=[40.0, 44.0]), "_no_bn")),
+    ],
+    "controls_silu": [
+        (YES, special(parts(baseline=NEVER), "_silu")),
+        (PARTLY, special(both(parts(), parts(baseline=40.0, depth=6)), "_silu")),
+        (NO, both(special(parts(baseline=41.9), "_silu"), parts())),
+        (UNDECIDED, special(parts(baseline=[40.0, 44.0]), "_silu")),
+    ],
     **TUNED,
 }  # fmt: skip
+CASES |= {"cifar_all_best": CASES["cifar_best_test"], "cifar_all_earlier": CASES["cifar_earlier"]}
