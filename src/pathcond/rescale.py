@@ -137,7 +137,7 @@ class Rescaling:
         log_scales = {name: u / 2 for name, u in self.u.items()}
         for name in self._modules():
             units = self.graph.layers.get(name, torch.zeros(0, dtype=torch.int64))
-            free = units[units != 0].abs()
+            free = self.graph.unit_of(units[units != 0])
             logs = log_scales[name][units != 0] if len(free) else torch.zeros(0)
             frozen = self.graph.frozen_by_module.get(name, ())
             reasons = [f"{entry.units} frozen at '{entry.where or 'the model'}': {entry.reason}" for entry in frozen]
