@@ -14,7 +14,7 @@ import pathcond
 from pathcond.graph import ParamScales
 from pathcond.objective import build_objective, layout_of
 from pathcond.solvers import SolverOptions, balance_norms, equalize_ranges
-from pathcond.solvers.descent import hessian, power_root
+from pathcond.solvers.descent import hessian, power_recurrence, power_root, recurrence
 from tests.cases import Lambda, assert_function_kept, outputs, random_scales
 from tests.reference import signed_matrix, signed_sweeps
 
@@ -309,6 +309,22 @@ def test_one_coordinate_to_machine_precision(seed):
     z = power_root(a, p, a * d, terms)
     expected = brentq(slope, -300, 300, xtol=1e-14, rtol=1e-14, maxiter=500)
     assert z == pytest.approx(expected, rel=1e-12, abs=1e-12)
+
+
+@pytest.mark.parametrize("k", [2, 3, 8])
+@pytest.mark.parametrize("limit", [math.inf, 0.3])
+def test_one_power_is_the_general_case(k, limit):
+    """Units between plain weights and weights of one power have a loop of their own."""
+    draw = torch.Generator().manual_seed(k)
+    entering, leaving = 8 * torch.randn(2, 40, generator=draw, dtype=torch.float64)
+    entering, leaving = (logs - 5 for logs in (entering, leaving))
+    balance = torch.randint(-90, 90, (40,), generator=draw).double().tolist()
+    limits = [(-limit, limit)] * 40
+    found, total = power_recurrence(k, balance, 100, entering, leaving, 0.1, limits)
+    none = [-math.inf] * 40
+    expected, sum_ = recurrence(balance, 100, entering.tolist(), none, 0.1, limits, [(k, leaving.tolist())])
+    torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), rtol=1e-12, atol=1e-12)
+    assert total == pytest.approx(sum_, rel=1e-12)
 
 
 # ---- groups, exports, equi-normalisation, rules of users

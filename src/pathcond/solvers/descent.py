@@ -201,15 +201,15 @@ class CoordinateDescent:
             of_dead = torch.where(alive, 0.0, of_all)
             remainder = math.exp(other - self.log_sum) + float(of_dead.sum())
         limit = math.inf if self.clamp is None else self.clamp
-        changes, new_sum = recurrence(
-            [layer.balance[h] for h in alive.nonzero()[:, 0].tolist()],
-            self.objective.size,
-            entering[alive].tolist(),
-            leaving[alive].tolist(),
-            remainder,
-            [(-limit - x, limit - x) for x in own[alive].tolist()],
-            powers,
-        )
+        balance = [layer.balance[h] for h in alive.nonzero()[:, 0].tolist()]
+        limits = [(-limit - x, limit - x) for x in own[alive].tolist()]
+        p, into = self.objective.size, entering[alive]
+        found = None
+        if len(powers) == 1 and powers[0][0] > 1 and not sums.leaving:
+            found = power_recurrence(powers[0][0], balance, p, into, others[0][1][alive], remainder, limits)
+        if found is None:
+            found = recurrence(balance, p, into.tolist(), leaving[alive].tolist(), remainder, limits, powers)
+        changes, new_sum = found
         new = own[alive] + torch.tensor(changes, dtype=torch.float64, device=own.device)
         self.u[where] = own.masked_scatter(alive, new)
         if new_sum > 0.0:
@@ -300,6 +300,80 @@ def recurrence(
         changes.append(change)
         done += math.exp(leaving[h] + change) + math.exp(entering[h] - change)
     return changes, done
+
+
+def power_recurrence(
+    k: int,
+    balance: list[float],
+    p: int,
+    entering: Tensor,
+    leaving: Tensor,
+    remainder: float,
+    limits: list[tuple[float, float]],
+) -> tuple[list[float], float] | None:
+    """As :func:`recurrence` for units with elements of power k > 1 that leave, and simple ones that enter.
+
+    With x and y what leaves and enters, F is least where ``(k p + A) x t^k + A D = (p - A) y / t``, log t being the
+    change of the log-scale. For ``t_0 = ((p - A) y / (k p + A) / x)^(1 / (k + 1))`` the first and the last term are
+    equal, say m. So t is ``t_0`` times :func:`balanced_root` of ``-A D / m``.
+
+    Args:
+        k: the power.
+        balance: A of each unit.
+        p: number of parameters.
+        entering: logarithm of y of each unit, shape (units,).
+        leaving: logarithm of x of each unit, shape (units,).
+        remainder: part of the sum that no unit here touches.
+        limits: bounds on the change of each log-scale.
+
+    Returns:
+        The changes of the log-scales, and the sum after all updates; None where the numbers need logarithms.
+    """
+    a = torch.tensor(balance, dtype=torch.float64, device=entering.device)
+    rising, falling = (k * p + a).log() + leaving, (p - a).log() + entering
+    starts = (falling - rising) / (k + 1)
+    equal = (falling - starts).exp()
+    if not bool((a.abs() < 1e100 * equal).all()):
+        return None
+    old = entering.exp() + leaving.exp()
+    later = (old.flip(0).cumsum(0).flip(0) - old).tolist()
+    changes: list[float] = []
+    done = remainder
+    both = zip(balance, starts.tolist(), equal.tolist(), later, limits, strict=True)
+    for a_h, start, m, rest, (low, high) in both:
+        t = balanced_root(-a_h * (done + rest) / m, k)
+        change = start + math.log(t)
+        if not low <= change <= high:
+            change = min(max(change, low), high)
+            t = math.exp(change - start)
+        changes.append(change)
+        done += m * (t**k / (k * p + a_h) + 1.0 / (t * (p - a_h)))
+    return changes, done
+
+
+def balanced_root(c: float, k: int) -> float:
+    """The positive t with ``t^k - 1 / t = c``, to machine precision.
+
+    Newton's method for ``t^(k + 1) - c t - 1``, or, where c is negative, for the same equation in ``1 / t``. Both are
+    convex to the right of the root, and the start lies there, so that the steps go one way.
+    """
+    if c >= 0.0:
+        t = (1.0 + c) ** (1.0 / k)
+        for _ in range(100):
+            power = t**k
+            step = (t * (power - c) - 1.0) / ((k + 1) * power - c)
+            t -= step
+            if step <= 1e-15 * t:
+                break
+        return t
+    s = 1.0 - c
+    for _ in range(100):
+        power = s ** (k - 1)
+        step = (power * s * (s + c) - 1.0) / (power * ((k + 1) * s + k * c))
+        s -= step
+        if step <= 1e-15 * s:
+            break
+    return 1.0 / s
 
 
 def power_root(a: float, p: int, ad: float, terms: list[tuple[int, float]]) -> float:
