@@ -96,7 +96,7 @@ def positive_root(a: float, b: float, c: float) -> float:
 
 
 def signed_matrix(graph: ScaleGraph, g: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """B, shape (p, H), and g as one vector, for units with signs and powers: elements of B are any whole numbers."""
+    """B, shape (p, H), and g as one vector, for units with signs and powers: elements of B are any integers."""
     rows = []
     for name, values in g.items():
         scales = graph.params.get(name)

@@ -364,7 +364,7 @@ _HIGHEST = 64  # power of a unit's scale
 def _representatives(s: ScalePropagation) -> tuple[Tensor, Tensor]:
     """For each group the smallest group it is tied to, its root, and the power of the unit's scale that it carries.
 
-    Powers are whole numbers without a common divisor, and the root's is positive: all are 1, unless scales are inverse
+    Powers are integers without a common divisor, and the root's is positive: all are 1, unless scales are inverse
     to one another or cross an operation of another degree. A group that would have to carry two powers is frozen.
     """
     none = torch.zeros(2, 0, dtype=torch.int64)

@@ -93,7 +93,7 @@ CASES = {
         (2, 5, 8)),
     "concatenated": (7, 2, 0, "", lambda s, x: s.b(torch.cat((relu2(s.a(x)), F.relu(s.c(x))), 1)),
                      {"a": nn.Linear(3, 4), "c": nn.Linear(3, 3), "b": nn.Linear(7, 2)}, (5, 3)),
-    "odd power": (0, 1, 4, "whole powers", lambda s, x: s.b(F.relu(s.a(x)) ** 1.5), linears(3, 4, 2), (5, 3)),
+    "odd power": (0, 1, 4, "integer powers", lambda s, x: s.b(F.relu(s.a(x)) ** 1.5), linears(3, 4, 2), (5, 3)),
     "tied weights": (0, 1, 1, "output", tied, {"a": nn.Linear(3, 4, bias=False), "b": nn.Linear(4, 3)}, (5, 3)),
 }  # fmt: skip
 

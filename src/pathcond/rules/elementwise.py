@@ -145,7 +145,7 @@ def _power_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
     if degree:
         s.set_result(call, s.power(s.groups(a["input"]), degree))
     elif isinstance(power, (int, float)) and isinstance(a["input"], Ref):
-        followed = f"only whole powers up to {_HIGHEST} of activations are followed"
+        followed = f"only integer powers up to {_HIGHEST} of activations are followed"
         s.freeze_through(call, f"crosses `{call.name}` with power {power:g}: {followed}")
     else:
         s.freeze_through(call)
