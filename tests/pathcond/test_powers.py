@@ -131,8 +131,7 @@ def test_paths_are_tuples_of_paths(case):
         torch.testing.assert_close(after[name], g[name] * factor, rtol=1e-9, atol=0)
 
 
-@pytest.mark.parametrize("objective", ["paths", "norms", "ranges"])
-@pytest.mark.parametrize("method", ["sweeps", "optimum"])
+@pytest.mark.parametrize(("objective", "method"), [("paths", "sweeps"), ("norms", "optimum"), ("ranges", "sweeps")])
 def test_rescale_undo_save_and_load(case, objective, method, tmp_path):
     _, model, x = case
     model.train(False)
