@@ -96,15 +96,15 @@ def positive_root(a: float, b: float, c: float) -> float:
 
 
 def signed_matrix(graph: ScaleGraph, g: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """B, shape (p, H), and g as one vector, for units with signs: an element of B is -2, -1, 0, 1 or 2."""
+    """B, shape (p, H), and g as one vector, for units with signs and powers: elements of B are any integers."""
     rows = []
     for name, values in g.items():
         scales = graph.params.get(name)
         for index in range(values.numel()):
             element = torch.zeros(graph.units + 1, dtype=torch.float64)
             for numbers, sign in ((scales.row, -1.0), (scales.col, 1.0)) if scales else ():
-                number = int(numbers.expand(values.shape).reshape(-1)[index])
-                element[abs(number)] += math.copysign(sign, sign * number)
+                number = numbers.expand(values.shape).reshape(-1)[index]
+                element[graph.unit_of(number)] += sign * graph.power_of(number)
             rows.append(element[1:])
     return torch.stack(rows), torch.cat([values.reshape(-1).double() for values in g.values()])
 
@@ -115,11 +115,13 @@ def signed_sweeps(b: Tensor, g: Tensor, sweeps: int, clamp: float = math.inf) ->
     u = torch.zeros(units, dtype=torch.float64)
     for h in [h for _ in range(sweeps) for h in range(units)]:
         at_zero = (b @ u - b[:, h] * u[h]).exp() * g  # terms of the sum with u[h] = 0
-        c = {k: float(at_zero[b[:, h] == k].sum()) for k in (-2, -1, 0, 1, 2)}
+        c = {k: float(at_zero[b[:, h] == k].sum()) for k in {-1, 0, 1, *b[:, h].long().tolist()}}
         a = -float(b[:, h].sum())
-        if c[1] + c[2] == 0.0 or c[-1] + c[-2] == 0.0 or abs(a) >= p:
+        present = [k for k in c if c[k] > 0.0]
+        highest, lowest = max(present, default=0), min(present, default=0)
+        if highest <= 0 or lowest >= 0 or highest * p + a <= 0 or lowest * p + a >= 0:
             continue
-        if c[2] == c[-2] == 0.0:
+        if {*present} <= {-1, 0, 1}:
             root = math.log(positive_root(c[1] * (a + p), a * c[0], c[-1] * (a - p)))
         else:
             root = _bisect(lambda z, a=a, c=c: sum((k * p + a) * value * math.exp(k * z) for k, value in c.items()))

@@ -2,8 +2,8 @@
 
 Each architecture is measured at a tiny size and at the size of a published model. For each model the table states how
 many symmetries exist, counted from the configuration by the list of exact scales (values to output projection, queries
-against keys, gains of norms to the layers that read them, hidden channels of ReLU and gated MLPs), how many of them
-``extract_graph`` finds, and by how much outputs change
+against keys, gains of norms to the layers that read them, hidden channels of ReLU, squared ReLU and gated MLPs), how
+many of them ``extract_graph`` finds, and by how much outputs change
 
 1. in float32, under ``pathcond.rescale_`` with the whole solution (``damping=1``);
 2. in float64, under random scales (log-scales normal, standard deviation 1), in eval and in training mode.
@@ -218,6 +218,11 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gpt_neox": Architecture(
         "GPTNeoXConfig", "GPTNeoXForCausalLM",
         lambda c: _layers(c) * (3 * c.hidden_size + _partly_rotary(c)) + _last(c)),
+    "nemotron": Architecture(  # squared ReLU
+        "NemotronConfig", "NemotronForCausalLM",
+        lambda c: _layers(c) * (
+            2 * c.hidden_size + c.num_key_value_heads * _head(c) + c.intermediate_size
+            + _partly_rotary(c) * c.num_key_value_heads // c.num_attention_heads) + _last(c)),
     "bert": Architecture(
         "BertConfig", "BertForSequenceClassification", lambda c: _attention(c) + c.hidden_size),
     "distilbert": Architecture(  # and a hidden ReLU layer of the head
@@ -303,6 +308,7 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {name: (name, size) for name, size
     "bloom": {"hidden_size": 32, "n_layer": 2, "n_head": 4, **_text(64)},
     "falcon": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, **_text(64)},
     "gpt_neox": {**_TINY, **_text(64)},
+    "nemotron": _TINY_DECODER,
     "bert": {**_TINY, **_SHORT, **_text(64)},
     "distilbert": {"dim": 32, "hidden_dim": 48, "n_layers": 2, "n_heads": 4, **_SHORT, **_text(64)},
     "roberta": {**_TINY, **_SHORT, **_text(64)},
@@ -343,6 +349,7 @@ REAL: dict[str, tuple[str, dict[str, Any]]] = {
     "bloom_560m": ("bloom", {"hidden_size": 1024, "n_layer": 24, "n_head": 16, **_text(250880)}),
     "falcon_7b": ("falcon", {"hidden_size": 4544, "num_hidden_layers": 32, "num_attention_heads": 71, **_text(65024)}),
     "pythia_160m": ("gpt_neox", {**_sizes(768, 3072, 12, 12), **_text(50304)}),
+    "minitron_4b": ("nemotron", {**_decoder_only(3072, 9216, 32, 24, 8, 256000), "head_dim": 128}),
     "bert_base": ("bert", {**_sizes(768, 3072, 12, 12), "vocab_size": 30522}),
     "distilbert_base": ("distilbert", {"dim": 768, "hidden_dim": 3072, "n_layers": 6, "n_heads": 12,
                                        "vocab_size": 30522}),

@@ -31,7 +31,7 @@ from pathcond.checks import (
     mismatch,
     shared_memory,
 )
-from pathcond.graph import ParamScales, ScaleGraph, by_number
+from pathcond.graph import ParamScales, ScaleGraph
 from pathcond.isolation import (
     caller_device,
     full_precision,
@@ -80,7 +80,7 @@ class Scales:
 
     def save(self, path: str | Path) -> None:
         """Write the scales to a safetensors file; :func:`load_scales` reads it."""
-        tensors = {"u": self.u.detach().double().cpu()}
+        tensors = {"u": self.u.detach().double().cpu(), "powers": self.graph.powers.int()}
         for name, scales in self.graph.params.items():
             tensors[f"row/{name}"], tensors[f"col/{name}"] = scales.row.int(), scales.col.int()
             if scales.offset:
@@ -138,6 +138,7 @@ def load_scales(path: str | Path) -> Scales:
         options=facts["options"],
         frozen_by_module={},
         trace=None,
+        powers=tensors.get("powers", torch.zeros(0, 2)).long(),
     )
     return Scales(graph, tensors["u"])
 
@@ -224,12 +225,12 @@ def scale_optimizer_state_(model: nn.Module, graph: ScaleGraph, u: Tensor, optim
     """Rescale the state of an optimizer whose parameters were rescaled by ``u``."""
     buffers = optimizer_buffers(model, graph.params, optimizer)
     with torch.inference_mode(False), torch.no_grad():
-        half = by_number(u.detach().double().cpu() / 2)
+        half = graph.by_number(u.detach().double().cpu() / 2)
         _scale_(graph, half, [(name, tensor, -power) for name, found in buffers.items() for tensor, power in found])
 
 
 def _checked_half(parameters: Mapping[str, Tensor], graph: ScaleGraph, u: Tensor) -> Tensor:
-    """``log lambda`` by unit number, shape (2 units + 1,), with 0 for no unit."""
+    """``log lambda`` by number, shape (2 numbers + 1,), with 0 for no unit."""
     if tuple(u.shape) != (graph.units,):
         raise ApplyError(f"expected u of shape ({graph.units},), one log-scale a unit, got shape {tuple(u.shape)}.")
     if not bool(torch.isfinite(u).all()):
@@ -243,7 +244,7 @@ def _checked_half(parameters: Mapping[str, Tensor], graph: ScaleGraph, u: Tensor
                 f"expected parameters that can be written, got '{name}' made in torch.inference_mode. Build or load "
                 "the model outside of it."
             )
-    return by_number(u.detach().double().cpu() / 2)
+    return graph.by_number(u.detach().double().cpu() / 2)
 
 
 def _scale_(graph: ScaleGraph, half: Tensor, tensors: Iterable[tuple[str, Tensor, int]]) -> None:
@@ -254,7 +255,7 @@ def _scale_(graph: ScaleGraph, half: Tensor, tensors: Iterable[tuple[str, Tensor
 
     Args:
         graph: the units.
-        half: log lambda by unit number.
+        half: log lambda by number.
         tensors: for each the name of its parameter, and its exponent.
     """
     reach = 2 * float(half.abs().amax())
@@ -299,13 +300,13 @@ def _spread(graph: ScaleGraph, names: tuple[str, ...], device: torch.device) -> 
     """The factors of the named parameters on a device; kept with the graph."""
     cache = graph.__dict__.setdefault("_spreads", {})
     if (names, device) not in cache:
-        count, pieces = 2 * graph.units + 1, list[Tensor]()
+        count, pieces = 2 * graph.numbers + 1, list[Tensor]()
         ends: dict[int, list[tuple[str, int, tuple[int, ...]]]] = {0: [], count: []}
         for name in names:
             for first, units in ((0, graph.params[name].row), (count, graph.params[name].col)):
                 if bool(units.any()):
                     ends[first].append((name, len(pieces), tuple(units.shape)))
-                    pieces.append(units.reshape(-1) % count + first)  # negative units count from the end
+                    pieces.append(units.reshape(-1) % count + first)  # negative numbers count from the end
         sizes = [len(piece) for piece in pieces]
         index = torch.cat(pieces) if pieces else torch.zeros(0, dtype=torch.long)
         cache[names, device] = _Spread(index.to(device), sizes, *ends.values())

@@ -32,8 +32,8 @@ class ENorm:
     ``lambda_h^(2p) = sum c_out |w_out|^p / sum c_in |w_in|^p``, with the newest values; what enters it is multiplied by
     ``lambda_h``, what leaves it divided. ``sum_l c_l |W_l|_p^p`` never rises. Units of one layer that a weight connects
     to one another, as in ``x + conv(x)``, make half that step (in the logarithm), for which this still holds. A unit
-    whose incoming or outgoing norm is zero or not finite keeps its scale. So do units whose inverse scale some
-    parameter carries, as attention keys do.
+    whose incoming or outgoing norm is zero or not finite keeps its scale. So do units of which some parameter carries
+    the inverse scale, as attention keys do, or another power of it, as behind a squared ReLU.
 
     Biases (parameters that are added) have no part in the norms. The scale of a normalisation, where it enters a unit,
     is a weight, and its shift a bias.
@@ -104,12 +104,14 @@ class ENorm:
         roles = roles_of(model, example_input, graph)
         number = torch.arange(graph.units + 1)
         for name in () if last_layer else roles.last:
-            number[graph.params[name].col.abs()] = 0
+            number[graph.unit_of(graph.params[name].col)] = 0
         for units in (units for s in graph.params.values() for units in (s.row, s.col)):
-            number[-units[units < 0]] = 0
+            number[graph.unit_of(units[units < 0])] = 0
         for units in (units for s in graph.params.values() if s.offset for units in (s.row, s.col)):
-            number[units.abs()] = 0
-        number = torch.cat((number, torch.zeros(graph.units, dtype=torch.int64)))  # negative units come out as 0
+            number[graph.unit_of(units)] = 0
+        number[graph.powers[:, 0]] = 0
+        rest = torch.zeros(2 * graph.numbers - graph.units, dtype=torch.int64)
+        number = torch.cat((number, rest))  # powers and negative numbers come out as 0
         scales = {n: ParamScales(compress(number[s.row]), compress(number[s.col])) for n, s in graph.params.items()}
         parameters = parameters_by_memory(model, (n for n in scales if biases or n not in roles.biases))
         optimizer_buffers(model, parameters, optimizer)

@@ -24,8 +24,9 @@ class ParamScales:
 
     Both are integer tensors that broadcast to the parameter's shape. Unit ``h`` of the graph is number ``h + 1``;
     0 stands for no unit, and a negative number for a unit's inverse scale, which attention keys have to their queries.
-    The parameter is multiplied by ``exp(u[row] / 2 - u[col] / 2)``, where u[-h] = -u[h]. With an ``offset``, as in
-    gains written ``1 + weight``, the sum ``offset + parameter`` is multiplied.
+    Numbers above those of the units stand for powers of a unit's scale; see :attr:`ScaleGraph.powers`. The parameter is
+    multiplied by ``exp(u[row] / 2 - u[col] / 2)``, with u by number: u[-n] = -u[n]. With an ``offset``, as in gains
+    written ``1 + weight``, the sum ``offset + parameter`` is multiplied.
     """
 
     row: Tensor
@@ -53,6 +54,7 @@ class ScaleGraph:
         units: number H of free units; a unit is a set of channels that share one scale.
         layers: for each module that makes channels, the number of the unit of each of its channels, shape (channels,);
             unit ``h`` is number ``h + 1``, negative for its inverse scale, and 0 marks a channel without a free scale.
+            Numbers are those of :class:`ParamScales`.
         groups: number of consecutive units that belong to each layer, in network order.
         params: for each parameter that a scale touches, the units it enters and leaves.
         shapes: shape of every parameter of the model, by name.
@@ -64,6 +66,9 @@ class ScaleGraph:
         options: ``batchnorm``, ``shortcuts``, ``smooth`` and ``strict`` as :func:`extract_graph` was given them.
         frozen_by_module: the frozen hidden units of each module that has some, and why.
         trace: the recorded forward pass in eval mode; None in a graph that was pickled.
+        powers: shape (n, 2): number ``units + 1 + i`` is that of unit number ``powers[i, 0]`` at the power
+            ``powers[i, 1]`` of its scale, which weights behind a squared ReLU have. Sorted by power, then unit; without
+            operations of another degree than one, n is 0.
     """
 
     units: int
@@ -78,6 +83,7 @@ class ScaleGraph:
     options: Mapping[str, Any]
     frozen_by_module: Mapping[str, tuple[Frozen, ...]] = field(repr=False)
     trace: Trace | None = field(repr=False)
+    powers: Tensor = field(default_factory=lambda: torch.zeros(0, 2, dtype=torch.int64), repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
         """All fields but the trace, which holds functions; caches are left out too."""
@@ -97,13 +103,30 @@ class ScaleGraph:
 
     def by_module(self, u: Tensor) -> dict[str, Tensor]:
         """Log-scales by module: ``u`` of shape (units,) spread over each module's channels."""
-        full = by_number(u)
+        full = self.by_number(u)
         return {name: full[numbers.to(u.device)] for name, numbers in self.layers.items()}
 
+    @property
+    def numbers(self) -> int:
+        """The largest number of :class:`ParamScales`: ``units``, and one more for each power of a unit."""
+        return self.units + len(self.powers)
 
-def by_number(u: Tensor) -> Tensor:
-    """Extend values of units, shape (units,), so that unit numbers are indices: 0 gives 0, -h the opposite of h."""
-    return torch.cat((u.new_zeros(1), u, -u.flip(0)))
+    def by_number(self, u: Tensor) -> Tensor:
+        """Extend log-scales, shape (units,), so that numbers are indices: 0 gives 0, -n the opposite of n."""
+        if len(self.powers):
+            units, degrees = self.powers.to(u.device).unbind(1)
+            u = torch.cat((u, u[units - 1] * degrees))
+        return torch.cat((u.new_zeros(1), u, -u.flip(0)))
+
+    def unit_of(self, numbers: Tensor) -> Tensor:
+        """The unit numbers, from 1 to ``units``, that numbers stand for; 0 for no unit."""
+        numbers = numbers.abs()
+        return torch.cat((torch.arange(self.units + 1), self.powers[:, 0]))[numbers] if len(self.powers) else numbers
+
+    def power_of(self, numbers: Tensor) -> Tensor:
+        """The powers, negative for inverse scales, that numbers stand for; 1 for no unit."""
+        powers = torch.cat((torch.ones(self.units + 1, dtype=torch.int64), self.powers[:, 1]))[numbers.abs()]
+        return torch.where(numbers < 0, -powers, powers)
 
 
 @on_cpu
@@ -335,21 +358,91 @@ def _components(count: int, edges: Tensor) -> Tensor:
         root = merged
 
 
-def _representatives(s: ScalePropagation) -> tuple[Tensor, Tensor]:
-    """For each group the smallest group it is tied to, and whether by the same scale (1) or its inverse (-1).
+_HIGHEST = 64  # power of a unit's scale
 
-    A group has two nodes, one for its scale and one for the inverse. A group that is tied to its own inverse is frozen.
+
+def _representatives(s: ScalePropagation) -> tuple[Tensor, Tensor]:
+    """For each group the smallest group it is tied to, its root, and the power of the unit's scale that it carries.
+
+    Powers are integers without a common divisor, and the root's is positive: all are 1, unless scales are inverse
+    to one another or cross an operation of another degree. A group that would have to carry two powers is frozen.
     """
     none = torch.zeros(2, 0, dtype=torch.int64)
-    ties, inverse = torch.cat([none, *s.ties], 1), torch.cat([none, *s.inverse_ties], 1)
-    if not inverse.numel():
-        return _components(s.count, ties), torch.ones(s.count, dtype=torch.int64)
-    flipped = torch.stack((2 * inverse[0], 2 * inverse[1] + 1)), torch.stack((2 * inverse[0] + 1, 2 * inverse[1]))
-    nodes = _components(2 * s.count, torch.cat([2 * ties, 2 * ties + 1, *flipped], 1)).reshape(-1, 2)
-    root = nodes.amin(1) // 2
-    own = (nodes[:, 0] == nodes[:, 1]).nonzero()[:, 0]
-    s.freeze(own, Reason("tie", "", "would have to be its own inverse"))
-    return root, torch.where(nodes[:, 0] <= nodes[:, 1], 1, -1)
+    root = _components(s.count, torch.cat([none, *s.ties], 1))
+    ends = [(pairs, -1) for pairs in s.inverse_ties if pairs.numel()] + s.power_ties
+    if not ends:
+        return root, torch.ones(s.count, dtype=torch.int64)
+    edges = root[torch.cat([pairs for pairs, _ in ends], 1)]
+    degree = torch.tensor([k for _, k in ends]).repeat_interleave(torch.tensor([pairs.shape[1] for pairs, _ in ends]))
+    top, power = _weighted_components(s.count, edges, degree)
+    ratio = _Fractions(degree, torch.ones_like(degree)) * power[edges[0]] / power[edges[1]]
+    for wrong, text in (
+        (ratio.up == -ratio.down, "would have to be its own inverse"),
+        (ratio.up.abs() != ratio.down, "would have to be another power of itself"),
+    ):
+        s.freeze(edges[0][wrong], Reason("tie", "", text))
+    common = torch.ones_like(top)  # least common multiple of the denominators
+    for denominator in power.down.unique().tolist():
+        found = top[power.down == denominator].unique()
+        common[found] = torch.lcm(common[found], torch.tensor(denominator)).clamp(max=_LARGEST)
+    whole = power.up * (common[top] // power.down)
+    s.freeze(
+        root[(whole.abs() > _HIGHEST)[root]], Reason("tie", "", f"needs a power above {_HIGHEST} of another scale")
+    )
+    return top[root], whole[root]
+
+
+_LARGEST = 1 << 20  # a product with a numerator or denominator as large as this becomes this number, and is frozen
+
+
+@dataclass(frozen=True, slots=True)
+class _Fractions:
+    """Fractions ``up / down`` in lowest terms, with ``down`` positive."""
+
+    up: Tensor
+    down: Tensor
+
+    def __getitem__(self, index: Tensor) -> _Fractions:
+        return _Fractions(self.up[index], self.down[index])
+
+    def __mul__(self, other: _Fractions) -> _Fractions:
+        up, down = self.up * other.up, self.down * other.down
+        shared = torch.gcd(up, down)
+        up, down = up // shared, down // shared
+        parts = (up, down, self.up, self.down, other.up, other.down)
+        large = torch.stack([part.abs() for part in parts]).amax(0) >= _LARGEST
+        return _Fractions(torch.where(large, _LARGEST, up), torch.where(large, 1, down))
+
+    def __truediv__(self, other: _Fractions) -> _Fractions:
+        return self * _Fractions(other.down * other.up.sign(), other.up.abs())
+
+
+def _weighted_components(count: int, edges: Tensor, degree: Tensor) -> tuple[Tensor, _Fractions]:
+    """For each node the smallest node it is connected to, and the power of that node's scale it carries.
+
+    ``edges``, shape (2, edges), connect nodes a and b where b carries the power ``degree`` of the scale of a.
+    """
+    one = torch.ones(count, dtype=torch.int64)
+    top, power = torch.arange(count), _Fractions(one, one)
+    degrees = _Fractions(degree, torch.ones_like(degree))
+    while True:
+        a, b = top[edges[0]], top[edges[1]]
+        apart = (a != b).nonzero()[:, 0]
+        if not len(apart):
+            return top, power
+        a, b = a[apart], b[apart]
+        step = degrees[apart] * power[edges[0, apart]] / power[edges[1, apart]]  # the power of a that b carries
+        inverse = _Fractions(one[: len(apart)], one[: len(apart)]) / step
+        rising = b > a
+        step = _Fractions(torch.where(rising, step.up, inverse.up), torch.where(rising, step.down, inverse.down))
+        low, high = torch.minimum(a, b), torch.maximum(a, b)
+        order = (high * count + low).argsort(stable=True)
+        first = order[torch.cat((torch.ones(1, dtype=torch.bool), high[order].diff() > 0))]  # one edge per upper node
+        parent, by = torch.arange(count), _Fractions(one.clone(), one.clone())
+        parent[high[first]] = low[first]
+        by.up[high[first]], by.down[high[first]] = step.up[first], step.down[first]
+        while not torch.equal(parent[top], top):
+            top, power = parent[top], power * by[top]
 
 
 def _joint_uses(s: ScalePropagation) -> dict[str, Use]:
@@ -374,7 +467,7 @@ def _assemble(
 ) -> ScaleGraph:
     s.share_among_experts()
     uses = _joint_uses(s)
-    root, sign = _representatives(s)
+    root, power = _representatives(s)
     why = torch.full((s.count,), len(s.reasons))
     for groups, reason in s.frozen:
         why.scatter_reduce_(0, root[groups], torch.full_like(groups, reason), "amin")
@@ -382,14 +475,14 @@ def _assemble(
     all_uses = [use for each in s.uses.values() for use in each]
     for ends, same, inverse in (([u.row for u in all_uses], entered, left), ([u.col for u in all_uses], left, entered)):
         groups = torch.cat([torch.zeros(1, dtype=torch.int64), *(end.reshape(-1) for end in ends)]).clamp(min=FROZEN)
-        same[root[groups[sign[groups] > 0]]] = True
-        inverse[root[groups[sign[groups] < 0]]] = True
+        same[root[groups[power[groups] > 0]]] = True
+        inverse[root[groups[power[groups] < 0]]] = True
     is_root = root == torch.arange(s.count)
     free = is_root & entered & left & (why == len(s.reasons))
     free[0] = False
     number = torch.zeros(s.count, dtype=torch.int64)
     number[free] = torch.arange(1, int(free.sum()) + 1)
-    number = number[root] * sign
+    number, powers = _numbers(number[root], power, int(free.sum()))
     params = {}
     for name, use in uses.items():
         scales = ParamScales(number[use.row], number[use.col], use.offset)
@@ -412,7 +505,20 @@ def _assemble(
         options={},
         frozen_by_module=by_module,
         trace=traces[0],
+        powers=powers,
     )
+
+
+def _numbers(units: Tensor, power: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Numbers of units at some powers, and :attr:`ScaleGraph.powers` of the graph."""
+    if int(power.abs().amax()) == 1:
+        return units * power, torch.zeros(0, 2, dtype=torch.int64)
+    key = torch.where((units > 0) & (power.abs() > 1), power.abs() * (count + 1) + units, 0)
+    keys, place = key.unique(return_inverse=True)
+    first = count + 1 - int(keys[0] == 0)  # of the numbers beyond the units
+    numbers = torch.where(key > 0, first + place, units) * power.sign()
+    keys = keys[keys > 0]
+    return numbers, torch.stack((keys % (count + 1), keys // (count + 1)), 1)
 
 
 def _layers(s: ScalePropagation, number: Tensor) -> dict[str, Tensor]:
@@ -420,7 +526,7 @@ def _layers(s: ScalePropagation, number: Tensor) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for layer in s.layers:
         numbers = number[layer.first : layer.first + layer.size]
-        if layer.name not in found and bool(numbers.any()):
+        if layer.name not in found and not layer.powers and bool(numbers.any()):
             found[layer.name] = numbers
     return found
 

@@ -37,6 +37,7 @@ class ParamSlice:
             convolutions), or where all entries belong to one channel.
         index: the entries along that axis, as a slice where they are evenly spaced, else one by one.
         inverse: whether the entries follow the inverse factors, as keys do where queries have the factors.
+        degree: power of the factors by which the entries are multiplied or divided: 2 behind a squared ReLU.
         offset: a number that is added to the parameter where it is used, as in gains written ``1 + weight``: the
             factors act on the sum.
         channel: for each of the entries, the number of its channel within the group. With ``axis`` None, a tensor
@@ -50,6 +51,7 @@ class ParamSlice:
     inverse: bool
     offset: float
     channel: Tensor = field(repr=False)
+    degree: int = 1
 
     @property
     def module(self) -> str:
@@ -65,12 +67,14 @@ class ParamSlice:
             text, whole = f"{len(self.index)} of {self.shape[self.axis or 0]}", False
         marks = [":"] * len(self.shape)
         if self.axis is None and bool((self.channel < 0).any()):
-            return f"{self.parameter} ({int((self.channel >= 0).sum())} of {self.channel.numel()} channels)"
+            count = f"{int((self.channel >= 0).sum())} of {self.channel.numel()} channels"
+            return f"{self.parameter} ({count}{f', power {self.degree}' if self.degree > 1 else ''})"
         if not whole:
             marks[self.axis or 0] = text
         sum_with = f"{self.offset:g} + " if self.offset else ""
         place = "" if whole else f"[{', '.join(marks)}]"
-        return sum_with + self.parameter + place + (" (inverse)" if self.inverse else "")
+        power = f" (power {self.degree})" if self.degree > 1 else ""
+        return sum_with + self.parameter + place + power + (" (inverse)" if self.inverse else "")
 
 
 @dataclass(frozen=True)
@@ -89,8 +93,8 @@ class ScaleGroup:
     Attributes:
         name: the module that makes the channels.
         channels: number of channels with a scale of their own.
-        degree: power of the factor by which consumers are divided. It is always 1, because operations of another
-            degree, such as squared ReLU, freeze the group.
+        degree: power of the factor by which consumers are divided: 1, or the degree of the operation in front of them,
+            which is 2 for squared ReLU. If consumers differ, it is the largest; each part has a ``degree`` of its own.
         producers: what the factors multiply.
         consumers: what the factors divide.
         where: for frozen channels, the module of the operation that froze them; else empty.
@@ -216,7 +220,8 @@ def scale_groups(model: nn.Module, example_input: Any, **options: Any) -> ScaleG
     for group, name in enumerate(names):
         rows, cols = (tuple(part for r, part in members.get(group, ()) if r == role) for role in ("row", "col"))
         units = (numbers == group).nonzero()[:, 0] - 1
-        free.append(ScaleGroup(name, len(units), 1, rows, cols, units=units, _source=source))
+        degree = max((part.degree for part in cols), default=1)
+        free.append(ScaleGroup(name, len(units), degree, rows, cols, units=units, _source=source))
     frozen = [
         ScaleGroup(name, entry.units, 1, (), (), entry.where, entry.reason)
         for name, entries in graph.frozen_by_module.items()
@@ -234,15 +239,17 @@ def _group_numbers(graph: ScaleGraph) -> tuple[Tensor, list[str]]:
     place = {name: index for index, name in enumerate(modules)}
     made_by = torch.full((graph.units + 1,), len(modules))
     for name, scales in graph.params.items():  # for modules with several layers, of which the graph lists the first
-        entered = scales.row[scales.row > 0].unique()
+        entered = graph.unit_of(scales.row[scales.row > 0].unique())
         made_by[entered] = made_by[entered].clamp(max=place[owner(name)])
     for name, numbers in reversed(list(graph.layers.items())):
-        made_by[numbers.abs()] = place[name]
+        made_by[graph.unit_of(numbers)] = place[name]
     draws = torch.Generator().manual_seed(0)
     signature = torch.zeros_like(made_by)  # a random hash of the set of parameters that touch a unit
     for scales in graph.params.values():
         for numbers in (scales.row, scales.col):
-            for touched in (numbers[numbers > 0].unique(), -numbers[numbers < 0].unique()):
+            powers = graph.power_of(numbers)
+            for power in [1, -1, *(powers[powers.abs() > 1].unique().tolist())]:
+                touched = graph.unit_of(numbers[(powers == power) & (numbers != 0)]).unique()
                 signature[touched] += torch.randint(1 << 40, (1,), generator=draws)
     found: dict[tuple[int, int], int] = {}
     keys = list(zip(made_by.tolist(), signature.tolist(), strict=True))[1:]
@@ -261,19 +268,19 @@ def _members(graph: ScaleGraph, group: Tensor) -> dict[int, list[tuple[str, Para
         shape = graph.shapes[name]
         for role, numbers in (("row", scales.row), ("col", scales.col)):
             axes = [axis for axis, size in enumerate(numbers.shape) if size > 1]
-            owners = group[numbers.abs()]
+            units, powers = graph.unit_of(numbers), graph.power_of(numbers)
+            owners, channel = group[units], within[units]
             for index in owners[owners >= 0].unique().tolist():
-                for inverse in (False, True):
-                    mask = (owners == index) & ((numbers < 0) == inverse)
-                    if not bool(mask.any()):
-                        continue
+                for power in sorted(
+                    powers[owners == index].unique().tolist(), key=lambda power: (power < 0, abs(power))
+                ):
+                    mask = (owners == index) & (powers == power)
                     places = mask.reshape(-1).nonzero()[:, 0]
-                    channel = within[numbers.abs()]
                     if len(axes) == 1:
                         axis, entries, which = axes[0], _as_slice(places), channel.reshape(-1)[places]
                     else:
                         axis, entries, which = None, slice(0, numbers.numel(), 1), torch.where(mask, channel, -1)
-                    part = ParamSlice(name, shape, axis, entries, inverse, scales.offset, which)
+                    part = ParamSlice(name, shape, axis, entries, power < 0, scales.offset, which, abs(power))
                     found.setdefault(index, []).append((role, part))
     return found
 
@@ -300,7 +307,8 @@ def groups_to_awq_mappings(groups: Iterable[ScaleGroup]) -> list[dict[str, Any]]
 
     In such a mapping the output channels of one smooth layer are, in their order, the input channels of all balance
     layers. If a fused layer has more outputs, its last ones are. Groups of another form (queries against keys, values
-    that several query heads share, channels along a residual connection) have no such mapping and are left out.
+    that several query heads share, channels along a residual connection) have no such mapping and are left out. So are
+    groups of another degree than 1, because these tools divide by the scale itself.
 
     Example:
         >>> import torch, pathcond
@@ -317,7 +325,10 @@ def groups_to_awq_mappings(groups: Iterable[ScaleGroup]) -> list[dict[str, Any]]
 
 
 def groups_to_cle_pairs(groups: Iterable[ScaleGroup]) -> list[tuple[str, str]]:
-    """Pairs of layers for cross-layer equalisation: all outputs of the first are the inputs of the second alone."""
+    """Pairs of layers for cross-layer equalisation: all outputs of the first are the inputs of the second alone.
+
+    Groups of another degree than 1 are left out.
+    """
     pairs = []
     for group in groups:
         ends = _in_order(group)
@@ -331,7 +342,11 @@ def _in_order(group: ScaleGroup) -> tuple[str, list[str]] | None:
     """The one module that makes a group's channels and those that read them, if all have them in the same order."""
     parts = (*group.producers, *group.consumers)
     makers = {part.module for part in group.producers}
-    if group.frozen or len(makers) != 1 or any(part.inverse or part.offset or part.axis is None for part in parts):
+    if (
+        group.frozen
+        or len(makers) != 1
+        or any(part.inverse or part.offset or part.axis is None or part.degree > 1 for part in parts)
+    ):
         return None
     order = torch.arange(group.channels)
     for part in group.producers:

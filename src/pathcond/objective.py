@@ -13,9 +13,10 @@ Paper symbols and their names here:
 A parameter enters at most one unit and leaves at most one. Of ``g``, F therefore needs only the sums ``m[r, c]`` over
 the parameters that enter unit r and leave unit c: a block, whose rows are the units entered and columns the units left.
 
-Where a graph has negative units (-h: with the inverse scale of unit h), every unit has a mirror. Blocks are then
-indexed by nodes: 0 for no unit, h for unit h, H + h for its mirror, whose log-scale is -u_h. What enters a mirror
-leaves the unit, and the reverse.
+Scales may act by a power: a weight behind a squared ReLU is divided by lambda^2, and attention keys carry the inverse
+of a scale. Blocks are therefore indexed by *nodes*: 0 for no unit, h for unit h, then one for each power of a unit,
+whose log-scale is ``power * u_h``, and, where a graph has negative numbers, a mirror of each node with the opposite
+log-scale. The u in (Bu)_i, and the multiples in A_h, are those of nodes. Nearly always the nodes are the units.
 
 :class:`Layout` is what is known before ``g``, made once for a graph; :class:`Objective` is F for one ``g``.
 """
@@ -67,7 +68,7 @@ class Objective:
         log_constant: log of the sum of the entries of g that no scale changes.
         balance: A_h, float64, shape (H + 1,).
         dead: units that nothing enters or nothing leaves, and entry 0: F has no minimum along their log-scale. With
-            mirrors also units with |A_h| >= p, for which there may be none.
+            powers and mirrors also units whose A_h is so large that F has none.
         layout: the units and the blocks' structure.
     """
 
@@ -98,7 +99,7 @@ class Objective:
         """Log of sum_i exp((Bu)_i) g_i, without parameters that touch a unit ``skip[0] <= h < skip[1]``."""
         totals, logs = [], []
         exponentials = Exponentials(self.layout.at_nodes(u))
-        spans = self.layout.spans(*skip) if skip[1] else ()
+        spans = [(s.first, s.stop) for s in self.layout.spans(*skip)] if skip[1] else []
         for block in self.blocks:
             at_cols, at_rows, log = exponentials.of(block)
             for lo, hi in spans:
@@ -234,20 +235,20 @@ def _normalize(
     """Blocks with largest element 1 at one common logarithm, or, if they differ too much, each at its own.
 
     Works in place on ``parts``. Elements that no scale changes are set to zero; logarithms of their sums, and of those
-    of ``untouched`` parameters, are returned too. Doubled elements become blocks of their own.
+    of ``untouched`` parameters, are returned too. Inner elements become blocks of their own.
     """
     unscaled = list(untouched)
-    doubled: list[tuple[Tensor, float]] = []
+    inner: list[tuple[Tensor, float]] = []
     for b, m, log in zip(layout.blocks.values(), parts, logs, strict=True):
         if b.unscaled is not None:
             where = tuple(layout.on(index, m.device) for index in b.unscaled)
             unscaled.append((m[where].sum(), log))
             m[where] = 0.0
-        if b.doubled is not None:
-            where = tuple(layout.on(index, m.device) for index in b.doubled)
-            doubled.append((m[where], log))
+        if b.inner is not None:
+            where = tuple(layout.on(index, m.device) for index in b.inner)
+            inner.append((m[where], log))
             m[where] = 0.0
-    parts, logs = [*parts, *(m for m, _ in doubled)], [*logs, *(log for _, log in doubled)]
+    parts, logs = [*parts, *(m for m, _ in inner)], [*logs, *(log for _, log in inner)]
     values = _read([*(t for t, _ in unscaled), *(m.amax() for m in parts)])
     constants = [_log(value, log) for value, (_, log) in zip(values, unscaled, strict=False)]
     tops = values[len(unscaled) :]
@@ -266,18 +267,35 @@ def _normalize(
 
 def _dead(layout: Layout, size: int, blocks: list[Block], device: torch.device) -> Tensor:
     """Units that nothing enters or nothing leaves; by matrix-vector products, which read a block at full speed."""
+    if layout.nodes > layout.units + 1:
+        return _dead_with_powers(layout, size, blocks, device)
     entering, leaving = torch.zeros(2, layout.nodes, dtype=torch.float64, device=device)
     ones = torch.ones(max((n for b in blocks for n in b.m.shape), default=0), dtype=torch.float64, device=device)
     for b in blocks:
         entering.index_add_(0, b.rows, b.m @ ones[: len(b.cols)] if b.dense else b.m)
         leaving.index_add_(0, b.cols, ones[: len(b.rows)] @ b.m if b.dense else b.m)
-    if not layout.signed:
-        return (entering == 0) | (leaving == 0)
-    n = layout.units + 1
-    into, out = entering[:n].clone(), leaving[:n].clone()
-    into[1:] += leaving[n:]
-    out[1:] += entering[n:]
-    return (into == 0) | (out == 0) | (layout.on(layout.balance, device).abs() >= size)
+    return (entering == 0) | (leaving == 0)
+
+
+def _dead_with_powers(layout: Layout, size: int, blocks: list[Block], device: torch.device) -> Tensor:
+    """F falls without end along u_h unless some term rises faster, and another falls faster, than the linear term."""
+    unit_of, power_of = (layout.on(t, device) for t in (layout.unit_of, layout.power_of))
+    highest, lowest = torch.zeros(2, layout.units + 1, dtype=torch.float64, device=device)
+    for index, b in enumerate(blocks):
+        if index >= len(layout.blocks):
+            ends = [(unit_of[b.rows], power_of[b.cols] - power_of[b.rows], b.m)]
+        else:
+            at_cols = b.m.amax(0) if b.dense else b.m
+            at_rows = b.m.amax(1) if b.dense else b.m
+            ends = [(unit_of[b.cols], power_of[b.cols], at_cols), (unit_of[b.rows], -power_of[b.rows], at_rows)]
+        for units, powers, m in ends:
+            found = torch.where(m > 0, powers, 0.0)
+            highest.scatter_reduce_(0, units, found, "amax")
+            lowest.scatter_reduce_(0, units, found, "amin")
+    balance = layout.on(layout.balance, device)
+    dead = (highest * size + balance <= 0) | (lowest * size + balance >= 0) | (highest <= 0) | (lowest >= 0)
+    dead[0] = True
+    return dead
 
 
 def _log(value: float, log: float) -> float:
@@ -314,7 +332,7 @@ class BlockLayout:
         merge_rows: row of the block for each row of the kept part; None if they are the same.
         merge_cols: likewise for columns.
         unscaled: indices of elements with the same node, or none, at both ends; None for none.
-        doubled: indices of elements between a unit and its mirror, on which the unit's scale acts twice; None for none.
+        inner: indices of elements between two nodes of one unit, on which the unit's scale acts twice; None for none.
         elementwise: list single elements, as grouped layers need, in place of a dense matrix.
     """
 
@@ -326,7 +344,7 @@ class BlockLayout:
     merge_rows: Tensor | None
     merge_cols: Tensor | None
     unscaled: tuple[Tensor, ...] | None
-    doubled: tuple[Tensor, ...] | None
+    inner: tuple[Tensor, ...] | None
     elementwise: bool
 
     @property
@@ -342,17 +360,20 @@ class BlockLayout:
             balance.index_add_(0, units, repeats.double() * (numel / count), alpha=sign)
 
 
-def block_layout(shape: tuple[int, ...], scales: ParamScales, mirrors: int = 0) -> BlockLayout:
+def block_layout(
+    shape: tuple[int, ...], scales: ParamScales, numbers: int = 0, unit_of: Tensor | None = None
+) -> BlockLayout:
     """Lay out a parameter of some shape with the units that its elements enter and leave.
 
-    ``mirrors`` is the number of units, H, where the graph has negative units, and 0 otherwise.
+    ``numbers`` is the largest number of the graph where it has negative ones, so that nodes have mirrors, and 0
+    otherwise; ``unit_of`` is the unit of each node where not every node is a unit.
     """
     row, col = scales.row, scales.col
-    if mirrors:
-        row, col = (torch.where(units < 0, mirrors - units, units) for units in (row, col))
+    if numbers:
+        row, col = (torch.where(units < 0, numbers - units, units) for units in (row, col))
     row_axes, col_axes = _varying_axes(row), _varying_axes(col)
     if set(row_axes) & set(col_axes):
-        return _elementwise_layout(shape, row, col, mirrors)
+        return _elementwise_layout(shape, row, col, unit_of)
     rows, merge_rows = _distinct(_along(row, row_axes))
     cols, merge_cols = _distinct(_along(col, col_axes))
     return BlockLayout(
@@ -364,7 +385,7 @@ def block_layout(shape: tuple[int, ...], scales: ParamScales, mirrors: int = 0) 
         merge_rows=merge_rows,
         merge_cols=merge_cols,
         unscaled=_pairs(rows, cols),
-        doubled=_pairs(_mirror(rows, mirrors), cols) if mirrors else None,
+        inner=None if unit_of is None else _inner_pairs(rows, cols, unit_of),
         elementwise=False,
     )
 
@@ -375,18 +396,25 @@ def _pairs(rows: Tensor, cols: Tensor) -> tuple[Tensor, Tensor] | None:
     return (at_rows, torch.searchsorted(cols, rows[at_rows])) if len(at_rows) else None
 
 
-def _mirror(nodes: Tensor, units: int) -> Tensor:
-    """The mirror of each node; -1 for no unit, which has none."""
-    return torch.where(nodes > units, nodes - units, torch.where(nodes > 0, nodes + units, -1))
+def _inner_pairs(rows: Tensor, cols: Tensor, unit_of: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Positions (i, j) of different nodes ``rows[i]`` and ``cols[j]`` of one unit; None for none."""
+    units, order = unit_of[cols].sort()
+    first, stop = (torch.searchsorted(units, unit_of[rows], right=right) for right in (False, True))
+    counts = stop - first
+    at_rows = torch.arange(len(rows)).repeat_interleave(counts)
+    within = torch.arange(len(at_rows)) - (counts.cumsum(0) - counts).repeat_interleave(counts)
+    at_cols = order[first.repeat_interleave(counts) + within]
+    differ = rows[at_rows] != cols[at_cols]
+    return (at_rows[differ], at_cols[differ]) if bool(differ.any()) else None
 
 
-def _elementwise_layout(shape: tuple[int, ...], row: Tensor, col: Tensor, mirrors: int) -> BlockLayout:
+def _elementwise_layout(shape: tuple[int, ...], row: Tensor, col: Tensor, unit_of: Tensor | None) -> BlockLayout:
     """Grouped and depthwise layers: one element for each pair of units that has a weight."""
     kept = tuple(i for i in range(len(shape)) if row.shape[i] > 1 or col.shape[i] > 1)
     sizes = [n if i in kept else 1 for i, n in enumerate(shape)]
     rows, cols = row.expand(sizes).reshape(-1), col.expand(sizes).reshape(-1)
     same = (rows == cols).nonzero()[:, 0]
-    opposite = (_mirror(rows, mirrors) == cols).nonzero()[:, 0] if mirrors else same[:0]
+    inner = same[:0] if unit_of is None else ((unit_of[rows] == unit_of[cols]) & (rows != cols)).nonzero()[:, 0]
     return BlockLayout(
         order=kept,
         summed=tuple(i for i in range(len(shape)) if i not in kept),
@@ -396,15 +424,15 @@ def _elementwise_layout(shape: tuple[int, ...], row: Tensor, col: Tensor, mirror
         merge_rows=None,
         merge_cols=None,
         unscaled=(same,) if len(same) else None,
-        doubled=(opposite,) if len(opposite) else None,
+        inner=(inner,) if len(inner) else None,
         elementwise=True,
     )
 
 
-def _doubled_layout(b: BlockLayout) -> BlockLayout:
-    """The doubled elements of a block as a block of their own."""
-    assert b.doubled is not None  # noqa: S101 - the caller's promise
-    rows, cols = b.rows[b.doubled[0]], b.cols[b.doubled[-1]]
+def _inner_layout(b: BlockLayout) -> BlockLayout:
+    """The inner elements of a block as a block of their own."""
+    assert b.inner is not None  # noqa: S101 - the caller's promise
+    rows, cols = b.rows[b.inner[0]], b.cols[b.inner[-1]]
     return BlockLayout((), (), (len(rows),), rows, cols, None, None, None, None, elementwise=True)
 
 
@@ -432,14 +460,27 @@ class Side:
     """Elements of one block that enter (or leave) the units of a layer.
 
     ``index`` selects the layer's rows (or, with ``columns``, its columns) of the block, or its elements; ``others`` are
-    the nodes at the other end; ``positions`` are the positions in the layer that the sums belong to, None for all in
-    order. Rows of units and columns of mirrors enter the units; columns of units and rows of mirrors leave them.
+    the nodes at the other end, None where the units are at both ends; ``positions`` are the positions in the layer
+    that the sums belong to, None for all in order.
     """
 
     block: int
     columns: bool
     index: slice | Tensor
-    others: slice | Tensor
+    others: slice | Tensor | None
+    positions: Tensor | None
+
+
+@dataclass(frozen=True)
+class Span:
+    """The nodes ``first <= n < stop`` that are units of a layer at a power.
+
+    ``positions`` are those of their units in the layer, None for all in order.
+    """
+
+    power: int
+    first: int
+    stop: int
     positions: Tensor | None
 
 
@@ -447,23 +488,17 @@ class Side:
 class Layer:
     """Units ``lo <= h < hi`` that no parameter connects to one another, and the blocks that touch them.
 
-    ``entering_twice`` and ``leaving_twice`` are the doubled elements. ``balance`` is A of each unit; ``uniform`` says
-    that it is the same for all.
+    ``entering`` and ``leaving`` are the elements with u_h once in (Bu)_i, ``powers`` those with another multiple of it,
+    or with the unit at both ends. ``balance`` is A of each unit; ``uniform`` says that it is the same for all.
     """
 
     lo: int
     hi: int
     entering: tuple[Side, ...]
     leaving: tuple[Side, ...]
-    entering_twice: tuple[Side, ...]
-    leaving_twice: tuple[Side, ...]
+    powers: tuple[tuple[int, tuple[Side, ...]], ...]
     balance: list[float]
     uniform: bool
-
-    @property
-    def doubled(self) -> bool:
-        """Whether the scale of some unit acts twice on some element."""
-        return bool(self.entering_twice or self.leaving_twice)
 
 
 @dataclass(frozen=True)
@@ -475,7 +510,8 @@ class Layout:
         layer_sizes: sizes of the runs of units that belong to one layer, in network order.
         blocks: layouts by parameter name.
         balance: A_h, float64, shape (H + 1,).
-        signed: whether the graph has negative units, so that units have mirrors.
+        signed: whether the graph has negative numbers, so that nodes have mirrors.
+        powers: :attr:`pathcond.ScaleGraph.powers`.
         workspace: memory kept for the next solve.
     """
 
@@ -483,7 +519,8 @@ class Layout:
     layer_sizes: tuple[int, ...]
     blocks: dict[str, BlockLayout]
     balance: Tensor
-    signed: bool = False
+    signed: bool
+    powers: Tensor
     workspace: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -492,15 +529,32 @@ class Layout:
         return sum(b.size for b in self.blocks.values())
 
     @property
+    def numbers(self) -> int:
+        """Number of nodes without node 0 and mirrors: H, and one for each power of a unit."""
+        return self.units + len(self.powers)
+
+    @property
     def nodes(self) -> int:
-        """Number of nodes: H + 1, and H more for the mirrors."""
-        return 2 * self.units + 1 if self.signed else self.units + 1
+        """Number of nodes."""
+        return (2 if self.signed else 1) * self.numbers + 1
+
+    @cached_property
+    def unit_of(self) -> Tensor:
+        """The unit of each node; 0 for node 0."""
+        units = torch.cat((torch.arange(self.units + 1), self.powers[:, 0]))
+        return torch.cat((units, units[1:])) if self.signed else units
+
+    @cached_property
+    def power_of(self) -> Tensor:
+        """The power of each node, float64: its log-scale is ``power * u_h``."""
+        powers = torch.cat((torch.ones(self.units + 1), self.powers[:, 1])).double()
+        return torch.cat((powers, -powers[1:])) if self.signed else powers
 
     @cached_property
     def all_blocks(self) -> tuple[BlockLayout, ...]:
-        """The blocks of the parameters, then those of doubled elements."""
+        """The blocks of the parameters, then those of inner elements."""
         blocks = tuple(self.blocks.values())
-        return (*blocks, *(_doubled_layout(b) for b in blocks if b.doubled is not None))
+        return (*blocks, *(_inner_layout(b) for b in blocks if b.inner is not None))
 
     def on(self, tensor: Tensor, device: torch.device) -> Tensor:
         """One of the layout's own tensors on a device; copies are kept."""
@@ -512,21 +566,39 @@ class Layout:
         return copies[id(tensor), device][1]
 
     def at_nodes(self, u: Tensor) -> Tensor:
-        """Extend values by unit, shape (H + 1,), to nodes: mirrors have the opposite value."""
+        """Extend values by unit, shape (H + 1,), to nodes."""
+        if len(self.powers):
+            units, powers = (self.on(t, u.device)[len(u) : self.numbers + 1] for t in (self.unit_of, self.power_of))
+            u = torch.cat((u, u[units] * powers))
         return torch.cat((u, -u[1:])) if self.signed else u
 
     def pad(self, x: Tensor) -> Tensor:
-        """Values by node, zero at the mirrors."""
-        return torch.cat((x, torch.zeros_like(x[1:]))) if self.signed else x
+        """Values by node, zero at all nodes that are not units."""
+        return torch.cat((x, x.new_zeros(self.nodes - len(x)))) if self.nodes > len(x) else x
 
-    def fold(self, x: Tensor, sign: float = -1.0) -> Tensor:
-        """The transpose of :meth:`at_nodes`: values by node to shape (H + 1,), with ``sign`` times the mirrors'."""
-        n = self.units + 1
-        return torch.cat((x[:1], x[1:n] + sign * x[n:])) if self.signed else x
+    def fold(self, x: Tensor, square: bool = False) -> Tensor:
+        """The transpose of :meth:`at_nodes`: values by node to shape (H + 1,); with ``square`` by squared powers."""
+        n = self.numbers + 1
+        if self.signed:
+            x = torch.cat((x[:1], x[1:n] + (x[n:] if square else -x[n:])))
+        if len(self.powers):
+            units, powers = (self.on(t, x.device)[self.units + 1 : n] for t in (self.unit_of, self.power_of))
+            more = x[self.units + 1 :] * (powers.square() if square else powers)
+            x = x[: self.units + 1].index_add(0, units, more)
+        return x
 
-    def spans(self, lo: int, hi: int) -> tuple[tuple[int, int], ...]:
-        """The nodes of the units ``lo <= h < hi`` as ranges: the units, then their mirrors."""
-        return ((lo, hi), (lo + self.units, hi + self.units)) if self.signed else ((lo, hi),)
+    def spans(self, lo: int, hi: int) -> tuple[Span, ...]:
+        """The nodes of the units ``lo <= h < hi``: the units, their powers, then the mirrors of all of them."""
+        found = [Span(1, lo, hi, None)]
+        if len(self.powers):
+            inside = ((self.powers[:, 0] >= lo) & (self.powers[:, 0] < hi)).nonzero()[:, 0]
+            for power in self.powers[inside, 1].unique().tolist():
+                at = inside[self.powers[inside, 1] == power]
+                first, stop = (self.units + 1 + int(i) for i in (at[0], at[-1] + 1))
+                found.append(Span(power, first, stop, None if len(at) == hi - lo else self.powers[at, 0] - lo))
+        if self.signed:
+            found += [Span(-s.power, s.first + self.numbers, s.stop + self.numbers, s.positions) for s in found]
+        return tuple(found)
 
     @cached_property
     def layers(self) -> tuple[Layer, ...]:
@@ -545,14 +617,16 @@ class Layout:
         return tuple(found)
 
     def _units_at(self, nodes: Tensor) -> Tensor:
-        return torch.where(nodes > self.units, nodes - self.units, nodes)
+        return self.unit_of[nodes] if self.nodes > self.units + 1 else nodes
 
     def _touched(self, ends: _Ends, starts: list[int]) -> list[int]:
-        return (_Ends(self._units_at(ends.nodes)) if self.signed else ends).layers(starts)
+        return (_Ends(self._units_at(ends.nodes)) if self.nodes > self.units + 1 else ends).layers(starts)
 
     def _coupled(self, b: BlockLayout, rows: _Ends, cols: _Ends, lo: int, hi: int) -> bool:
-        """Whether a parameter connects two units of the layer, or their mirrors."""
-        entering, leaving = ([x for span in self.spans(lo, hi) if (x := ends.within(*span))] for ends in (rows, cols))
+        """Whether a parameter connects two units of the layer, at any powers."""
+        entering, leaving = (
+            [x for span in self.spans(lo, hi) if (x := ends.within(span.first, span.stop))] for ends in (rows, cols)
+        )
         if not entering or not leaving:
             return False
         ours, others = self._units_at(b.rows), self._units_at(b.cols)
@@ -563,28 +637,48 @@ class Layout:
         return bool((touched != touched[0]).any())
 
     def _layer(self, blocks: list[tuple[BlockLayout, _Ends, _Ends]], indices: list[int], lo: int, hi: int) -> Layer:
-        once: dict[bool, list[Side]] = {False: [], True: []}  # by whether the elements leave the units
-        twice: dict[bool, list[Side]] = {False: [], True: []}
+        once: dict[int, list[Side]] = {-1: [], 1: []}  # by the multiple of u_h in (Bu)_i
+        powers: dict[int, list[Side]] = {}
+        spans = self.spans(lo, hi)
         for block in indices:
             b, rows, cols = blocks[block]
-            doubled = block >= len(self.blocks)
-            for mirrored, span in enumerate(self.spans(lo, hi)[: 1 if doubled else 2]):
+            if block >= len(self.blocks):
+                self._add_inner(powers, block, b, lo, hi)
+                continue
+            for span in spans:
                 for columns, ours, others in ((False, rows, cols), (True, cols, rows)):
-                    found = ours.within(*span)
+                    found = ours.within(span.first, span.stop)
                     if found is None:
                         continue
                     index, positions = found
                     if b.elementwise:
                         ends = _Ends(others.nodes[index]).all()
-                        positions = ours.nodes[index] - span[0]
+                        positions = ours.nodes[index] - span.first
                     else:
                         ends = others.all()
-                    (twice if doubled else once)[columns != bool(mirrored)].append(
-                        Side(block, columns, index, ends, positions)
-                    )
+                    if span.positions is not None:
+                        positions = span.positions if positions is None else span.positions[positions]
+                    power = span.power if columns else -span.power
+                    sides = once[power] if power in once else powers.setdefault(power, [])
+                    sides.append(Side(block, columns, index, ends, positions))
         values = self.balance[lo:hi].tolist()
-        sides = (tuple(found[leaving]) for found in (once, twice) for leaving in (False, True))
-        return Layer(lo, hi, *sides, balance=values, uniform=len(set(values)) == 1)
+        return Layer(
+            lo,
+            hi,
+            entering=tuple(once[-1]),
+            leaving=tuple(once[1]),
+            powers=tuple((power, tuple(powers[power])) for power in sorted(powers, reverse=True)),
+            balance=values,
+            uniform=len(set(values)) == 1,
+        )
+
+    def _add_inner(self, powers: dict[int, list[Side]], block: int, b: BlockLayout, lo: int, hi: int) -> None:
+        """Add the elements between two nodes of one unit of the layer, by the multiple of u_h in (Bu)_i."""
+        units, multiple = self.unit_of[b.rows], (self.power_of[b.cols] - self.power_of[b.rows]).long()
+        for power in multiple.unique().tolist():
+            index = ((multiple == power) & (units >= lo) & (units < hi)).nonzero()[:, 0]
+            if len(index):
+                powers.setdefault(power, []).append(Side(block, False, index, None, units[index] - lo))
 
 
 def layout_of(graph: ScaleGraph, names: tuple[str, ...], linear: bool = True) -> Layout:
@@ -596,9 +690,12 @@ def layout_of(graph: ScaleGraph, names: tuple[str, ...], linear: bool = True) ->
     if (names, linear) not in cache:
         params = {name: graph.params[name] for name in names if name in graph.params}
         signed = any(bool((units < 0).any()) for scales in params.values() for units in (scales.row, scales.col))
-        mirrors = graph.units if signed else 0
-        blocks = {name: block_layout(graph.shapes[name], scales, mirrors) for name, scales in params.items()}
-        layout = Layout(graph.units, graph.groups, blocks, torch.zeros(graph.units + 1, dtype=torch.float64), signed)
+        empty = torch.zeros(graph.units + 1, dtype=torch.float64)
+        layout = Layout(graph.units, graph.groups, {}, empty, signed, graph.powers)
+        numbers = layout.numbers if signed else 0
+        unit_of = layout.unit_of if layout.nodes > graph.units + 1 else None
+        blocks = {n: block_layout(graph.shapes[n], scales, numbers, unit_of) for n, scales in params.items()}
+        layout = replace(layout, blocks=blocks, workspace={})
         if linear:
             balance = layout.pad(layout.balance)
             for name, block in blocks.items():

@@ -137,7 +137,7 @@ class Rescaling:
         log_scales = {name: u / 2 for name, u in self.u.items()}
         for name in self._modules():
             units = self.graph.layers.get(name, torch.zeros(0, dtype=torch.int64))
-            free = units[units != 0].abs()
+            free = self.graph.unit_of(units[units != 0])
             logs = log_scales[name][units != 0] if len(free) else torch.zeros(0)
             frozen = self.graph.frozen_by_module.get(name, ())
             reasons = [f"{entry.units} frozen at '{entry.where or 'the model'}': {entry.reason}" for entry in frozen]
@@ -228,7 +228,8 @@ def rescale_(
             largest magnitudes of the weights that enter and that leave each unit are equal (cross-layer equalisation,
             for quantisation with one step size per tensor). Biases have no part in ``norms`` and ``ranges``, but are
             scaled with their unit. A gain of a normalisation that enters a unit is a weight.
-        clamp: bound on every ``|log lambda|`` of the solution, before damping; None for none, as in the paper.
+        clamp: bound on every ``|log lambda|`` of the solution, before damping; None for none, as in the paper. Weights
+            behind a squared ReLU are divided by ``lambda**2``.
         damping: factor in (0, 1] by which the solution's log-scales are multiplied, so that
             ``|log lambda| <= damping * clamp``. None means 0.5 for ``paths``, and 1 for ``norms`` and ``ranges``. 1
             applies the whole solution, as in the paper.

@@ -217,17 +217,19 @@ def test_a_gain_with_an_offset_is_saved_and_undone(tmp_path: Any) -> None:
 # ---- experts
 
 
-def _experts(s: Any, x: Tensor, moved: bool = False) -> Tensor:
+def _experts(s: Any, x: Tensor, moved: bool = False, degree: int = 1) -> Tensor:
     chosen, order = s.router(x).argmax(-1).sort()
     offs = F.one_hot(chosen, 3).sum(0).cumsum(0).to(torch.int32)
     y = F.relu(F.grouped_mm(x[order], s.up, offs=offs))
+    y = y**degree if degree > 1 else y
     return F.grouped_mm(y.flip(0) if moved else y, s.down, offs=offs)
 
 
-@pytest.mark.parametrize(("moved", "units"), [(False, 3 * 8), (True, 8)])
-def test_experts_have_scales_of_their_own_while_rows_stay_in_place(moved: bool, units: int) -> None:
+@pytest.mark.parametrize(("moved", "degree", "units"), [(False, 1, 3 * 8), (True, 1, 8), (False, 2, 8)])
+def test_experts_have_scales_of_their_own_while_rows_stay_in_place(moved: bool, degree: int, units: int) -> None:
+    """They share them where rows move, and behind a squared ReLU."""
     torch.manual_seed(0)
-    model = Net(lambda s, x: _experts(s, x, moved), router=L(4, 3), up=(3, 4, 8), down=(3, 8, 4))
+    model = Net(lambda s, x: _experts(s, x, moved, degree), router=L(4, 3), up=(3, 4, 8), down=(3, 8, 4))
     x = (torch.randn(12, 4),)
     graph = pathcond.extract_graph(model, x)
     assert graph.units == units

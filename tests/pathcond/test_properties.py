@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import pathcond
-from tests.reference import dense_problem, literal_sweeps
+from tests.reference import dense_problem, literal_sweeps, signed_matrix, signed_sweeps
 
 STEPS = [
     "conv", "grouped", "depthwise", "transposed", "bn", "ln", "gn", "relu", "leaky", "prelu", "abs", "dropout",
     "max_pool",
     "avg_pool", "pad", "add", "cat", "split", "shuffle", "scale", "shift", "constant", "tanh", "sigmoid_gate",
     "in_place",
-    "permute", "reuse", "branch", "mean_gate", "maximum",
+    "permute", "reuse", "branch", "mean_gate", "maximum", "square", "cube", "product", "gated_square",
 ]  # fmt: skip
 
 
@@ -53,7 +53,7 @@ class RandomNet(nn.Module):
             return layers[step].out_channels if conv else c  # type: ignore[return-value,union-attr]
         if step in ("scale", "shift"):
             self.register_parameter(name, nn.Parameter(torch.randn(c, 1, 1)))
-        if step in ("add", "maximum") and channels[b] != c:
+        if step in ("add", "maximum", "gated_square") and channels[b] != c:
             return 0
         if step == "cat":
             return c + channels[b] if c + channels[b] <= 12 else 0
@@ -92,11 +92,25 @@ class RandomNet(nn.Module):
             "shuffle": lambda x: x.view(n, 2, c // 2, h, w).transpose(1, 2).reshape(n, c, h, w),
             "permute": lambda x: x.permute(0, 2, 3, 1).flip(1).permute(0, 3, 1, 2),
             "mean_gate": lambda x: x.mean(1, True) * 1.0 + x * 0,
+            "square": lambda x: 0.5 * F.relu(x) ** 2, "cube": lambda x: F.leaky_relu(x, 0.3).pow(3) / 2,
+            "product": lambda x: F.relu(x) * x, "gated_square": lambda x: y * torch.square(F.relu(x)),
         }  # fmt: skip
         return simple[step](x)
 
 
-programs = st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 2), st.integers(0, 20)), min_size=2, max_size=14)
+POWERS = ["square", "cube", "product"]
+steps = st.tuples(st.sampled_from(STEPS), st.integers(0, 2), st.integers(0, 20))
+
+
+@st.composite
+def powered(draw: st.DrawFn) -> list[tuple[str, int, int]]:
+    """A program with a power between two layers, so that a scale crosses it unless other steps freeze it."""
+    parts = [draw(st.lists(steps, max_size=4)) for _ in range(4)]
+    power = (draw(st.sampled_from(POWERS)), 0, 0)
+    return [*parts[0], ("conv", 0, 0), *parts[1][:2], power, *parts[2][:2], ("conv", 0, 0), *parts[3]]
+
+
+programs = st.one_of(st.lists(steps, min_size=2, max_size=14), powered())
 many = settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 few = settings(many, max_examples=40)
 
@@ -149,7 +163,9 @@ def test_solver_on_random_networks(program):
     graph = pathcond.extract_graph(model, x)
     g = pathcond.compute_diag_g(model, x[:1])
     solution = pathcond.solve(graph, g, sweeps=3)
-    literal = literal_sweeps(dense_problem(graph, g), 3)
+    literal = (
+        signed_sweeps(*signed_matrix(graph, g), 3) if len(graph.powers) else literal_sweeps(dense_problem(graph, g), 3)
+    )
     torch.testing.assert_close(solution.u, literal, rtol=1e-9, atol=1e-9)
     values = solution.objective
     assert all(b <= a + 1e-11 * max(1.0, abs(a)) for a, b in zip(values, values[1:], strict=False))
@@ -172,7 +188,7 @@ def test_path_lifting_is_invariant(program):
     u = torch.randn(graph.units, dtype=torch.float64)
     pathcond.apply_scales_(model, graph, u)
     after = pathcond.compute_diag_g(model, x[:1])
-    full = torch.cat((torch.zeros(1, dtype=torch.float64), u))
+    full = graph.by_number(u)
     for name, t in g.items():
         scales = graph.params.get(name)
         factor = (full[scales.col] - full[scales.row]).exp() if scales else torch.ones(())

@@ -52,9 +52,11 @@ def register_rule(
             positively homogeneous activation.
         scales: ``scales(s, call, a)`` with a :class:`pathcond.ScalePropagation`, the recorded call and its arguments
             by name. It reads group maps with ``s.groups(a["input"])`` and sets those of the result with
-            ``s.set_result(call, groups)``, or gives up with ``s.freeze_through(call, why)``.
+            ``s.set_result(call, groups)``, or gives up with ``s.freeze_through(call, why)``. The result of an operation
+            of degree k, ``f(lambda x) = lambda**k f(x)``, has the groups ``s.power(groups, k)``.
         paths: ``paths(p, call, a)`` with a :class:`pathcond.PathSums`. It sets the path sum of the result with
-            ``p.copy(call, source)``, ``p.linear(call, sources, function)`` or ``p.barrier(call)``. Left out: a barrier.
+            ``p.copy(call, source)``, ``p.linear(call, sources, function)``, ``p.power(call, source, k)`` or
+            ``p.barrier(call)``. Left out: a barrier.
         arguments: names of the operation's arguments in their order.
         layer: whether it maps data by weights, and so makes hidden units.
 

@@ -11,10 +11,10 @@ is the same sum over the paths that start from it. The product of both at a para
 :mod:`pathcond.diag_g`. Path sums are kept as :class:`Scaled` tensors, ``t * exp(log)``, so that a thousand layers
 neither overflow nor vanish.
 
-Conventions: piecewise linear activations are dropped; a maximum counts all its inputs; an average's coefficient is
-squared; a normalisation is the affine map that its statistics make it. Softmax, smooth activations, normalisations
-without statistics and operations without a rule are *barriers*: paths end in front of them and new ones start behind
-them, so that G falls into blocks. See :class:`PathSums`.
+Conventions: piecewise linear activations are dropped; a path of their square is a pair of paths; a maximum counts all
+its inputs; an average's coefficient is squared; a normalisation is the affine map that its statistics make it. Softmax,
+smooth activations, normalisations without statistics and operations without a rule are *barriers*: paths end in front
+of them and new ones start behind them, so that G falls into blocks. See :class:`PathSums`.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Layer:
     """The groups ``first .. first + size - 1``: the output channels of the module ``name``.
 
     ``ancestors`` has bit ``i`` set if layer ``i`` precedes this one (recorded only with ``lineage``). ``hidden`` says
-    that a later layer reads the channels.
+    that a later layer reads the channels. Groups that are ``powers`` of earlier ones are no channels of their own.
     """
 
     name: str
@@ -103,6 +103,7 @@ class Layer:
     size: int
     ancestors: int
     hidden: bool
+    powers: bool = False
 
 
 @dataclass
@@ -129,6 +130,7 @@ class ScalePropagation:
     count: int = 1
     ties: list[Tensor] = field(default_factory=list)
     inverse_ties: list[Tensor] = field(default_factory=list)
+    power_ties: list[tuple[Tensor, int]] = field(default_factory=list)  # pairs of groups (a, a**degree); the degree
     frozen: list[tuple[Tensor, int]] = field(default_factory=list)
     reasons: list[Reason] = field(default_factory=list)
     uses: dict[str, list[Use]] = field(default_factory=dict)
@@ -203,12 +205,12 @@ class ScalePropagation:
 
     # ---- groups
 
-    def new_groups(self, size: int, name: str, source: Tensor) -> Tensor:
-        """Groups for the ``size`` output channels of a layer that reads the groups ``source``."""
+    def new_groups(self, size: int, name: str, source: Tensor, powers: bool = False) -> Tensor:
+        """Groups for the ``size`` output channels of a layer that reads the groups ``source``; or for their powers."""
         ancestors = 0
         for index in self.layers_of(source[source > 0]) if self.lineage else []:
             ancestors |= self.layers[index].ancestors | (1 << index)
-        self.layers.append(Layer(name, self.count, size, ancestors, self.hidden))
+        self.layers.append(Layer(name, self.count, size, ancestors, self.hidden, powers))
         self.count += size
         return torch.arange(self.count - size, self.count)
 
@@ -261,6 +263,26 @@ class ScalePropagation:
         fixed = (pairs == FROZEN).any(0)
         self.freeze(pairs[:, fixed], reason)
         self.inverse_ties.append(pairs[:, ~fixed])
+
+    def power(self, groups: Tensor, degree: int) -> Tensor:
+        """The group map of an operation's result that is homogeneous of a degree in a value with the map ``groups``.
+
+        A scale lambda of the value leaves the operation as ``lambda**degree``. The result has groups of its own, each
+        tied to the power of a group of the value.
+        """
+        old = groups[groups > 0].unique()
+        if degree == 1 or not len(old):
+            return groups
+        name = self.layers[self.layers_of(old[:1])[0]].name
+        made = self.new_groups(len(old), name, old, powers=True)
+        self.power_ties.append((torch.stack((old, made)), degree))
+        return torch.where(
+            groups > 0, made[torch.searchsorted(old, groups.contiguous()).clamp(max=len(old) - 1)], groups
+        )
+
+    def holds_powers(self, groups: Tensor) -> bool:
+        """Whether some groups of a map are powers of other groups."""
+        return bool(self.power_ties) and any(self.layers[i].powers for i in self.layers_of(groups[groups > 0]))
 
     def collapse(self, groups: Tensor, keep: Sequence[int], reason: Reason) -> Tensor:
         """Tie a map along every axis that is not kept, and drop its extent there."""
@@ -323,7 +345,8 @@ class ScalePropagation:
         if not self.experts:
             return
         met = torch.zeros(self.count, dtype=torch.bool)
-        for groups in (*self.ties, *self.inverse_ties, *(found for found, _ in self.frozen)):
+        powers = (pairs for pairs, _ in self.power_ties)
+        for groups in (*self.ties, *self.inverse_ties, *powers, *(found for found, _ in self.frozen)):
             met[groups.reshape(-1)] = True
         for use in (use for uses in self.uses.values() for use in uses if not use.by_expert):
             for groups in (use.row, use.col):
@@ -477,7 +500,8 @@ class PathSums:
     """Path sums of all values of a trace; after the backward pass ``diagonal`` holds diag(G) by parameter.
 
     A rule is called as ``rule(p, call, a)`` with this object, the recorded call and its arguments by name. It reads
-    path sums from ``sums`` and ends with one of :meth:`copy`, :meth:`linear`, :meth:`set_result` and :meth:`barrier`.
+    path sums from ``sums`` and ends with one of :meth:`copy`, :meth:`linear`, :meth:`power`, :meth:`set_result` and
+    :meth:`barrier`.
 
     Attributes:
         pooling: ``exact``, ``plain`` or ``all``; see :func:`pathcond.compute_diag_g`.
@@ -577,6 +601,24 @@ class PathSums:
                     self.add_gradient(source, Scaled(gradient, top))
 
         self._steps.append(_Step(call.outs[: len(results)], backward))
+
+    def power(self, call: Call, source: int, degree: int) -> None:
+        """The result is homogeneous of a degree in ``source``, like a squared ReLU: its paths are tuples of paths.
+
+        The path sum is the power of that of the source. So a scale that crosses the operation as its power changes
+        diag(G) by ``exp(Bu)``, as F has it; with a barrier here it would not.
+        """
+        before, shape = self.sums[source], self.sums[source].t.shape
+        folded = fold(before.t)
+
+        def backward(gradient: Scaled) -> None:
+            slope = degree * folded ** (degree - 1)
+            found = Scaled(fold(gradient.t) * slope, gradient.log + (degree - 1) * before.log).normalized()
+            self.add_gradient(source, Scaled(found.t.expand(shape), found.log))
+
+        made = Scaled(folded**degree, degree * before.log).normalized()
+        self.set_result(call, Scaled(made.t.expand(shape), made.log), backward)
+        self._inherit(call, [source])
 
     def _inherit(self, call: Call, sources: Sequence[int]) -> None:
         """Results made from gates alone are gates, and those made from normalizers alone are normalizers."""

@@ -23,7 +23,7 @@ from pathcond.rules.base import (
     owner,
     with_axes,
 )
-from pathcond.tracing import Call, Ref, refs
+from pathcond.tracing import Call, Constants, Ref, refs
 
 # ---- positively homogeneous: a scale passes, and so does a path
 
@@ -93,15 +93,6 @@ def _bounded_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
     s.freeze_through(call, f"crosses `{call.name}`, which is bounded and so not homogeneous")
 
 
-def _power_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
-    """Squared ReLU is homogeneous of degree 2, but the weights behind it would have to be divided by lambda**2."""
-    power = {"square": 2, "sqrt": 0.5}.get(call.name.strip("_"), a.get("exponent"))
-    if isinstance(power, (int, float)) and isinstance(a["input"], Ref):
-        s.freeze_through(call, f"crosses `{call.name}` with power {power:g}: only scales of degree 1 are followed")
-    else:
-        s.freeze_through(call)
-
-
 def _reciprocal_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
     s.freeze_through(call, f"enters `{call.name}`, as in a normalisation")
 
@@ -114,6 +105,59 @@ def barrier_paths(p: PathSums, call: Call, a: Arguments) -> None:
 def _reciprocal_paths(p: PathSums, call: Call, a: Arguments) -> None:
     p.barrier(call)
     p.normalizers.update(call.outs)
+
+
+# ---- powers of activations, such as squared ReLU: homogeneous of another degree
+
+_ACTIVATIONS = ("relu", "leaky_relu", "rrelu", "prelu", "abs", "absolute", "clamp", "clip", "clamp_min", "threshold")
+_HIGHEST = 8  # power that is followed
+
+
+def _behind_activation(constants: Constants | None, value: int) -> bool:
+    """Whether a value is a piecewise linear activation, up to operations on it alone.
+
+    Powers of other values belong to normalisations and smooth activations written by hand, which freeze them anyway.
+    """
+    while constants is not None and (call := constants.maker(value)) is not None:
+        if call.name.strip("_") in _ACTIVATIONS:
+            return True
+        read = list(refs([*call.args, call.kwargs]))
+        if len(read) != 1:
+            return False
+        value = read[0].id
+    return False
+
+
+def _power_of(call: Call, a: Arguments) -> Any:
+    return {"square": 2, "sqrt": 0.5}.get(call.name.strip("_"), a.get("exponent"))
+
+
+def _degree(constants: Constants | None, call: Call, a: Arguments) -> int:
+    """The degree of a power that scales and paths cross; 0 for any other."""
+    power, base = _power_of(call, a), a["input"]
+    whole = isinstance(power, (int, float)) and power in range(1, _HIGHEST + 1)
+    return int(power) if whole and isinstance(base, Ref) and _behind_activation(constants, base.id) else 0
+
+
+def _power_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
+    """A scale lambda leaves a squared ReLU as lambda**2, so that the weights behind it are divided by lambda**2."""
+    power, degree = _power_of(call, a), _degree(s.constants, call, a)
+    if degree:
+        s.set_result(call, s.power(s.groups(a["input"]), degree))
+    elif isinstance(power, (int, float)) and isinstance(a["input"], Ref):
+        followed = f"only integer powers up to {_HIGHEST} of activations are followed"
+        s.freeze_through(call, f"crosses `{call.name}` with power {power:g}: {followed}")
+    else:
+        s.freeze_through(call)
+
+
+def _power_paths(p: PathSums, call: Call, a: Arguments) -> None:
+    """A path of a squared ReLU is a pair of paths, as for other products; powers of other values are barriers."""
+    degree = _degree(p.constants, call, a)
+    if degree and a["input"].id in p.sums:
+        p.power(call, a["input"].id, degree)
+    else:
+        p.barrier(call)
 
 
 # ---- comparisons and constants
@@ -266,13 +310,21 @@ def _mul_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
             return
     x, y = s.groups(a["input"]), s.groups(a["other"])
     free_x, free_y = bool((x > 0).any()), bool((y > 0).any())
-    if free_x and free_y:  # a gate and what it gates: one of the two scales passes
-        s.freeze(x, Reason("op", call.where, "is multiplied by another scale"))
-        s.set_result(call, with_axes(y, len(s.shape(call.outs[0]))))
+    if free_x and free_y and torch.equal(x, y) and _squares_activation(s, a):
+        s.set_result(call, with_axes(s.power(x, 2), len(s.shape(call.outs[0]))))
+    elif free_x and free_y:  # a gate and what it gates: one of the two scales passes
+        gate, kept = (y, x) if s.holds_powers(y) and not s.holds_powers(x) else (x, y)
+        s.freeze(gate, Reason("op", call.where, "is multiplied by another scale"))
+        s.set_result(call, with_axes(kept, len(s.shape(call.outs[0]))))
     else:
         number = isinstance(a["other"], (int, float)) or isinstance(a["input"], (int, float))
         kept = (x if isinstance(a["input"], Ref) else y) if number else (x if free_x else y)
         s.set_result(call, with_axes(kept, len(s.shape(call.outs[0]))))
+
+
+def _squares_activation(s: ScalePropagation, a: Arguments) -> bool:
+    """Whether one of two factors, which have the same scales, is an activation: then their product is its square."""
+    return any(_behind_activation(s.constants, x.id) for x in (a["input"], a["other"]) if isinstance(x, Ref))
 
 
 def _mul_parameter(s: ScalePropagation, call: Call, data: Ref, other: Ref, view: ParamView) -> None:
@@ -391,7 +443,7 @@ OPERATIONS = [
         "relu6 hardtanh hardsigmoid sigmoid tanh softsign tanhshrink logsigmoid",
         "bounded", "input", _bounded_scales, barrier_paths,
     ),
-    *entries("square sqrt pow __pow__ __ipow__", "power", "input exponent", _power_scales, barrier_paths),
+    *entries("square sqrt pow __pow__ __ipow__", "power", "input exponent", _power_scales, _power_paths),
     *entries("rsqrt reciprocal", "reciprocal", "input", _reciprocal_scales, _reciprocal_paths),
     *entries(
         "gt lt ge le greater less greater_equal less_equal __gt__ __lt__ __ge__ __le__ sign sgn",

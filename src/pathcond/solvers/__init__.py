@@ -372,7 +372,7 @@ def _run_sweeps(descent: CoordinateDescent, history: _History, sweeps: int, tol:
 #
 # The range that enters a unit is the largest magnitude of the weights that enter it. With a and b the logarithms of the
 # ranges that enter and leave unit h, log lambda_h changes by (b - a) / 2, after which both are equal. All numbers are
-# logarithms. A weight between a unit and its mirror (see pathcond.objective) has its scale twice.
+# logarithms. A weight with a power k of a unit's scale (see pathcond.objective) changes by k times as much.
 
 
 @dataclass(frozen=True)
@@ -380,14 +380,14 @@ class _Edge:
     """Logarithms of the weights of one block on one side of a layer; see :class:`pathcond.objective.Side`."""
 
     m: Tensor
-    others: slice | Tensor
+    others: slice | Tensor | None
     positions: Tensor | None
     columns: bool
 
-    def into_(self, found: Tensor, v: Tensor | None) -> None:
+    def into_(self, found: Tensor, v: Tensor) -> None:
         """Raise ``found``, one entry per unit, to the largest weight, at the log-scales ``v`` of the other ends."""
         m = self.m
-        if v is not None:
+        if self.others is not None:
             m = m + v[self.others] if self.columns else m - v[self.others]
         largest = m.amax(1) if m.ndim == 2 else m
         if self.positions is None:
@@ -413,19 +413,19 @@ class Ranges:
         self._limit = math.inf if clamp is None else clamp
         device = next(iter(weights.values())).device
         blocks: list[Tensor] = []
-        doubled: list[Tensor] = []
+        inner: list[Tensor] = []
         for name, b in layout.blocks.items():
             m = _largest(weights[name].to(device), b)
             if b.unscaled is not None:
                 m[tuple(index.to(device) for index in b.unscaled)] = -math.inf
-            if b.doubled is not None:
-                where = tuple(index.to(device) for index in b.doubled)
-                doubled.append(m[where])
+            if b.inner is not None:
+                where = tuple(index.to(device) for index in b.inner)
+                inner.append(m[where])
                 m[where] = -math.inf
             blocks.append(m)
-        self._blocks = [*blocks, *doubled]
+        self._blocks = [*blocks, *inner]
         self._sides = [
-            [self._edges(sides) for sides in (layer.entering, layer.leaving, layer.entering_twice, layer.leaving_twice)]
+            [(p, self._edges(sides)) for p, sides in ((-1, layer.entering), (1, layer.leaving), *layer.powers)]
             for layer in layout.layers
         ]
         self._v = torch.zeros(layout.nodes, dtype=torch.float64, device=device)
@@ -443,10 +443,9 @@ class Ranges:
             own = self._own(layer)
             alive = ~self.dead[layer.lo - 1 : layer.hi - 1]
             new = torch.where(alive, self._change(i), own).clamp(-self._limit, self._limit)
-            first, *mirrors = self._layout.spans(layer.lo, layer.hi)
-            self._v[slice(*first)] = new
-            for span in mirrors:
-                self._v[slice(*span)] = -new
+            for span in self._layout.spans(layer.lo, layer.hi):
+                at = new if span.positions is None else new[span.positions.to(new.device)]
+                self._v[span.first : span.stop] = span.power * at
         return float((self.log_scales - before).abs().sum())
 
     def damp_(self, factor: float) -> None:
@@ -457,10 +456,9 @@ class Ranges:
         """Log of the range that enters over the range that leaves each unit, shape (H,); 0 for dead units."""
         found = []
         for i, layer in enumerate(self._layout.layers):
-            into, out, into_twice, out_twice = self._ranges(i)
             own = self._own(layer)
-            entering = torch.maximum(into + own, into_twice + 2 * own)
-            found.append(entering - torch.maximum(out - own, out_twice - 2 * own))
+            entering, leaving = ([log + slope * own for slope, log in lines] for lines in self._ranges(i))
+            found.append(_largest_of(entering) - _largest_of(leaving))
         return torch.where(self.dead, 0.0, torch.cat(found))
 
     def at_bound(self) -> tuple[Tensor, int]:
@@ -475,22 +473,27 @@ class Ranges:
     def _change(self, i: int) -> Tensor:
         """The log-scales that equalise the ranges of a layer's units; not finite for dead ones.
 
-        What enters is the larger of ``a + v`` and ``aa + 2 v``, what leaves that of ``b - v`` and ``bb - 2 v``. The
-        first rises in v, the second falls. They meet at the least v where a line that enters is above both that leave.
+        What enters is the largest of lines ``a + s v`` that rise in the log-scale v, what leaves that of lines
+        ``b - t v`` that fall. They meet at the least v where a line that enters is above all that leave.
         """
-        a, b, aa, bb = self._ranges(i)
-        once = torch.maximum((b - a) / 2, (bb - a) / 3)
-        twice = torch.maximum((b - aa) / 3, (bb - aa) / 4)
-        return torch.minimum(torch.where(a > -math.inf, once, math.inf), torch.where(aa > -math.inf, twice, math.inf))
+        entering, leaving = self._ranges(i)
+        found = torch.full_like(entering[0][1], math.inf)
+        for s, a in entering:
+            meets = _largest_of([(b - a) / (s - t) for t, b in leaving])
+            found = torch.minimum(found, torch.where(a > -math.inf, meets, math.inf))
+        return found
 
-    def _ranges(self, i: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Logarithms of what enters and leaves a layer's units, once and twice, without their own scales."""
+    def _ranges(self, i: int) -> tuple[list[tuple[int, Tensor]], list[tuple[int, Tensor]]]:
+        """What enters, and what leaves, a layer's units, without their own scales: slopes and logarithms."""
         layer = self._layout.layers[i]
-        found = self._v.new_full((4, layer.hi - layer.lo), -math.inf)
-        for number, (row, edges) in enumerate(zip(found, self._sides[i], strict=True)):
+        entering: list[tuple[int, Tensor]] = []
+        leaving: list[tuple[int, Tensor]] = []
+        for power, edges in self._sides[i]:
+            found = self._v.new_full((layer.hi - layer.lo,), -math.inf)
             for edge in edges:
-                edge.into_(row, self._v if number < 2 else None)
-        return found[0], found[1], found[2], found[3]
+                edge.into_(found, self._v)
+            (entering if power < 0 else leaving).append((-power, found))
+        return entering, leaving
 
     def _edges(self, sides: tuple[Side, ...]) -> list[_Edge]:
         found = []
@@ -501,6 +504,14 @@ class Ranges:
             source = m.T if side.columns and m.ndim == 2 else m
             found.append(_Edge(source[index], others, positions, side.columns))
         return found
+
+
+def _largest_of(tensors: list[Tensor]) -> Tensor:
+    """The largest of some tensors, element by element."""
+    first, *rest = tensors
+    for other in rest:
+        first = torch.maximum(first, other)
+    return first
 
 
 def _largest(w: Tensor, b: BlockLayout) -> Tensor:

@@ -5,7 +5,7 @@ layer have no parameter in common. So the sums that enter and leave them follow 
 matrix-vector products; within it only the running total couples unit to unit, and that recurrence is scalar. All terms
 are fractions of the total sum. Most layers are updated with plain exponentials. Logarithms take over for log-scales
 beyond :data:`LOG_RANGE`, blocks whose magnitudes differ by more than float64 holds, dead units, clamps, layers that
-make up nearly the whole sum, and units with doubled elements.
+make up nearly the whole sum, and units whose scale acts by a power, as behind a squared ReLU.
 
 *Newton's method*: steps by conjugate gradients, limited in length, with a line search.
 """
@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from pathcond.objective import LOG_RANGE, Exponentials, Layer, Objective, Side, fractions
+from pathcond.objective import LOG_RANGE, Exponentials, Layer, Objective, Side, Span, fractions
 
 AT_BOUND = 1.0 - 1e-12  # a log-scale above this fraction of the bound counts as at the bound
 _CANCELLATION = 1.0e-6  # if the other layers hold less than this fraction of the sum, it is summed directly
@@ -30,22 +30,23 @@ _CANCELLATION = 1.0e-6  # if the other layers hold less than this fraction of th
 class BlockSum:
     """Sums over one block for the units of a layer: ``m @ factors[others]``, or element by element.
 
-    ``m`` is ``source[index]``: a view of the block where ``index`` is a slice, otherwise a copy. The layer's units (or
-    their mirrors) are the block's rows, and the factors exp(u); or, with ``columns``, its columns, and exp(-u).
+    ``m`` is ``source[index]``: a view of the block where ``index`` is a slice, otherwise a copy. The layer's nodes are
+    the block's rows, and the factors exp(u); or, with ``columns``, its columns, and exp(-u). Without ``others``, the
+    layer's units are at both ends, and there are no factors.
     """
 
     source: Tensor
     index: slice | Tensor
     m: Tensor
     log: float
-    others: slice | Tensor
+    others: slice | Tensor | None
     positions: Tensor | None
     count: int
     columns: bool
 
-    def __call__(self, factors: Tensor) -> Tensor:
+    def __call__(self, factors: Tensor | float) -> Tensor:
         """The sums, shape (count,), given exponentials of the nodes ``others``."""
-        found = self.m @ factors if self.m.ndim == 2 else self.m * factors
+        found = self.m @ factors if self.m.ndim == 2 and isinstance(factors, Tensor) else self.m * factors
         return found if self.positions is None else found.new_zeros(self.count).index_add_(0, self.positions, found)
 
     def reload(self) -> None:
@@ -56,13 +57,12 @@ class BlockSum:
 
 @dataclass(frozen=True)
 class LayerSums:
-    """A layer with the sums over what enters and what leaves its units."""
+    """A layer with the sums over what enters and what leaves its units, and over elements with other powers."""
 
     layer: Layer
     entering: tuple[BlockSum, ...]
     leaving: tuple[BlockSum, ...]
-    entering_twice: tuple[BlockSum, ...]
-    leaving_twice: tuple[BlockSum, ...]
+    powers: tuple[tuple[int, tuple[BlockSum, ...]], ...]
 
 
 def layer_sums(objective: Objective) -> list[LayerSums]:
@@ -72,8 +72,7 @@ def layer_sums(objective: Objective) -> list[LayerSums]:
             layer,
             entering=_block_sums(objective, layer.entering, layer),
             leaving=_block_sums(objective, layer.leaving, layer),
-            entering_twice=_block_sums(objective, layer.entering_twice, layer),
-            leaving_twice=_block_sums(objective, layer.leaving_twice, layer),
+            powers=tuple((power, _block_sums(objective, sides, layer)) for power, sides in layer.powers),
         )
         for layer in objective.layout.layers
     ]
@@ -84,7 +83,8 @@ def _block_sums(objective: Objective, sides: tuple[Side, ...], layer: Layer) -> 
     for side in sides:
         block = objective.blocks[side.block]
         device = block.m.device
-        index, others = (x.to(device) if isinstance(x, Tensor) else x for x in (side.index, side.others))
+        index = side.index.to(device) if isinstance(side.index, Tensor) else side.index
+        others = side.others.to(device) if isinstance(side.others, Tensor) else side.others
         positions = None if side.positions is None else side.positions.to(device)
         source = block.m.T if side.columns and block.dense else block.m
         count = layer.hi - layer.lo
@@ -112,6 +112,7 @@ class CoordinateDescent:
         self.u = torch.zeros(objective.units + 1, dtype=torch.float64, device=objective.device)
         self.log_sum = objective.log_sum(self.u)
         self._layers = layer_sums(objective)
+        self._spans = [objective.layout.spans(s.layer.lo, s.layer.hi) for s in self._layers]
         self._common_log = objective.common_log or 0.0
         self._plain = objective.common_log is not None
         dead = objective.dead.tolist()
@@ -121,28 +122,26 @@ class CoordinateDescent:
     def sweep(self) -> float:
         """Update every unit once; returns the sum of the absolute changes of the log-scales."""
         before, log_sum = self.u.clone(), self.log_sum
-        self._pass(plain=self._plain and float(self.u.abs().amax()) < LOG_RANGE)
+        self._pass(plain=self._plain and float(self.objective.layout.at_nodes(self.u).abs().amax()) < LOG_RANGE)
         if not bool(torch.isfinite(self.u).all()):  # exponentials left the range of float64
             self.u, self.log_sum = before.clone(), log_sum
             self._pass(plain=False)
         return float((self.u - before).abs().sum())
 
     def _pass(self, plain: bool) -> None:
-        layout = self.objective.layout
-        u = layout.at_nodes(self.u)
+        u = self.objective.layout.at_nodes(self.u)
         exp_plus, exp_minus = u.exp(), (-u).exp()
-        for sums, uniform in zip(self._layers, self._uniform, strict=True):
-            layer = sums.layer
-            where, *mirrors = (slice(*span) for span in layout.spans(layer.lo, layer.hi))
-            simple = plain and uniform and not layer.doubled
-            if not (simple and self._update_plain(sums, exp_plus, exp_minus)):
+        for sums, uniform, (units, *others) in zip(self._layers, self._uniform, self._spans, strict=True):
+            where = slice(units.first, units.stop)
+            if not (plain and uniform and not sums.powers and self._update_plain(sums, exp_plus, exp_minus)):
                 if plain:
                     self.u = exp_plus[: len(self.u)].log()
                 self._update_log(sums)
-                plain = plain and float(self.u[where].abs().amax()) < LOG_RANGE
+                highest = max((abs(span.power) for span in others), default=1)
+                plain = plain and float(self.u[where].abs().amax()) * highest < LOG_RANGE
                 exp_plus[where], exp_minus[where] = self.u[where].exp(), (-self.u[where]).exp()
-            for mirror in mirrors:
-                exp_plus[mirror], exp_minus[mirror] = exp_minus[where], exp_plus[where]
+            for span in others:
+                _set_powers(span, where, exp_plus, exp_minus)
         if plain:
             self.u = exp_plus[: len(self.u)].log()
         if self.clamp is not None:  # exponentials and logarithms round
@@ -191,12 +190,10 @@ class CoordinateDescent:
         if not bool(alive.any()):
             return
         of_all = entering.exp() + leaving.exp()
-        twice: list[tuple[float, float]] | None = None
-        if layer.doubled:
-            into_twice = _log_fractions(sums.entering_twice, u, -own, self.log_sum)
-            out_twice = _log_fractions(sums.leaving_twice, u, own, self.log_sum)
-            of_all = of_all + into_twice.exp() + out_twice.exp()
-            twice = list(zip(into_twice[alive].tolist(), out_twice[alive].tolist(), strict=True))
+        others = [(power, _log_fractions(parts, u, power * own, self.log_sum)) for power, parts in sums.powers]
+        for _, logs in others:
+            of_all = of_all + logs.exp()
+        powers = [(power, logs[alive].tolist()) for power, logs in others]
         old = torch.where(alive, of_all, 0.0)
         remainder = 1.0 - float(old.sum())
         if remainder < _CANCELLATION:
@@ -204,15 +201,15 @@ class CoordinateDescent:
             of_dead = torch.where(alive, 0.0, of_all)
             remainder = math.exp(other - self.log_sum) + float(of_dead.sum())
         limit = math.inf if self.clamp is None else self.clamp
-        changes, new_sum = recurrence(
-            [layer.balance[h] for h in alive.nonzero()[:, 0].tolist()],
-            self.objective.size,
-            entering[alive].tolist(),
-            leaving[alive].tolist(),
-            remainder,
-            [(-limit - x, limit - x) for x in own[alive].tolist()],
-            twice,
-        )
+        balance = [layer.balance[h] for h in alive.nonzero()[:, 0].tolist()]
+        limits = [(-limit - x, limit - x) for x in own[alive].tolist()]
+        p, into = self.objective.size, entering[alive]
+        found = None
+        if len(powers) == 1 and powers[0][0] > 1 and not sums.leaving:
+            found = power_recurrence(powers[0][0], balance, p, into, others[0][1][alive], remainder, limits)
+        if found is None:
+            found = recurrence(balance, p, into.tolist(), leaving[alive].tolist(), remainder, limits, powers)
+        changes, new_sum = found
         new = own[alive] + torch.tensor(changes, dtype=torch.float64, device=own.device)
         self.u[where] = own.masked_scatter(alive, new)
         if new_sum > 0.0:
@@ -256,13 +253,13 @@ def recurrence(
     leaving: list[float],
     remainder: float,
     limits: list[tuple[float, float]],
-    twice: list[tuple[float, float]] | None = None,
+    powers: Sequence[tuple[int, list[float]]] = (),
 ) -> tuple[list[float], float]:
     """Update units one after the other; all terms are fractions of the sum before.
 
     With x and y what leaves and enters a unit, x y does not change, and F is least along the unit's log-scale where
     ``p (x - y) + A (D + x + y) = 0``, D being the rest of the sum: a quadratic in x and in y. It is solved for the one
-    whose root is free of cancellation.
+    whose root is free of cancellation. Units with elements of other powers have :func:`power_root`.
 
     Args:
         balance: A of each unit.
@@ -271,7 +268,7 @@ def recurrence(
         leaving: logarithm of x of each unit.
         remainder: part of the sum that no unit here touches.
         limits: bounds on the change of each log-scale.
-        twice: logarithms of the doubled elements that enter and that leave each unit; None for none.
+        powers: powers, and the logarithm of the elements with that power of each unit.
 
     Returns:
         The changes of the log-scales, and the sum after all updates.
@@ -279,18 +276,20 @@ def recurrence(
     later = [0.0]
     for h in reversed(range(len(balance))):
         later.append(later[-1] + math.exp(entering[h]) + math.exp(leaving[h]))
-        if twice is not None:
-            later[-1] += math.exp(twice[h][0]) + math.exp(twice[h][1])
+        for _, logs in powers:
+            later[-1] += math.exp(logs[h])
     changes: list[float] = []
     done = remainder
     for h, a in enumerate(balance):
         ad = a * (done + later[-2 - h])
-        if twice is not None and max(twice[h]) > -math.inf:
-            change = _quartic_root(a, p, ad, entering[h], leaving[h], *twice[h])
+        others = [(power, logs[h]) for power, logs in powers if logs[h] > -math.inf]
+        if others:
+            change = power_root(a, p, ad, [(1, leaving[h]), (-1, entering[h]), *others])
             change = min(max(change, limits[h][0]), limits[h][1])
             changes.append(change)
             done += math.exp(leaving[h] + change) + math.exp(entering[h] - change)
-            done += math.exp(twice[h][1] + 2.0 * change) + math.exp(twice[h][0] - 2.0 * change)
+            for power, log in others:
+                done += math.exp(log + power * change)
             continue
         xy = entering[h] + leaving[h]
         root = math.sqrt(ad * ad + 4.0 * (p - a) * (p + a) * math.exp(xy))
@@ -303,36 +302,114 @@ def recurrence(
     return changes, done
 
 
-def _quartic_root(a: float, p: int, ad: float, y: float, x: float, yy: float, xx: float) -> float:
-    """The change of a log-scale at which F is least, for a unit with doubled elements.
+def power_recurrence(
+    k: int,
+    balance: list[float],
+    p: int,
+    entering: Tensor,
+    leaving: Tensor,
+    remainder: float,
+    limits: list[tuple[float, float]],
+) -> tuple[list[float], float] | None:
+    """As :func:`recurrence` for units with elements of power k > 1 that leave, and simple ones that enter.
 
-    With X and Y the doubled elements that leave and enter, F is least where
-    ``(2p + A) X + (p + A) x + A D = (p - A) y + (2p - A) Y``. The left side rises with the log-scale and the right side
-    falls. The difference of their logarithms has a slope between 1 and 4, so Newton's method needs a few steps.
+    With x and y what leaves and enters, F is least where ``(k p + A) x t^k + A D = (p - A) y / t``, log t being the
+    change of the log-scale. For ``t_0 = ((p - A) y / (k p + A) / x)^(1 / (k + 1))`` the first and the last term are
+    equal, say m. So t is ``t_0`` times :func:`balanced_root` of ``-A D / m``.
 
     Args:
-        a: balance A of the unit, less than p.
+        k: the power.
+        balance: A of each unit.
+        p: number of parameters.
+        entering: logarithm of y of each unit, shape (units,).
+        leaving: logarithm of x of each unit, shape (units,).
+        remainder: part of the sum that no unit here touches.
+        limits: bounds on the change of each log-scale.
+
+    Returns:
+        The changes of the log-scales, and the sum after all updates; None where the numbers need logarithms.
+    """
+    a = torch.tensor(balance, dtype=torch.float64, device=entering.device)
+    rising, falling = (k * p + a).log() + leaving, (p - a).log() + entering
+    starts = (falling - rising) / (k + 1)
+    equal = (falling - starts).exp()
+    if not bool((a.abs() < 1e100 * equal).all()):
+        return None
+    old = entering.exp() + leaving.exp()
+    later = (old.flip(0).cumsum(0).flip(0) - old).tolist()
+    changes: list[float] = []
+    done = remainder
+    both = zip(balance, starts.tolist(), equal.tolist(), later, limits, strict=True)
+    for a_h, start, m, rest, (low, high) in both:
+        t = balanced_root(-a_h * (done + rest) / m, k)
+        change = start + math.log(t)
+        if not low <= change <= high:
+            change = min(max(change, low), high)
+            t = math.exp(change - start)
+        changes.append(change)
+        done += m * (t**k / (k * p + a_h) + 1.0 / (t * (p - a_h)))
+    return changes, done
+
+
+def balanced_root(c: float, k: int) -> float:
+    """The positive t with ``t^k - 1 / t = c``, to machine precision.
+
+    Newton's method for ``t^(k + 1) - c t - 1``, or, where c is negative, for the same equation in ``1 / t``. Both are
+    convex to the right of the root, and the start lies there, so that the steps go one way.
+    """
+    if c >= 0.0:
+        t = (1.0 + c) ** (1.0 / k)
+        for _ in range(100):
+            power = t**k
+            step = (t * (power - c) - 1.0) / ((k + 1) * power - c)
+            t -= step
+            if step <= 1e-15 * t:
+                break
+        return t
+    s = 1.0 - c
+    for _ in range(100):
+        power = s ** (k - 1)
+        step = (power * s * (s + c) - 1.0) / (power * ((k + 1) * s + k * c))
+        s -= step
+        if step <= 1e-15 * s:
+            break
+    return 1.0 / s
+
+
+def power_root(a: float, p: int, ad: float, terms: list[tuple[int, float]]) -> float:
+    """The change z of a log-scale at which F is least, for a unit whose elements have several powers.
+
+    With ``x_k`` the elements of power k, F is least where ``sum_k (k p + A) x_k exp(k z) + A D = 0``, which for weights
+    behind a squared ReLU is a cubic in exp(z). The sum has one change of sign, from negative to positive. Newton's
+    method is applied to the logarithm of its positive terms minus that of its negative ones, which is close to linear,
+    between bounds that it tightens.
+
+    Args:
+        a: balance A of the unit.
         p: number of parameters.
         ad: A times the rest D of the sum.
-        y: logarithm of what enters; then x, Y and X likewise.
-        x: see y.
-        yy: see y.
-        xx: see y.
+        terms: the powers, each with the logarithm of its elements.
     """
-    left = [(2, math.log(2 * p + a) + xx), (1, math.log(p + a) + x), (0, _log(ad))]
-    right = [(-1, math.log(p - a) + y), (-2, math.log(2 * p - a) + yy), (0, _log(-ad))]
-    change, low, high = 0.0, -math.inf, math.inf
-    for _ in range(100):
-        (up, rise), (down, fall) = _log_sum_exp(left, change), _log_sum_exp(right, change)
-        step = (down - up) / (rise - fall)
-        low, high = (change, high) if step > 0.0 else (low, change)
-        new = change + step
+    left, right = [], []
+    for k, log in (*terms, (0, 0.0)):
+        factor = k * p + a if k else ad
+        if factor and log > -math.inf:
+            (left if factor > 0.0 else right).append((k, math.log(abs(factor)) + log))
+    z, low, high = 0.0, -math.inf, math.inf
+    for _ in range(200):
+        (up, rise), (down, fall) = _log_sum_exp(left, z), _log_sum_exp(right, z)
+        difference = down - up
+        low, high = (z, high) if difference > 0.0 else (low, z)
+        new = z + difference / (rise - fall) if rise > fall else math.nan
         if not low <= new <= high:
-            new = 0.5 * (low + high)
-        if abs(new - change) <= 1e-15 * max(1.0, abs(change), abs(up)):
+            if math.isinf(high - low):
+                new = z + math.copysign(max(1.0, 2.0 * abs(z)), difference)
+            else:
+                new = 0.5 * (low + high)
+        if abs(new - z) <= 1e-15 * max(1.0, abs(z), abs(up)):
             return new
-        change = new
-    return change
+        z = new
+    return z
 
 
 def _log(value: float) -> float:
@@ -346,10 +423,22 @@ def _log_sum_exp(terms: list[tuple[int, float]], z: float) -> tuple[float, float
     return top + math.log(sum(parts)), sum(k * part for (k, _), part in zip(terms, parts, strict=True)) / sum(parts)
 
 
+def _set_powers(span: Span, units: slice, exp_plus: Tensor, exp_minus: Tensor) -> None:
+    """Set the exponentials of a layer's nodes to powers of those of its units."""
+    plus, minus = (exp_plus[units], exp_minus[units]) if span.power > 0 else (exp_minus[units], exp_plus[units])
+    if span.positions is not None:
+        plus, minus = (x[span.positions.to(x.device)] for x in (plus, minus))
+    nodes, degree = slice(span.first, span.stop), abs(span.power)
+    exp_plus[nodes], exp_minus[nodes] = (x if degree == 1 else x**degree for x in (plus, minus))
+
+
 def _log_fractions(sums: tuple[BlockSum, ...], u: Tensor, own: Tensor, log_sum: float) -> Tensor:
     """Log of the fraction of the sum that enters (or leaves) each unit of a layer, shape (units of the layer,)."""
     found = torch.full_like(own, -math.inf)
     for block_sum in sums:
+        if block_sum.others is None:
+            found = torch.logaddexp(found, block_sum(1.0).log() + own + (block_sum.log - log_sum))
+            continue
         logs = -u[block_sum.others] if block_sum.columns else u[block_sum.others]
         shift = float(logs.amax())
         found = torch.logaddexp(found, block_sum((logs - shift).exp()).log() + own + (block_sum.log + shift - log_sum))
@@ -461,17 +550,22 @@ def hessian(objective: Objective, u: Tensor) -> tuple[Callable[[Tensor], Tensor]
     difference = u.new_zeros(layout.nodes)  # fraction of the sum that leaves each minus the fraction that enters it
     diagonal = u.new_zeros(layout.nodes)
     terms = []
-    for block in objective.blocks:
+    inner: list[tuple[Tensor, Tensor]] = []  # units, and fractions times squared multiples of u_h
+    for index, block in enumerate(objective.blocks):
         leaving, entering = fractions(block, exponentials, log_sum)
         difference.index_add_(0, block.cols, leaving).index_add_(0, block.rows, entering, alpha=-1)
-        diagonal.index_add_(0, block.cols, leaving).index_add_(0, block.rows, entering)
+        if index < len(layout.blocks):
+            diagonal.index_add_(0, block.cols, leaving).index_add_(0, block.rows, entering)
+        else:
+            unit_of, power_of = (layout.on(t, u.device) for t in (layout.unit_of, layout.power_of))
+            inner.append((unit_of[block.rows], leaving * (power_of[block.cols] - power_of[block.rows]).square()))
         at_cols, at_rows, log = exponentials.of(block)
         at_rows = at_rows * math.exp(min(700.0, log - log_sum))
         terms.append((block, at_cols, at_rows, leaving, entering))
-    for block, _, _, leaving, _ in terms[len(layout.blocks) :]:  # doubled elements count four times
-        diagonal.index_add_(0, block.cols, leaving, alpha=2)
     difference = layout.fold(difference)
-    diagonal = layout.fold(diagonal, 1.0)
+    diagonal = layout.fold(diagonal, square=True)
+    for units, found in inner:
+        diagonal = diagonal.index_add(0, units, found)
     difference[0] = diagonal[0] = 0
 
     def product(z: Tensor) -> Tensor:

@@ -41,8 +41,8 @@ class Sweeps:
 
 
 def supports(layout: Layout) -> bool:
-    """Whether the kernels can run the sweeps of a layout: layers not too wide, with one balance each, no mirrors."""
-    if not layout.units or layout.signed or max(layout.layer_sizes) > _WIDEST:
+    """Whether the kernels can run the sweeps: layers not too wide, with one balance each; no powers, no mirrors."""
+    if not layout.units or layout.nodes > layout.units + 1 or max(layout.layer_sizes) > _WIDEST:
         return False
     return all(layer.uniform and layer.entering and layer.leaving for layer in layout.layers)
 

@@ -1,0 +1,398 @@
+"""Scales of another degree: a scale lambda leaves a squared ReLU as lambda**2."""
+
+import copy
+import math
+from contextlib import nullcontext
+
+import pytest
+import torch
+import torch.nn.functional as F
+from scipy.optimize import brentq, minimize
+from torch import Tensor, nn
+
+import pathcond
+from pathcond.graph import ParamScales
+from pathcond.objective import build_objective, layout_of
+from pathcond.solvers import SolverOptions, balance_norms, equalize_ranges
+from pathcond.solvers.descent import hessian, power_recurrence, power_root, recurrence
+from tests.cases import Lambda, assert_function_kept, outputs, random_scales
+from tests.reference import signed_matrix, signed_sweeps
+
+
+def relu2(x: Tensor) -> Tensor:
+    return F.relu(x) ** 2
+
+
+def linears(*widths: int, **more: nn.Module) -> dict[str, nn.Module]:
+    layers = {name: nn.Linear(n, m) for name, n, m in zip("abcd", widths, widths[1:], strict=False)}
+    return {**layers, **more}
+
+
+def attention_block(s, x: Tensor) -> Tensor:
+    y = s.norm1(x)
+    q, k, v = (part.unflatten(-1, (2, -1)).transpose(1, 2) for part in s.qkv(y).chunk(3, -1))
+    x = x + s.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+    return s.head(s.norm3(x + s.down(relu2(s.up(s.norm2(x))))))
+
+
+def residual(s, x: Tensor) -> Tensor:
+    """The channels of the stream carry the square of the scale of those in front of the squared ReLU."""
+    y = s.a(x)
+    y = y + relu2(s.b(y))
+    return s.c(y)
+
+
+def tied(s, x: Tensor) -> Tensor:
+    """One matrix in front of a squared ReLU and, transposed, behind it."""
+    return F.linear(relu2(F.linear(x, s.a.weight)), s.a.weight.T, s.b.bias)
+
+
+# name: (free units, their largest power, frozen units with a word of the reason, forward pass, layers, input shape)
+CASES = {
+    "pow": (4, 2, 0, "", lambda s, x: s.b(relu2(s.a(x))), linears(3, 4, 2), (5, 3)),
+    "square": (4, 2, 0, "", lambda s, x: s.b(torch.square(F.relu(s.a(x)))), linears(3, 4, 2), (5, 3)),
+    "method": (4, 2, 0, "", lambda s, x: s.b(s.a(x).clamp(min=0).pow(2.0)), linears(3, 4, 2), (5, 3)),
+    "product": (4, 2, 0, "", lambda s, x: s.b((lambda y: F.relu(y) * F.relu(y))(s.a(x))), linears(3, 4, 2), (5, 3)),
+    "product with itself": (4, 2, 0, "", lambda s, x: s.b((lambda y: y * y)(F.relu(s.a(x)))), linears(3, 4, 2), (5, 3)),
+    "in place": (4, 2, 0, "", lambda s, x: s.b(s.a(x).relu_().clone().square_()), linears(3, 4, 2), (5, 3)),
+    "cube": (4, 3, 0, "", lambda s, x: s.b(F.leaky_relu(s.a(x)) ** 3), linears(3, 4, 2), (5, 3)),
+    "chain": (4, 4, 0, "", lambda s, x: s.b(relu2(2 * relu2(s.a(x)))), linears(3, 4, 2), (5, 3)),
+    "deep": (9, 2, 0, "", lambda s, x: s.c(relu2(s.b(relu2(s.a(x))))), linears(3, 4, 5, 2), (5, 3)),
+    "dropout, permute, reshape": (
+        6, 2, 0, "",
+        lambda s, x: s.b(s.drop(relu2(s.a(x))).T.flip(0).T.reshape(5, 2, 3).flatten(1)),
+        linears(3, 6, 2, drop=nn.Dropout(0.3)), (5, 3)),
+    "bias behind": (4, 2, 0, "", lambda s, x: s.b(relu2(s.a(x)) + s.shift[0]),
+                    linears(3, 4, 2, shift=nn.ParameterList([torch.ones(4)])), (5, 3)),
+    "gain behind": (8, 2, 0, "", lambda s, x: s.b(relu2(s.a(x)) * s.gain[0]),
+                    linears(3, 4, 2, gain=nn.ParameterList([torch.rand(4)])), (5, 3)),
+    "tied by a sum": (4, 2, 0, "", lambda s, x: s.b(relu2(s.a(x)) + s.c(x[:, :2])),
+                      {**linears(3, 4, 2), "c": nn.Linear(2, 4)}, (5, 3)),
+    "square tied to a cube": (4, 6, 0, "", lambda s, x: s.b(relu2(s.a(x)) + F.relu(s.c(x)) ** 3),
+                              {**linears(3, 4, 2), "c": nn.Linear(3, 4)}, (5, 3)),
+    "tied to itself": (0, 1, 4, "another power", lambda s, x: s.b(F.relu(s.a(x)) + relu2(s.a(x))), linears(3, 4, 2),
+                       (5, 3)),
+    "residual": (4, 2, 0, "", residual, linears(3, 4, 4, 2), (5, 3)),
+    "gated": (4, 1, 4, "another scale", lambda s, x: s.b(s.up(x) * relu2(s.a(x))),
+              linears(3, 4, 2, up=nn.Linear(3, 4)), (5, 3)),
+    "gate first": (4, 1, 4, "another scale", lambda s, x: s.b(relu2(s.a(x)) * s.up(x)),
+                   linears(3, 4, 2, up=nn.Linear(3, 4)), (5, 3)),
+    "batchnorm behind": (4, 1, 0, "", lambda s, x: s.b(s.norm(relu2(s.a(x)))),
+                         linears(3, 4, 2, norm=nn.BatchNorm1d(4)), (5, 3)),
+    "layernorm behind": (4, 1, 0, "", lambda s, x: s.b(s.norm(relu2(s.a(x)))),
+                         linears(3, 4, 2, norm=nn.LayerNorm(4)), (5, 3)),
+    "batchnorm in front": (4, 2, 0, "", lambda s, x: s.b(relu2(s.norm(s.a(x)))),
+                           linears(3, 4, 2, norm=nn.BatchNorm1d(4)), (5, 3)),
+    "conv": (9, 2, 0, "",
+             lambda s, x: s.d(F.avg_pool2d(relu2(s.c(F.max_pool2d(relu2(s.a(x)), 2))), 2).flatten(1)),
+             {"a": nn.Conv2d(2, 4, 3, padding=1), "c": nn.Conv2d(4, 5, 1), "d": nn.Linear(20, 3)}, (3, 2, 8, 8)),
+    "transformer block": (
+        8 * 3 + 8 + 8 + 12, 2, 16, "without scale", attention_block,
+        {"norm1": nn.LayerNorm(8), "qkv": nn.Linear(8, 24), "out": nn.Linear(8, 8), "norm2": nn.LayerNorm(8),
+         "up": nn.Linear(8, 12), "down": nn.Linear(12, 8), "norm3": nn.LayerNorm(8), "head": nn.Linear(8, 3)},
+        (2, 5, 8)),
+    "concatenated": (7, 2, 0, "", lambda s, x: s.b(torch.cat((relu2(s.a(x)), F.relu(s.c(x))), 1)),
+                     {"a": nn.Linear(3, 4), "c": nn.Linear(3, 3), "b": nn.Linear(7, 2)}, (5, 3)),
+    "odd power": (0, 1, 4, "integer powers", lambda s, x: s.b(F.relu(s.a(x)) ** 1.5), linears(3, 4, 2), (5, 3)),
+    "tied weights": (0, 1, 1, "output", tied, {"a": nn.Linear(3, 4, bias=False), "b": nn.Linear(4, 3)}, (5, 3)),
+}  # fmt: skip
+
+
+@pytest.fixture(params=CASES)
+def case(request):
+    *expected, forward, layers, shape = CASES[request.param]
+    torch.manual_seed(0)
+    model = Lambda(forward, **copy.deepcopy(layers)).double()
+    for p in model.parameters():
+        p.data.normal_(0.2, 0.6)
+    return expected, model, torch.randn(shape, dtype=torch.float64)
+
+
+def test_any_scales_keep_the_function(case):
+    (units, power, frozen, word), model, x = case
+    graph = pathcond.extract_graph(model, x)
+    found = int(graph.powers[:, 1].max()) if len(graph.powers) else 1
+    assert (graph.units, found, graph.frozen_units) == (units, power, frozen)
+    assert all(word in entry.reason for entry in graph.frozen)
+    assert_function_kept(model, x, graph, 1e-11)
+
+
+def test_paths_are_tuples_of_paths(case):
+    """diag(G) after a rescaling is exp(Bu) diag(G), entry by entry, as F has it."""
+    _, model, x = case
+    graph = pathcond.extract_graph(model, x)
+    g, u = pathcond.compute_diag_g(model, x), random_scales(graph)
+    pathcond.apply_scales_(model, graph, u)
+    after, full = pathcond.compute_diag_g(model, x), graph.by_number(u)
+    queries = {"qkv.weight", "qkv.bias", "norm1.weight", "norm1.bias"}  # paths end in front of queries and keys
+    for name in g.keys() - queries:
+        scales = graph.params.get(name)
+        factor = (full[scales.col] - full[scales.row]).exp() if scales else torch.ones(())
+        torch.testing.assert_close(after[name], g[name] * factor, rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize(("objective", "method"), [("paths", "sweeps"), ("norms", "optimum"), ("ranges", "sweeps")])
+def test_rescale_undo_save_and_load(case, objective, method, tmp_path):
+    _, model, x = case
+    model.train(False)
+    start, y = copy.deepcopy(model), outputs(model, x, False)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.0)
+    model(x).square().sum().backward()
+    optimizer.step()
+    state = copy.deepcopy(optimizer.state_dict()["state"])
+    with pytest.warns(pathcond.PathCondWarning) if not pathcond.extract_graph(model, x).units else nullcontext():
+        report = pathcond.rescale_(model, x, objective=objective, method=method, optimizer=optimizer, damping=1.0)
+    assert report.output_change is not None
+    assert report.output_change < 1e-11
+    torch.testing.assert_close(outputs(model, x, False), y, rtol=1e-10, atol=1e-10)
+    values = report.objective
+    assert objective == "ranges" or all(b <= a + 1e-12 * abs(a) for a, b in zip(values, values[1:], strict=False))
+    assert isinstance(report.table(), str)
+    model.zero_grad()
+    model(x).square().sum().backward()  # what Adam would hold had it seen the rescaled model
+    for p, held in optimizer.state.items():
+        torch.testing.assert_close(held["exp_avg"], 0.1 * p.grad, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(held["exp_avg_sq"], 1e-3 * p.grad**2, rtol=1e-9, atol=1e-14)
+    report.save(tmp_path / "scales.safetensors")
+    fresh = copy.deepcopy(start)
+    pathcond.apply_scales_(fresh, pathcond.load_scales(tmp_path / "scales.safetensors"))
+    for p, q in zip(fresh.parameters(), model.parameters(), strict=True):
+        assert torch.equal(p, q)
+    report.undo_(model, optimizer=optimizer)
+    for p, q in zip(start.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-12, atol=0)
+    for held, before in zip(optimizer.state.values(), state.values(), strict=True):
+        torch.testing.assert_close(held["exp_avg"], before["exp_avg"], rtol=1e-12, atol=0)
+
+
+def test_sweeps_after_sweeps_are_more_sweeps():
+    """The objective of the rescaled model is the one that the solver had: nothing drifts when calls are repeated."""
+    torch.manual_seed(0)
+    model = Lambda(lambda s, x: s.c(relu2(s.b(relu2(s.a(x))))), **linears(3, 6, 5, 2)).double()
+    x = torch.randn(4, 3, dtype=torch.float64)
+    graph = pathcond.extract_graph(model, x)
+    twenty = pathcond.solve(graph, pathcond.compute_diag_g(model, x), sweeps=20)
+    found = torch.zeros_like(twenty.u)
+    schedule = pathcond.Teleport(model, x, every=1, sweeps=5, clamp=None, damping=1.0, graph=graph)
+    for _ in range(4):
+        found += schedule.step().solution.u
+    torch.testing.assert_close(found, twenty.u, rtol=0, atol=1e-9)
+    best = pathcond.rescale_(model, x, method="optimum", clamp=None, damping=1.0, graph=graph)
+    again = pathcond.rescale_(model, x, method="optimum", clamp=None, damping=1.0, graph=graph)
+    assert float(twenty.u.abs().amax()) > 0.1
+    assert again.max_log_scale < 1e-9 < best.max_log_scale
+
+
+# ---- the solver, against references
+
+
+def random_problem(seed: int, zeros: float = 0.0) -> tuple[pathcond.ScaleGraph, dict[str, Tensor]]:
+    """Parameters whose elements enter and leave random powers of units; with odd seeds inverse scales too."""
+    generator = torch.Generator().manual_seed(seed)
+    groups = (3, 2, 4)
+    units = sum(groups)
+    powers = torch.tensor([(1, 2), (2, 2), (4, 2), (5, 2), (2, 3), (7, 3), (9, 4)])
+    numbers = units + len(powers)
+    params, shapes = {}, {"free": (3, 3)}
+    for index, kind in enumerate(("dense", "dense", "elementwise", "vector", "behind", "consecutive")):
+        row, col = torch.randint(-numbers * (seed % 2), numbers + 1, (2, 5), generator=generator)
+        if kind == "consecutive":
+            row = torch.arange(numbers + 1)
+        name, n = f"{index}.{kind}", len(row)
+        if kind == "vector":
+            params[name], shapes[name] = ParamScales(row, torch.zeros(1, dtype=torch.int64)), (n,)
+        else:
+            col = col[:, None, None] if kind == "elementwise" else col[None, :, None]
+            params[name], shapes[name] = ParamScales(row[:, None, None], col), (n, 5, 2)
+    graph = pathcond.ScaleGraph(
+        units, {}, groups, params, shapes, (), (), True, False, {"smooth": False}, {}, None, powers
+    )  # fmt: skip
+    g = {name: (1.5 * torch.randn(shape, generator=generator)).double().exp() for name, shape in shapes.items()}
+    return graph, {name: t * (torch.rand(t.shape, generator=generator) >= zeros) for name, t in g.items()}
+
+
+@pytest.fixture(params=[(seed, zeros) for seed in range(6) for zeros in (0.0, 0.7)], ids=str)
+def problem(request):
+    graph, g = random_problem(*request.param)
+    return graph, g, *signed_matrix(graph, g)
+
+
+def value_of(b: Tensor, g: Tensor, u: Tensor) -> float:
+    return float(len(g) * ((b @ u).exp() * g).sum().log() - (b @ u).sum())
+
+
+def test_iterates_are_the_literal_algorithms(problem):
+    graph, g, b, flat = problem
+    for sweeps in (1, 10):
+        solution = pathcond.solve(graph, g, sweeps=sweeps)
+        torch.testing.assert_close(solution.u, signed_sweeps(b, flat, sweeps), rtol=0, atol=1e-9)
+        assert solution.objective[-1] == pytest.approx(value_of(b, flat, solution.u), rel=1e-12)
+    assert all(y <= x + 1e-12 * abs(x) for x, y in zip(solution.objective, solution.objective[1:], strict=False))
+    bound = float(solution.u.abs().amax()) / 2
+    clamped = pathcond.solve(graph, g, sweeps=4, clamp=bound / 2)
+    torch.testing.assert_close(clamped.u, signed_sweeps(b, flat, 4, bound), rtol=0, atol=1e-9)
+    assert clamped.clamped == int((clamped.u.abs() > bound * (1 - 1e-12)).sum()) > 0
+    damped = pathcond.solve(graph, g, damping=0.5)
+    assert torch.equal(damped.u, 0.5 * solution.u)
+    assert damped.objective[-1] == pytest.approx(value_of(b, flat, damped.u), rel=1e-12)
+
+
+def test_the_optimum_is_a_reference_minimisers(problem):
+    graph, g, b, flat = problem
+    best = pathcond.solve(graph, g, method="optimum", tol=1e-12)
+    assert best.result is pathcond.Result.OPTIMUM
+    alive = torch.ones(graph.units, dtype=torch.bool)
+    alive[list(best.dead)] = False
+
+    def objective(z):
+        u = torch.zeros(graph.units, dtype=torch.float64)
+        u[alive] = torch.from_numpy(z)
+        share = (b @ u).exp() * flat
+        grad = (b.T @ (share / share.sum() - 1 / len(flat)))[alive]
+        return value_of(b, flat, u) / len(flat), grad.numpy()
+
+    found = minimize(objective, best.u[alive].numpy() * 0, jac=True, method="BFGS", options={"gtol": 1e-11})
+    torch.testing.assert_close(best.u[alive], torch.from_numpy(found.x), rtol=0, atol=1e-6)
+    assert bool((best.u[~alive] == 0).all())
+    built = build_objective(layout_of(graph, tuple(g)), g, {}, device=torch.device("cpu"))
+    u = torch.randn(graph.units, generator=torch.Generator().manual_seed(1), dtype=torch.float64) / 2
+    share = (b @ u).exp() * flat
+    share = share / share.sum()
+    expected = b.T @ (share[:, None] * b) - torch.outer(b.T @ share, b.T @ share)
+    product, diagonal = hessian(built, torch.cat((u.new_zeros(1), u)))
+    columns = [product(row)[1:] for row in torch.eye(graph.units + 1, dtype=torch.float64)[1:]]
+    torch.testing.assert_close(torch.stack(columns), expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(diagonal[1:], expected.diagonal(), rtol=0, atol=1e-12)
+
+
+def test_logarithms_give_the_same(problem, monkeypatch):
+    graph, g, *_ = problem
+    plain = pathcond.solve(graph, g)
+    shifted = pathcond.DiagG(g, dict.fromkeys(g, 5000.0))
+    torch.testing.assert_close(pathcond.solve(graph, shifted).u, plain.u, rtol=0, atol=1e-9)
+    monkeypatch.setattr("pathcond.solvers.descent.LOG_RANGE", -1.0)
+    torch.testing.assert_close(pathcond.solve(graph, g).u, plain.u, rtol=0, atol=1e-11)
+
+
+def test_norms_and_ranges(problem):
+    graph, g, b, flat = problem
+    weights = {name: t.sqrt() for name, t in g.items()}
+    found = balance_norms(graph, weights, SolverOptions(method="optimum", tol=1e-12))
+    share = (-b @ found.u).exp() * flat
+    alive = [h for h in range(graph.units) if h not in found.dead]
+    assert float((b.T @ share / share.sum())[alive].abs().amax()) < 1e-10
+    assert found.objective[-1] == pytest.approx(float(share.sum()), rel=1e-10)
+    equal = equalize_ranges(graph, weights, SolverOptions(method="optimum"))
+    scaled = (-b @ equal.u / 2).exp() * flat.sqrt()
+    for h in range(graph.units):
+        if h not in equal.dead:
+            ends = [float(scaled[(b[:, h] * sign > 0)].amax()) for sign in (1, -1)]
+            assert equal.result is pathcond.Result.LIMIT or math.log(ends[0] / ends[1]) == pytest.approx(0, abs=1e-8)
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_one_coordinate_to_machine_precision(seed):
+    """The root of the cubic, and of sums of other powers, over many magnitudes of the terms."""
+    draw = torch.Generator().manual_seed(seed)
+    powers = [2, -1] if seed % 2 else sorted({2, -1, *torch.randint(-4, 5, (3,), generator=draw).tolist()} - {0})
+    logs = (30 * torch.randn(len(powers), generator=draw, dtype=torch.float64)).tolist()
+    p, d = 100, math.exp(10 * float(torch.randn((), generator=draw)))
+    a = float(torch.randint(-p * max(powers) + 1, -p * min(powers), (), generator=draw))
+    terms = list(zip(powers, logs, strict=True))
+
+    def slope(z: float) -> float:
+        top = max(k * z + log for k, log in terms)
+        rest = sum((k * p + a) * math.exp(k * z + log - top) for k, log in terms)
+        return rest + a * d * math.exp(-top) if top > -700 else math.copysign(1.0, a)
+
+    z = power_root(a, p, a * d, terms)
+    expected = brentq(slope, -300, 300, xtol=1e-14, rtol=1e-14, maxiter=500)
+    assert z == pytest.approx(expected, rel=1e-12, abs=1e-12)
+
+
+@pytest.mark.parametrize("k", [2, 3, 8])
+@pytest.mark.parametrize("limit", [math.inf, 0.3])
+def test_one_power_is_the_general_case(k, limit):
+    """Units between plain weights and weights of one power have a loop of their own."""
+    draw = torch.Generator().manual_seed(k)
+    entering, leaving = 8 * torch.randn(2, 40, generator=draw, dtype=torch.float64)
+    entering, leaving = (logs - 5 for logs in (entering, leaving))
+    balance = torch.randint(-90, 90, (40,), generator=draw).double().tolist()
+    limits = [(-limit, limit)] * 40
+    found, total = power_recurrence(k, balance, 100, entering, leaving, 0.1, limits)
+    none = [-math.inf] * 40
+    expected, sum_ = recurrence(balance, 100, entering.tolist(), none, 0.1, limits, [(k, leaving.tolist())])
+    torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), rtol=1e-12, atol=1e-12)
+    assert total == pytest.approx(sum_, rel=1e-12)
+
+
+# ---- groups, exports, equi-normalisation, rules of users
+
+
+def test_groups_and_exports():
+    torch.manual_seed(0)
+    model = Lambda(lambda s, x: s.c(F.relu(s.b(relu2(s.a(x))))), **linears(3, 4, 5, 2))
+    x = torch.randn(4, 3)
+    groups = pathcond.scale_groups(model, x)
+    assert [(group.name, group.channels, group.degree) for group in groups] == [("a", 4, 2), ("b", 5, 1)]
+    assert [(part.parameter, part.degree) for part in groups[0].producers] == [("a.weight", 1), ("a.bias", 1)]
+    assert [(part.parameter, part.degree) for part in groups[0].consumers] == [("b.weight", 2)]
+    assert "b.weight (power 2)" in str(groups[0])
+    assert all(group.verify() < 1e-12 for group in groups)
+    mappings = pathcond.groups_to_awq_mappings(groups)
+    assert mappings == [{"smooth_layer": "b", "balance_layers": ["c"]}]
+    assert pathcond.groups_to_cle_pairs(groups) == [("b", "c")]
+    squared = [{"smooth_layer": "a", "balance_layers": ["b"]}]
+    assert [found.exact for found in pathcond.verify_mapping(model, x, [*mappings, *squared])] == [True, False]
+
+
+def test_a_stream_of_squares_has_mixed_degrees():
+    torch.manual_seed(0)
+    model = Lambda(residual, **linears(3, 4, 4, 2))
+    (group,) = pathcond.scale_groups(model, torch.randn(4, 3))
+    powers = {part.parameter: part.degree for part in (*group.producers, *group.consumers)}
+    assert powers == {"a.weight": 2, "a.bias": 2, "b.weight": 2, "b.bias": 1, "c.weight": 2}
+    assert group.degree == 2
+    assert group.verify() < 1e-12
+
+
+def test_enorm_leaves_them():
+    torch.manual_seed(0)
+    model = Lambda(lambda s, x: s.c(F.relu(s.b(relu2(s.a(x))))), **linears(3, 4, 5, 2)).double()
+    x = torch.randn(4, 3).double()
+    y, before = outputs(model, x, False), copy.deepcopy(model.state_dict())
+    enorm = pathcond.ENorm(model, x)
+    for _ in range(3):
+        enorm.step()
+    torch.testing.assert_close(outputs(model, x, False), y, rtol=1e-12, atol=1e-12)
+    assert torch.equal(model.a.weight, before["a.weight"])
+    assert not torch.equal(model.c.weight, before["c.weight"])
+
+
+@torch.library.custom_op("pathcond_test::cube", mutates_args=())
+def cube(x: Tensor) -> Tensor:
+    return x.clamp(min=0.0) ** 3
+
+
+cube.register_fake(torch.empty_like)
+
+
+def test_an_operation_of_ones_own():
+    pathcond.register_rule(
+        cube,
+        scales=lambda s, call, a: s.set_result(call, s.power(s.groups(a["x"]), 3)),
+        paths=lambda p, call, a: p.power(call, a["x"].id, 3),
+        arguments=("x",),
+    )
+    torch.manual_seed(0)
+    model = Lambda(lambda s, x: s.b(cube(s.a(x))), **linears(3, 4, 2)).double()
+    x = torch.randn(4, 3).double()
+    graph = pathcond.extract_graph(model, x)
+    assert graph.powers.tolist() == [[h, 3] for h in (1, 2, 3, 4)]
+    assert_function_kept(model, x, graph)
+    squares = {n: (p.detach() ** 2).requires_grad_() for n, p in model.named_parameters()}
+    hidden = (squares["a.weight"].sum(1) + squares["a.bias"]) ** 3
+    total = (squares["b.weight"] @ hidden + squares["b.bias"]).sum()
+    g = pathcond.compute_diag_g(model, x, graph=graph)
+    for name, value in zip(squares, torch.autograd.grad(total, list(squares.values())), strict=True):
+        torch.testing.assert_close(g[name], value, rtol=1e-12, atol=0)
