@@ -13,8 +13,8 @@ import pathcond
 from pathcond.apply import Scales, load_scales
 from pathcond.objective import block_layout, build_objective, layout_of
 from pathcond.solvers import SolverOptions, balance_norms, equalize_ranges
-from pathcond.solvers.descent import hessian, layer_sums, total
-from tests.cases import BY_NAME, CASES, mlp, outputs
+from pathcond.solvers.descent import layer_sums, total
+from tests.cases import BY_NAME, CASES, mlp
 from tests.reference import dense_problem, literal_sweeps, signed_matrix, signed_sweeps
 
 RESCALED = [c for c in CASES if c.units]
@@ -36,27 +36,9 @@ def test_iterates_are_the_literal_algorithms(case):
         torch.testing.assert_close(solution.u, literal_sweeps(problem, sweeps), rtol=0, atol=1e-9)
         assert solution.objective[-1] == pytest.approx(problem.objective(solution.u), rel=1e-12)
         assert solution.steps == sweeps
+        if sweeps == 1:
+            assert solution.mean_update[0] == pytest.approx(float(solution.u.abs().mean()))
     assert solution.size == problem.p
-
-
-@pytest.mark.parametrize("options", [{"batchnorm": "exclude"}, {"shortcuts": "freeze"}])
-@pytest.mark.parametrize("name", ["mlp_bn", "residual_conv", "stage", "depthwise"])
-def test_iterates_with_other_options(name, options):
-    _, _, graph, g = problem_of(name, **options)
-    u = pathcond.solve(graph, g).u
-    torch.testing.assert_close(u, literal_sweeps(dense_problem(graph, g), 10), rtol=0, atol=1e-9)
-
-
-@pytest.mark.parametrize("case", RESCALED, ids=lambda c: c.name)
-def test_objective_never_rises_and_updates_are_reported(case):
-    _, _, graph, g = problem_of(case.name)
-    solution = pathcond.solve(graph, g, sweeps=30)
-    values = solution.objective
-    assert len(values) == 31
-    assert all(b <= a + 1e-12 * abs(a) for a, b in zip(values, values[1:], strict=False))
-    first = pathcond.solve(graph, g, sweeps=1)
-    assert first.mean_update[0] == pytest.approx(float(first.u.abs().mean()))
-    assert first.mean_update[0] == solution.mean_update[0]
 
 
 @pytest.mark.parametrize("case", RESCALED, ids=lambda c: c.name)
@@ -212,14 +194,8 @@ def test_bad_entries_are_named():
         pathcond.solve(graph, {**g, "0.weight": torch.ones(2)})
 
 
-@pytest.mark.parametrize("damping", [0, -0.5, 1.5, math.nan, True, "half", None])
-def test_damping_is_a_number_above_0_up_to_1(damping):
-    with pytest.raises(pathcond.PathCondError, match=r"expected damping to be a number in \(0, 1\], got "):
-        SolverOptions(damping=damping)
-
-
 @pytest.mark.parametrize("method", ["sweeps", "optimum"])
-@pytest.mark.parametrize("name", ["mlp", "stage", "residual_conv"])
+@pytest.mark.parametrize("name", ["mlp", "stage"])
 def test_damped_scales_and_their_objective(name, method):
     _, _, graph, g = problem_of(name)
     bound = float(pathcond.solve(graph, g).u.abs().amax()) / 4  # on log lambda, which is half of u
@@ -241,17 +217,6 @@ def test_damped_scales_and_their_objective(name, method):
         assert found.residual == pytest.approx(float(gradient.abs().amax()), rel=1e-9)
         assert (found.steps, found.clamped, found.result) == (full.steps, full.clamped, full.result)
         assert found.clamped > 0
-
-
-@pytest.mark.parametrize("case", RESCALED, ids=lambda c: c.name)
-def test_logarithms_give_the_same(case, monkeypatch):
-    """Plain exponentials and logarithms are two ways to compute the same updates."""
-    _, _, graph, g = problem_of(case.name)
-    plain = pathcond.solve(graph, g)
-    monkeypatch.setattr("pathcond.solvers.descent.LOG_RANGE", -1.0)
-    in_logs = pathcond.solve(graph, g)
-    torch.testing.assert_close(plain.u, in_logs.u, rtol=0, atol=1e-11)
-    torch.testing.assert_close(torch.tensor(plain.objective), torch.tensor(in_logs.objective), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.slow
@@ -340,8 +305,8 @@ def random_problem(seed, zeros=0.0):
 SIGNED = {
     "attention": lambda: attention_problem(0),
     "fused": lambda: attention_problem(1, fused=True),
-    **{f"random {seed}": lambda seed=seed: random_problem(seed) for seed in range(6)},
-    **{f"zeros {seed}": lambda seed=seed: random_problem(seed, 0.7) for seed in range(3)},
+    **{f"random {seed}": lambda seed=seed: random_problem(seed) for seed in range(4)},
+    **{f"zeros {seed}": lambda seed=seed: random_problem(seed, 0.7) for seed in range(2)},
 }
 
 
@@ -391,20 +356,6 @@ def test_signed_gradient_and_optimum(signed):
     assert bool((best.u[~alive] == 0).all())
     many = pathcond.solve(graph, g, sweeps=5000, tol=1e-13)
     torch.testing.assert_close(many.u, best.u, rtol=0, atol=1e-6)
-
-
-def test_signed_hessian_is_the_dense_one(signed):
-    graph, g = signed
-    b, flat = signed_matrix(graph, g)
-    objective = build_objective(layout_of(graph, tuple(g)), g, {}, device=torch.device("cpu"))
-    u = torch.randn(graph.units, generator=torch.Generator().manual_seed(1), dtype=torch.float64) / 2
-    share = (b @ u).exp() * flat
-    share = share / share.sum()
-    expected = b.T @ (share[:, None] * b) - torch.outer(b.T @ share, b.T @ share)
-    product, diagonal = hessian(objective, torch.cat((u.new_zeros(1), u)))
-    columns = [product(row) for row in torch.eye(graph.units + 1, dtype=torch.float64)[1:]]
-    torch.testing.assert_close(torch.stack(columns)[:, 1:], expected, rtol=0, atol=1e-12)
-    torch.testing.assert_close(diagonal[1:], expected.diagonal(), rtol=0, atol=1e-12)
 
 
 def test_signed_dead_units_stay():
@@ -518,8 +469,7 @@ def test_enorm_leaves_units_of_both_signs(last_layer):
 # ---- norms and ranges
 
 
-OBJECTIVES = ("norms", "ranges")
-OBJECTIVE = pytest.mark.parametrize("objective", OBJECTIVES)
+OBJECTIVE = pytest.mark.parametrize("objective", ["norms", "ranges"])
 EXACT = {"method": "optimum", "clamp": None}
 
 
@@ -535,21 +485,6 @@ def imbalance(graph, weights, u) -> Tensor:
     logs = w.abs().log() - b @ u / 2
     ends = [torch.where(side, logs[:, None], -math.inf).amax(0) for side in (b < 0, b > 0)]
     return ends[0] - ends[1]
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
-@OBJECTIVE
-def test_every_case_keeps_its_function(case, objective):
-    model, x = case.model(), case.input()
-    before = [outputs(model, x, training) for training in (False, True)]
-    report = pathcond.rescale_(model, x, objective=objective)
-    assert (report.units, report.statistics) == (case.units, "unused")
-    assert report.max_log_scale <= 1.5 + 1e-9
-    assert report.output_change < 1e-9
-    assert report.objective_after <= report.objective_before
-    assert set(report.seconds) == {"graph", "solve", "check", "apply"}
-    for training, wanted in zip((False, True), before, strict=True):
-        torch.testing.assert_close(outputs(model, x, training), wanted, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", ["mlp", "mlp_bn", "residual_mlp", "conv_pools", "depthwise", "tokens"])
@@ -593,16 +528,6 @@ def test_the_least_norms_are_scipy_s(name, clamp):
     swept = balance_norms(graph, weights, SolverOptions(sweeps=10, clamp=clamp))
     assert swept.objective[-1] >= found.objective[-1] * (1 - 1e-9)
     assert all(b <= a * (1 + 1e-12) for a, b in zip(swept.objective, swept.objective[1:], strict=False))
-
-
-def test_ranges_of_a_chain_are_equal():
-    torch.manual_seed(0)
-    model, x = mlp(6, 8, 7, 9, 3).double(), torch.randn(4, 6).double()
-    report = pathcond.rescale_(model, x, objective="ranges", **EXACT)
-    assert report.result is pathcond.Result.TOLERANCE
-    layers = [layer.weight.detach().abs() for layer in model if isinstance(layer, nn.Linear)]
-    for first, second in zip(layers, layers[1:], strict=False):
-        torch.testing.assert_close(first.amax(1), second.amax(0), rtol=1e-9, atol=0)
 
 
 @pytest.mark.parametrize("name", SIGNED)
@@ -665,18 +590,6 @@ def test_damped_norms_and_ranges(name):
             assert found.residual == found.objective[-1]  # no unit is at the bound any more
 
 
-def test_queries_and_keys():
-    model, x, graph = scores_problem()
-    before = model(x)
-    weights = {name: p.detach() for name, p in model.named_parameters() if "bias" not in name}
-    for solver in (balance_norms, equalize_ranges):
-        u = solver(graph, weights, SolverOptions("optimum")).u
-        pathcond.apply_scales_(model, graph, u)
-        torch.testing.assert_close(model(x), before, rtol=1e-12, atol=0)
-        again = solver(graph, weights, SolverOptions("optimum")).u
-        torch.testing.assert_close(again, torch.zeros_like(u), rtol=0, atol=1e-5)
-
-
 @OBJECTIVE
 def test_units_without_weights_on_one_side_stay(objective):
     model, x = mlp(3, 4, 2).double(), torch.ones(2, 3).double()
@@ -700,34 +613,3 @@ def test_magnitudes_far_apart(objective):
     report = pathcond.rescale_(model, x, objective=objective, **EXACT)
     assert report.max_log_scale == pytest.approx(200 * math.log(10), rel=0.01)
     assert report.output_change < 1e-9
-
-
-@OBJECTIVE
-def test_during_training(objective):
-    model, x = mlp(3, 8, 2).double(), torch.randn(5, 3).double()
-    schedule = pathcond.Teleport(model, x, every=1, objective=objective)
-    assert schedule.step().moved
-    assert schedule.step().moved == 0
-
-
-@OBJECTIVE
-def test_weights_must_be_finite(objective):
-    model = mlp(3, 4, 2).double()
-    with torch.no_grad():
-        model[2].weight[0, 1] = math.nan
-    with pytest.raises(pathcond.PathCondError, match=r"1 NaN or infinite entries of 8 in '2.weight'"):
-        pathcond.rescale_(model, torch.ones(2, 3).double(), objective=objective, check=False)
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"objective": "l2"}, "expected objective to be .*paths.*norms.*ranges.*, got 'l2'"),
-        ({"objective": "norms", "statistics": "input"}, "expected no statistics with objective='norms', got 'input'"),
-        ({"objective": "ranges", "sweeps": -1}, "expected sweeps to be an integer >= 0, got -1"),
-        ({"objective": "norms", "clamp": 0}, "expected clamp to be positive or None, got 0"),
-    ],
-)
-def test_bad_options(options, said):
-    with pytest.raises(pathcond.PathCondError, match=said):
-        pathcond.rescale_(mlp(3, 4, 2), torch.ones(2, 3), **options)
