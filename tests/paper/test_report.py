@@ -71,25 +71,20 @@ def pages(tmp_path_factory):
         return {name: Page(text) for name, text in report.pages(flow, "tiny")}
 
 
-def test_there_is_a_page_per_experiment_in_the_papers_order(pages):
-    assert list(pages) == [*EXPERIMENTS, "claims", "configuration", "runtimes"]
-
-
-@pytest.mark.parametrize("name", EXPERIMENTS)
-def test_the_page_of_an_experiment_has_all_its_parts(pages, name):
-    page, picture = pages[name], base64.b64encode(PIXELS).decode()
-    assert EXPERIMENTS[name].title in page.text
-    assert "Not judged at this preset" in page.text
-    assert page.links["img"] == f"data:image/png;base64,{picture}"
-    assert page.links[f"{name}.pdf"] == f"data:application/pdf;base64,{picture}"
-    table = base64.b64decode(page.links[f"{name}.csv"].partition(",")[2]).decode()
-    assert table.startswith("a,b\n")
-    assert ["a", "b"] in page.rows
-    assert ["0.333333", NASTY] in page.rows
-    assert "{" not in page.text.rpartition("}")[2], "no JSON"
+def test_the_page_of_an_experiment_has_all_its_parts(pages):
+    picture = base64.b64encode(PIXELS).decode()
+    for name, experiment in EXPERIMENTS.items():
+        page = pages[name]
+        assert experiment.title in page.text
+        assert "Not judged at this preset" in page.text
+        assert page.links["img"] == f"data:image/png;base64,{picture}"
+        assert page.links[f"{name}.pdf"] == f"data:application/pdf;base64,{picture}"
+        assert base64.b64decode(page.links[f"{name}.csv"].partition(",")[2]).startswith(b"a,b\n")
+        assert ["0.333333", NASTY] in page.rows
 
 
 def test_no_text_breaks_out_of_a_page(pages):
+    assert list(pages) == [*EXPERIMENTS, "claims", "configuration", "runtimes"]
     for page in pages.values():
         assert not {"script", "i"} & set(page.tags)
     assert [NASTY, NASTY, NASTY, NASTY, "not judged at this preset", NASTY, "toy"] in pages["claims"].rows

@@ -60,17 +60,6 @@ def test_a_job_reads_data_start_weights_and_rescalings_only_if_runs_are_missing(
     assert Workflow(ROOT, {"preset": "tiny"}, main=False).inputs("train", wildcards) == []
 
 
-def test_start_weights_are_those_of_the_missing_runs(flow):
-    wildcards = SimpleNamespace(preset="tiny", family="mlp_gelu")
-    one = flow()
-    assert {s["seed"] for s in runs.read_specs([one.starts(wildcards, rescaled=False)], "train")} == {0, 1}
-    for path in write(flow()):
-        if "-seed1-" in path.name:
-            path.unlink()
-    found = runs.read_specs([flow().starts(wildcards, rescaled=True)], "train")
-    assert [(s["seed"], s["method"]) for s in found] == [(1, "pathcond")]
-
-
 def test_training_that_cannot_run_here_is_refused_with_its_cost(flow):
     one = flow("paper")
     with pytest.raises(PaperError) as caught:
@@ -94,14 +83,6 @@ def test_results_of_forced_jobs_are_deleted_and_of_no_others(flow):
     assert all(path.exists() for path in paths), "refused before anything is deleted"
     flow().before_jobs([forced], {forced}, can_train=True, cores=2)
     assert not any(path.exists() or path.with_suffix(".json").exists() for path in paths)
-
-
-def test_damaged_runs_of_the_paper_stop_the_workflow(flow):
-    paths = write(flow("paper"))
-    paths[3].write_text("damaged")
-    with pytest.raises(PaperError, match=r"expected the sha256(.|\n)*git restore results/paper"):
-        flow("paper").before_jobs([job("train", "paper", batch=BATCH)], set(), can_train=True, cores=2)
-    assert paths[3].read_text() == "damaged"
 
 
 class Forced(NamedTuple):
@@ -145,10 +126,3 @@ def test_code_of_an_experiment_includes_the_experiments_it_imports():
     assert names("toy") == ["__main__", "aggregate", "toy"]
     assert names("cifar_nv_lrs")[2:] == ["cifar_nv_lrs", "cifar_nv"]
     assert {"causes", "practice", "conditioning"} < set(names("causes"))
-
-
-def test_other_presets_are_known(flow):
-    one = flow()
-    assert one.plan("preview").preset == "preview"
-    with pytest.raises(PaperError, match="expected one of paper, preview, tiny"):
-        one.plan("huge")
