@@ -97,23 +97,6 @@ def test_enorm_balances_its_runs_after_every_step(name):
         pair.check()
 
 
-def test_enorm_leaves_other_layers_and_other_runs_alone():
-    model = {**MLP, "batchnorm": False}
-    modules = [models.make(model, seed).double() for seed in (0, 0)]
-    stack = BatchedMLPs(modules, CPU, torch.float64)
-    pair = [w[1:2] for w in stack.weights], [None if b is None else b[1:2] for b in stack.biases]
-    torch_layers.enorm_cycle(*pair)
-    untouched, enorm_runs = (copy.deepcopy(modules[0]) for _ in range(2))
-    stack.write_to(0, untouched)
-    stack.write_to(1, enorm_runs)
-    assert_same(untouched, modules[0], 0, 0)
-    assert torch.equal(enorm_runs[-1].weight, modules[0][-1].weight)
-    assert torch.equal(enorm_runs[5].bias, modules[0][5].bias)
-    assert not torch.equal(enorm_runs[5].weight, modules[0][5].weight)
-    x = torch.randn(9, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(enorm_runs(x), modules[0](x), rtol=1e-12, atol=1e-12)
-
-
 def test_enorm_passes_over_units_with_nothing_on_one_side():
     module = models.make(BARE, 0).double()
     with torch.no_grad():
@@ -141,14 +124,6 @@ def test_convolutions_are_balanced_too(norm):
     pathcond.ENorm(twin, x, last_layer=False, graph=graph).step()
     assert_same(module, twin)
     assert not torch.allclose(chain[0].weight, began)
-
-
-def test_only_chains_of_convolutions_are_taken_for_such():
-    conv = nn.Conv2d(4, 4, 1)
-    assert convolutions(nn.Sequential(conv, nn.ReLU())) == [conv]
-    for other in (nn.Linear(4, 4), nn.Conv2d(4, 4, 1, groups=2), nn.PReLU(), models.BlockC(4, 4, 1)):
-        assert convolutions(nn.Sequential(conv, other)) is None
-    assert convolutions(models.BlockC(4, 4, 1)) is None
 
 
 @pytest.mark.parametrize("name", ["batchnorm relu", "bare gelu", "autoencoder silu"])
