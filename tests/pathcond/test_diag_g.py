@@ -179,21 +179,6 @@ def test_measured_slopes(name):
     assert all(torch.equal(state[k], v) for k, v in model.state_dict().items())
 
 
-def test_the_size_of_the_input_does_not_matter_behind_a_layer_norm():
-    """10 times the input has 1/100 of the first slope: without biases every path carries it, so the scales stay."""
-    x, scales = torch.randn(16, 6, generator=torch.Generator().manual_seed(0)).double(), []
-    for factor in (1.0, 10.0):
-        torch.manual_seed(1)
-        model = mlp(6, 8, 7, 2, norm=lambda n: nn.LayerNorm(n, eps=1e-12, bias=False)).double()
-        for layer in (model[0], model[3], model[6]):
-            layer.bias = None
-        report = pathcond.rescale_(model, factor * x, clamp=None)
-        assert report.statistics == "input"
-        scales.append(report.solution.u)
-    assert scales[0].abs().amax() > 0.01
-    torch.testing.assert_close(scales[0], scales[1], rtol=0, atol=1e-5)
-
-
 def test_statistics_by_default():
     """Measured where the example is a batch of different examples; else the running ones, with a note."""
     torch.manual_seed(0)
@@ -318,38 +303,16 @@ def test_a_thousand_layers(std):
         backward, backward_log = backward / top, backward_log + math.log(top)
 
 
-def test_only_parameters_and_running_statistics_must_be_finite():
+def test_parameters_must_be_finite_but_not_other_buffers():
     x = torch.randn(2, 4, 3)
     masked = Lambda(lambda s, x: s.c(F.relu(s.a((x @ x.mT + s.mask).softmax(-1) @ x))), a=nn.Linear(3, 8),
                     c=nn.Linear(8, 2))  # fmt: skip
     masked.register_buffer("mask", torch.full((4, 4), -torch.inf).triu(1))
     masked.register_buffer("observed", torch.tensor([math.nan, math.inf]))  # of an observer that has seen nothing
     assert pathcond.rescale_(masked, x).moved == 8
-    for spoil, name in (
-        (lambda m: m[2].weight.data[0].fill_(math.nan), r"8 NaN or infinite entries of 16 in '2\.weight'"),
-        (lambda m: m[1].running_var.data[0].fill_(math.inf), r"1 NaN or infinite entries of 8 in '1\.running_var'"),
-    ):
-        model = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
-        spoil(model)
-        for call in (pathcond.compute_diag_g, pathcond.rescale_):
-            with pytest.raises(pathcond.PathCondError, match=name):
-                call(model, x[0])
-
-
-def test_nothing_is_touched():
-    model = mlp(3, 4, 5, 2, norm=nn.BatchNorm1d)
-    model[2].eval()
-    x = torch.randn(8, 3)
-    model(x).sum().backward()
-    state, rng = copy.deepcopy(model.state_dict()), torch.get_rng_state()
-    grads, flags = [p.grad.clone() for p in model.parameters()], [m.training for m in model.modules()]
-    with torch.inference_mode():
-        pathcond.compute_diag_g(model, x, statistics="input")
-    pathcond.count_paths(model, x)
-    assert all(torch.equal(state[k], v) for k, v in model.state_dict().items())
-    assert all(torch.equal(g, p.grad) for g, p in zip(grads, model.parameters(), strict=True))
-    assert [m.training for m in model.modules()] == flags
-    assert torch.equal(rng, torch.get_rng_state())
+    masked.c.weight.data[0].fill_(math.nan)
+    with pytest.raises(pathcond.PathCondError, match=r"8 NaN or infinite entries of 16 in 'c\.weight'"):
+        pathcond.compute_diag_g(masked, x)
 
 
 # ---- counting paths

@@ -1,7 +1,6 @@
 """Runs leave nothing behind: caches, objects, nested containers, hooks; what cannot be restored is reported."""
 
 import copy
-import queue
 from collections import deque
 from functools import lru_cache
 
@@ -71,11 +70,6 @@ def _count(s, h, x):
     return s.b(h) + s.loose.sum()
 
 
-def _refused(s, h, x):
-    s.cache = h
-    return s.b(h) if s.cache.sum() > 0 else h
-
-
 def stateful(tail) -> Lambda:
     model = net(lambda s, x: tail(s, F.relu(s.a(x)), x))
     model.cache, model.loose, model.n = None, torch.zeros(4, dtype=torch.float64), 0
@@ -110,14 +104,13 @@ def test_state_between_calls(tail):
     assert type(model(X)) is Tensor
 
 
-def test_a_refusal_leaves_nothing_behind():
-    model = stateful(_refused)
-    with pytest.raises(pathcond.RecordError, match="depends on the values"):
-        pathcond.extract_graph(model, X)
-    assert untouched(model)
-
-
 def test_a_failing_forward_leaves_the_model_as_found():
+    cached.cache_clear()
+    refused = stateful(lambda s, h, x: s.b(_cached(s, h, x) * cached(2)) if h.sum() > 0 else h)
+    with pytest.raises(pathcond.RecordError, match="depends on the values"):
+        pathcond.extract_graph(refused, X)
+    assert untouched(refused)
+    assert type(cached(2)) is Tensor
     model = mlp(3, 4, 2, norm=nn.BatchNorm1d)
     model[1].eval()
     flags, state, rng = [m.training for m in model.modules()], copy.deepcopy(model.state_dict()), torch.get_rng_state()
@@ -127,12 +120,6 @@ def test_a_failing_forward_leaves_the_model_as_found():
     assert [m.training for m in model.modules()] == flags
     assert all(torch.equal(state[k], v) for k, v in model.state_dict().items())
     assert torch.equal(rng, torch.get_rng_state())
-
-
-def test_recurrent_layers_stay_real():
-    model = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.LSTM(4, 3)).double()
-    pathcond.extract_graph(Lambda(lambda s, x: s.m(x)[0], m=model), X)
-    assert all(type(w) is nn.Parameter for w in model[2]._flat_weights)
 
 
 # ---- caches, objects, hooks
@@ -151,14 +138,6 @@ def test_caches_of_tables_stay_real(table, call):
     cached.cache_clear()
     TABLES.clear()
     assert torch.equal(found, model(X))
-
-
-def test_caches_stay_real_where_the_record_fails():
-    cached.cache_clear()
-    model = net(lambda s, x: s.b(F.relu(s.a(x)) * cached(8)) if s.b(F.relu(s.a(x)) * cached(8)).sum() > -1e9 else x)
-    with pytest.raises(pathcond.RecordError, match="depends on the values"):
-        pathcond.extract_graph(model, X)
-    assert type(cached(8)) is Tensor
 
 
 def _object(s, h):
@@ -232,26 +211,6 @@ def test_a_result_that_is_stored_elsewhere_is_told():
     assert type(State.last) is Tensor  # the check's run stored a real one
     assert torch.allclose(model(X), before)
     State.last = None
-
-
-def test_queues_live_on():
-    def forward(s, x):
-        s.queue.put("forward")
-        return s.b(F.relu(s.a(x)))
-
-    model = net(forward)
-    model.queue = queue.Queue()
-    pathcond.rescale_(model, X)
-    assert model.queue.qsize() >= 4  # checked before and after, recorded in two modes
-
-
-def test_results_in_a_cycle_are_no_leak():
-    def forward(s, x):
-        box = [F.relu(s.a(x))]
-        box.append(box)
-        return s.b(box[0])
-
-    assert pathcond.rescale_(net(forward), X).units == 8
 
 
 def test_batchnorm_that_averages_over_all_batches():

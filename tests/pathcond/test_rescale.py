@@ -136,31 +136,20 @@ def test_a_segmentation_network_trains_after_the_default_call():
 def test_report_counts_and_table():
     case = BY_NAME["squeeze_excite"]
     model = case.model()
-    before = {n: float(p.detach().norm()) for n, p in model.named_parameters()}
+    before = float(nn.utils.parameters_to_vector(model.a.parameters()).norm())
     report = pathcond.rescale_(model, case.input(), clamp=0.3)
-    assert (report.units, report.graph.frozen_units, report.no_path) == (9, 4, 0)
-    assert 0 < report.at_bound < 9
-    assert report.at_bound == int((report.solution.u.abs() > 0.3 - 1e-9).sum())  # half of the bound, on u
-    assert report.moved == 9
-    text = str(report)
-    for part in (
-        "rescaled 9 of 13 units (4 frozen)",
-        f"{report.at_bound} units are at the bound",
-        "frozen: 4 at",
-        "sigmoid",
-    ):
-        assert part in text
+    after = float(nn.utils.parameters_to_vector(model.a.parameters()).norm())
+    assert (report.units, report.graph.frozen_units, report.no_path, report.moved) == (9, 4, 0, 9)
+    assert 0 < report.at_bound == int((report.solution.u.abs() > 0.3 - 1e-9).sum()) < 9  # half of the bound, on u
+    for part in ("rescaled 9 of 13 units (4 frozen)", f"{report.at_bound} units are at the bound", "frozen: 4 at"):
+        assert part in str(report)
     assert set(report.u) == set(report.scales) == {"a", "down", "b"}
     torch.testing.assert_close(torch.cat(list(report.u.values())), report.solution.u)
     torch.testing.assert_close(report.scales["a"], (report.u["a"] / 2).exp())
     rows = {line.split()[0]: line for line in report.table().splitlines()}
     assert list(rows) == ["module", "a", "down", "up", "b"]
-    assert rows["a"].split()[1:3] == ["4", "4"]
-    assert f"{report.scales['a'].min():.3g} .. {report.scales['a'].max():.3g}" in rows["a"]
-    norms = [sum(v**2 for v in values) ** 0.5 for values in (
-        [before["a.weight"], before["a.bias"]], [float(p.detach().norm()) for p in model.a.parameters()])]  # fmt: skip
-    assert all(f"{norm:.3g}" in rows["a"] for norm in norms)
-    assert rows["up"].split()[1:3] == ["4", "0"]
+    scales = f"{report.scales['a'].min():.3g} .. {report.scales['a'].max():.3g}"
+    assert all(text in rows["a"] for text in (scales, f"{before:.3g}", f"{after:.3g}"))
     assert "4 frozen at 'up': crosses `sigmoid`" in rows["up"]
 
 
@@ -241,17 +230,6 @@ def test_undo_after_training_keeps_the_function_if_exact(batchnorm):
 # ---- graphs that are kept
 
 
-def test_a_graph_can_be_kept():
-    case = BY_NAME["residual_conv"]
-    fresh, kept, x = case.model(), case.model(), case.input()
-    graph = pathcond.extract_graph(kept, x)
-    pathcond.rescale_(fresh, x, check=False)
-    report = pathcond.rescale_(kept, x, graph=graph, batchnorm="affine", check=False)
-    assert report.output_change is None
-    assert "graph" not in report.seconds
-    assert all(torch.equal(a, b) for a, b in zip(fresh.parameters(), kept.parameters(), strict=True))
-
-
 @pytest.mark.parametrize(
     "option", [{"batchnorm": "exclude"}, {"shortcuts": "freeze"}, {"smooth": True}, {"strict": True}]
 )
@@ -266,19 +244,6 @@ def test_options_that_contradict_the_graph_are_refused(option):
 
 
 # ---- models
-
-
-@pytest.mark.parametrize("name", ["mlp", "cifar_nv", "resnet18_c"])
-def test_paper_networks_reach_the_optimum(name):
-    torch.manual_seed(0)
-    model, x = models.KINDS[name]().eval(), torch.ones(1, 3, 32, 32)
-    graph = pathcond.extract_graph(model, x, batchnorm="exclude")
-    assert graph.units == {"mlp": 1500, "cifar_nv": 1792, "resnet18_c": 3904}[name]
-    g = pathcond.compute_diag_g(model, x, graph=graph, pooling="plain")
-    best = pathcond.solve(graph, g, method="optimum")
-    assert best.residual <= 1e-10
-    ten = pathcond.solve(graph, g)
-    assert best.objective[-1] < ten.objective[-1] < ten.objective[0]
 
 
 def test_batchnorm_in_training_mode_on_a_batch_of_one():

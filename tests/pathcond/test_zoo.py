@@ -14,13 +14,10 @@ from tests import zoo
 MODELS = [
     ("torchvision", "squeezenet1_1"),
     ("torchvision", "resnet18"),
-    ("torchvision", "mnasnet0_5"),
     ("torchvision", "shufflenet_v2_x0_5"),
     ("torchvision", "densenet121"),
-    ("torchvision", "regnet_x_400mf"),
     ("torchvision", "mobilenet_v3_small"),
     ("torchvision", "googlenet"),
-    ("torchvision", "efficientnet_b0"),
     ("timm", "semnasnet_075"),
 ]
 

@@ -17,7 +17,7 @@ from paper.training import __main__ as command
 from paper.training.runner import Checkpoint
 from tests.paper.training.reference import CONV, MLP, make_spec
 
-# On one worker: they share what is trained in the background.
+# On one worker: they share what is trained undisturbed.
 pytestmark = pytest.mark.xdist_group("train command")
 
 ROOT = Path(__file__).parents[3]
@@ -111,28 +111,14 @@ def call(monkeypatch, capsys):
         signal.signal(number, handler)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def background(images, tmp_path_factory):
-    """All specs trained undisturbed by one command, while other tests run."""
+@pytest.fixture(scope="module")
+def undisturbed(images, tmp_path_factory):
+    """All specs trained by one command in a process of its own; returns a function to the bytes of their tables."""
     found = Place(tmp_path_factory.mktemp("undisturbed"), images)
-    job = found.begin([*SHORT, LONG], "--save-every", "0")
-    yield found, job
-    job.kill()
-    job.communicate()
-
-
-@pytest.fixture
-def undisturbed(background):
-    """Waits for those specs; returns a function from a spec to the bytes of its table."""
-    found, job = background
-
-    def content(spec):
-        said = job.communicate(timeout=60)[1]
-        assert job.returncode == 0, said
-        assert not found.kept()
-        return found.content(spec)
-
-    return content
+    status, said = found.run([*SHORT, LONG], "--save-every", "0")
+    assert status == 0, said
+    assert not found.kept()
+    return found.content
 
 
 def test_the_same_command_gives_the_same_bytes(images, tmp_path, call, undisturbed):

