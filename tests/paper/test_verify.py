@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from paper import cli, config, results, runs, verify
-from paper.data import prepare
 from paper.experiments import EXPERIMENTS
 from paper.experiments.__main__ import make
 from paper.runs import key, result_path
@@ -29,10 +28,10 @@ NTK = named("measure/conditioning/mlp_2x16")
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory):
+def recorded(tmp_path_factory, generated):
     """A folder with the data, a training run and a measurement."""
     folder = tmp_path_factory.mktemp("recorded")
-    prepare("generated", folder / "data" / "generated.pt")
+    (folder / "data").symlink_to(generated.parent)
     train([RUN], Options(folder, folder / "data", folder / "checkpoints", CPU))
     make(TOY, result_path(folder, TOY), CPU, folder / "data")
     return folder

@@ -79,48 +79,7 @@ def test_a_graph_on_the_meta_device_is_that_of_the_model(name):
         pathcond.rescale_(copy.deepcopy(model).to("meta"), x)
 
 
-def test_tied_embeddings_have_one_scale():
-    """One use has scales along columns, the other along rows: all are tied."""
-    model = Lambda(lambda s, x: F.linear(s.c(F.relu(s.b(s.a(x)))), s.a.weight),
-                   a=nn.Embedding(7, 4), b=nn.Linear(4, 6), c=nn.Linear(6, 4)).double()  # fmt: skip
-    graph = pathcond.extract_graph(model, IDS)
-    assert (graph.units, graph.frozen_units) == (6, 5)  # the embedding has one scale, an output's; its head reads four
-    assert_function_kept(model, IDS, graph)
-
-
 # ---- recurrence and zeros
-
-
-def _recurrent(s, x, start):
-    h = start(x)
-    for t in range(x.shape[1]):
-        h = F.relu(s.i(x[:, t]) + s.h(h))
-    return s.o(h)
-
-
-@pytest.mark.parametrize(
-    "start",
-    [
-        lambda x: x.new_zeros(len(x), 8),
-        lambda x: torch.zeros(1, 8).to(x).expand(len(x), 8),
-        lambda x: torch.zeros_like(x[:, 0, :1]).repeat(1, 8),
-    ],
-)
-def test_a_recurrent_network_started_from_zeros_is_free(start):
-    torch.manual_seed(0)
-    layers = {"i": nn.Linear(5, 8), "h": nn.Linear(8, 8), "o": nn.Linear(8, 2)}
-    model = Lambda(lambda s, x: _recurrent(s, x, start), **layers).double()
-    graph = pathcond.extract_graph(model, TOKENS)
-    assert (graph.units, graph.frozen_units) == (8, 0)
-    assert_function_kept(model, TOKENS, graph)
-    squares = {n: (p.detach() ** 2).requires_grad_() for n, p in model.named_parameters()}
-    h = torch.zeros(1, 8).double()
-    for _ in range(4):
-        h = squares["i.weight"].sum(1) + squares["i.bias"] + h @ squares["h.weight"].T + squares["h.bias"]
-    total = (h @ squares["o.weight"].T + squares["o.bias"]).sum()
-    g = pathcond.compute_diag_g(model, TOKENS)
-    for name, expected in zip(squares, torch.autograd.grad(total, list(squares.values())), strict=True):
-        torch.testing.assert_close(g[name], expected, rtol=1e-12, atol=0)
 
 
 def _cat(s, x):

@@ -136,9 +136,9 @@ def test_a_segmentation_network_trains_after_the_default_call():
 def test_report_counts_and_table():
     case = BY_NAME["squeeze_excite"]
     model = case.model()
-    before = float(nn.utils.parameters_to_vector(model.a.parameters()).norm())
+    before = float(torch.cat([p.detach().flatten() for p in model.a.parameters()]).norm())
     report = pathcond.rescale_(model, case.input(), clamp=0.3)
-    after = float(nn.utils.parameters_to_vector(model.a.parameters()).norm())
+    after = float(torch.cat([p.detach().flatten() for p in model.a.parameters()]).norm())
     assert (report.units, report.graph.frozen_units, report.no_path, report.moved) == (9, 4, 0, 9)
     assert 0 < report.at_bound == int((report.solution.u.abs() > 0.3 - 1e-9).sum()) < 9  # half of the bound, on u
     for part in ("rescaled 9 of 13 units (4 frozen)", f"{report.at_bound} units are at the bound", "frozen: 4 at"):

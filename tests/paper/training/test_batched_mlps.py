@@ -4,11 +4,10 @@ import copy
 
 import pytest
 import torch
-from torch import nn
 
 import pathcond
 from paper import models
-from paper.training.batched_mlps import MIN_HOPPER_RUNS, BatchedMLPs, Shape, _hopper_kernels
+from paper.training.batched_mlps import BatchedMLPs
 from paper.training.kernels import torch_layers
 from paper.training.modules import convolutions
 from tests.paper.training.reference import (
@@ -142,27 +141,3 @@ def test_factors_kept_apart_change_nothing(name):
     x = torch.randn(11, model["inputs"], dtype=torch.float64, generator=pair.source)
     expected = torch.stack([module.eval()(x) for module in pair.modules])
     torch.testing.assert_close(pair.stack.outputs(x), expected, rtol=1e-10, atol=1e-10)
-
-
-def test_the_shape_is_read_off_and_others_are_refused():
-    shape = Shape.of(models.make(MLP, 0))
-    assert shape == Shape((12, 6, 5, 4, 10), True, "relu", False, True)
-    assert Shape.of(models.make(AUTOENCODER, 0)) == Shape((48, 24, 12, 24, 48), False, "relu", True, False)
-    for wrong in (
-        nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 3), nn.GELU(), nn.Linear(3, 1)),
-        nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.ReLU(), nn.Linear(3, 1)),
-        nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)),
-    ):
-        with pytest.raises(TypeError, match="expected Linear layers"):
-            Shape.of(wrong)
-
-
-def test_whole_layers_are_for_hopper_gpus_and_enough_runs(monkeypatch):
-    pytest.importorskip("triton.experimental.gluon", reason="the kernels are written in Gluon")
-    cuda = torch.device("cuda")
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    assert _hopper_kernels(cuda, MIN_HOPPER_RUNS).__name__ == "paper.training.kernels.hopper"
-    assert _hopper_kernels(cuda, MIN_HOPPER_RUNS - 1) is None
-    assert _hopper_kernels(CPU, MIN_HOPPER_RUNS) is None
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
-    assert _hopper_kernels(cuda, MIN_HOPPER_RUNS) is None

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from paper import cli, data, results
+from paper import cli, results
 from paper.runs import index_of, key, result_path
 from paper.training import __main__ as command
 from paper.training.runner import Checkpoint
@@ -76,10 +76,8 @@ class Place:
 
 
 @pytest.fixture(scope="module")
-def images(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data")
-    data.prepare("generated", folder / "generated.pt")
-    return folder
+def images(generated):
+    return generated.parent
 
 
 @pytest.fixture

@@ -12,11 +12,9 @@ from tests.paper.training.reference import CONV, CPU, GPT, MLP, make_spec
 FLAT = {**MLP, "inputs": 192}
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory):
-    found = tmp_path_factory.mktemp("data") / "generated.pt"
-    data.prepare("generated", found)
-    return found
+@pytest.fixture
+def path(generated):
+    return generated
 
 
 def loaded(path, model, **changes):

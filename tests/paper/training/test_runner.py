@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from paper import data, models, results
+from paper import models, results
 from paper.cli import PaperError
 from paper.runs import key, result_path
 from paper.training import runner
@@ -28,16 +28,9 @@ KINDS = {
 }
 
 
-@pytest.fixture(scope="module")
-def images(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data")
-    data.prepare("generated", folder / "generated.pt")
-    return folder
-
-
 @pytest.fixture
-def options(images, tmp_path):
-    return Options(tmp_path / "results", images, tmp_path / "checkpoints", CPU)
+def options(generated, tmp_path):
+    return Options(tmp_path / "results", generated.parent, tmp_path / "checkpoints", CPU)
 
 
 def content(options, spec):
