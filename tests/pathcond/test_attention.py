@@ -161,7 +161,9 @@ CASES: dict[str, Case] = {
     ),
     "recurrent": Case(lambda: _recurrent(lambda x: x.new_zeros(len(x), 8)), ((2, 4, 5),), 8),
     "recurrent_expanded": Case(lambda: _recurrent(lambda x: torch.zeros(1, 8).to(x).expand(2, 8)), ((2, 4, 5),), 8),
-    "recurrent_repeated": Case(lambda: _recurrent(lambda x: (0 * x[:, 0, :1]).repeat(1, 8)), ((2, 4, 5),), 0),
+    "recurrent_repeated": Case(
+        lambda: _recurrent(lambda x: torch.zeros_like(x[:, 0, :1]).repeat(1, 8)), ((2, 4, 5),), 8
+    ),
     "graph_convolution": Case(
         lambda: Net(lambda s, x: ADJACENCY @ s.b(F.relu(ADJACENCY @ s.a(x))), a=L(3, 6), b=L(6, 2)), ((4, 3),), 6
     ),
