@@ -1,5 +1,6 @@
 """The command `python -m paper.training`: the same bytes after any interruption, and clear errors."""
 
+import functools
 import json
 import os
 import signal
@@ -11,10 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from paper import cli, results
+from paper import results
 from paper.runs import index_of, key, result_path
-from paper.training import __main__ as command
 from paper.training.runner import Checkpoint
+from tests.bad_input.command import Place as Folder
 from tests.paper.training.reference import CONV, MLP, make_spec
 
 # On one worker: they share what is trained undisturbed.
@@ -86,27 +87,12 @@ def place(images, tmp_path):
 
 
 @pytest.fixture
-def call(monkeypatch, capsys):
-    """Call the program in this process; returns its exit status and its messages."""
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
+def call(tmp_path, monkeypatch, capsys):
+    """Call the program in this process, on one thread as in the others; returns its exit status and its messages."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as in the other processes
-
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["paper.training", *map(str, words)])
-        try:
-            cli.run(command.main)
-            status = 0
-        except SystemExit as error:
-            status = error.code
-        out, err = capsys.readouterr()
-        assert out == ""
-        return status, err
-
-    yield run
+    torch.set_num_threads(1)
+    yield functools.partial(Folder(tmp_path, monkeypatch, capsys).call, "training")
     torch.set_num_threads(threads)
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
 
 
 @pytest.fixture(scope="module")
