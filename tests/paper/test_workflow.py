@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import pandas as pd
 import pytest
@@ -59,6 +60,17 @@ def test_a_job_reads_data_start_weights_and_rescalings_only_if_runs_are_missing(
     assert Workflow(ROOT, {"preset": "tiny"}, main=False).inputs("train", wildcards) == []
 
 
+def test_start_weights_are_those_of_the_missing_runs(flow):
+    wildcards = SimpleNamespace(preset="tiny", family="mlp_gelu")
+    one = flow()
+    assert {s["seed"] for s in runs.read_specs([one.starts(wildcards, rescaled=False)], "train")} == {0, 1}
+    for path in write(flow()):
+        if "-seed1-" in path.name:
+            path.unlink()
+    found = runs.read_specs([flow().starts(wildcards, rescaled=True)], "train")
+    assert [(s["seed"], s["method"]) for s in found] == [(1, "pathcond")]
+
+
 def test_training_that_cannot_run_here_is_refused_with_its_cost(flow):
     one = flow("paper")
     with pytest.raises(PaperError) as caught:
@@ -84,12 +96,38 @@ def test_results_of_forced_jobs_are_deleted_and_of_no_others(flow):
     assert not any(path.exists() or path.with_suffix(".json").exists() for path in paths)
 
 
+class Forced(NamedTuple):
+    rule: str
+    output: tuple[str, ...]
+
+
+def test_forced_jobs_are_those_asked_for_and_what_follows():
+    """A job that Snakemake forces because its last run was interrupted is not among them."""
+    jobs = [Forced(name, (f"{name}.json",)) for name in "abcd"]
+    dag = SimpleNamespace(
+        reason=lambda one: SimpleNamespace(forced=one.rule in "ad"),
+        dependencies={jobs[0]: {}, jobs[1]: {jobs[0]: set()}, jobs[2]: {}, jobs[3]: {}},
+        needrun=lambda one: True,
+        forcerules={"a"},
+    )
+    assert workflow.forced_jobs(dag, jobs) == set(jobs[:2])
+    assert workflow.forced_jobs(dag, jobs, ["d.json"]) == {*jobs[:2], jobs[3]}
+
+
 def test_a_preset_is_judged_where_its_settings_are_the_papers(flow):
     tiny = flow()
     assert not tiny.judged("tiny", "toy")
     assert tiny.judged("paper", "toy")
     same = flow("preview")
     assert same.judged("preview", "architectures")  # not smaller there
+
+
+def test_the_note_says_how_much_and_what_is_missing(flow):
+    one = flow("paper", missing=[{"network": "cifar_nv", "method": "enorm", "lr": 1e-4}])
+    assert one.note("paper", "cifar_nv_lrs") == (
+        "preset: paper  ·  40,000 images  ·  128 epochs (500 at lr 0.0001)  ·  3 seeds  ·  without enorm at lr 0.0001"
+    )
+    assert "target 99% train accuracy" in one.note("paper", "mlp_depth")
 
 
 def test_code_of_an_experiment_includes_the_experiments_it_imports():

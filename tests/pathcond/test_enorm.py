@@ -260,6 +260,15 @@ def test_a_graph_can_be_reused_but_not_of_another_model() -> None:
         ENorm(nn.Linear(2, 2), torch.ones(1, 2), graph=graph)
 
 
+def test_a_model_without_units_is_left_as_it_is() -> None:
+    model = nn.Linear(2, 2)
+    before = model.weight.detach().clone()
+    enorm = ENorm(model, torch.ones(1, 2))
+    enorm.step()
+    assert torch.equal(model.weight, before)
+    assert float(enorm.objective()) == 0.0
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("kind", ["sgd", "adam"])
