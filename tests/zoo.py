@@ -7,17 +7,14 @@
    zero. Random log-scales (normal, standard deviation 1) are applied in float64, and outputs are compared with the ones
    before, in eval and in training mode.
 
-Rows are kept in ``build/zoo.json``, and a later run computes those that are missing; a change of the library's code or
-of a package recomputes all of them. The exit status is 1 if a model fails. With a limit on the time the families are
-mixed, in the same order each time. Run ``python -m tests.zoo --help`` for the options.
+The exit status is 1 if a model fails. With a limit on the time the families are mixed, in the same order each time. Run
+``python -m tests.zoo --help`` for the options.
 """
 
 from __future__ import annotations
 
 import argparse
 import fnmatch
-import hashlib
-import json
 import math
 import random
 import sys
@@ -25,7 +22,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +35,6 @@ import pathcond
 from pathcond.tracing import tensors_in
 from tests.cases import change
 
-ROOT = Path(__file__).parents[1]
-ROWS = ROOT / "build/zoo.json"
 SEED = 0
 BATCH = 4
 EXACT = 1e-9  # largest relative change of an output in float64
@@ -114,34 +109,16 @@ def versions() -> str:
     return f"torch {torch.__version__}, torchvision {torchvision.__version__}, timm {timm.__version__}"
 
 
-def code() -> str:
-    """A digest of the library, this file and the packages: rows are reused only if it is the same."""
-    files = [*sorted((ROOT / "src/pathcond").rglob("*.py")), Path(__file__)]
-    return hashlib.sha256(b"".join(f.read_bytes() for f in files) + versions().encode()).hexdigest()
-
-
-def stored(path: Path, digest: str) -> list[Row]:
-    """Rows of earlier runs of the same code."""
-    found = json.loads(path.read_text()) if path.exists() else {}
-    return [Row(**row) for row in found["rows"]] if found.get("code") == digest else []
-
-
-def names(part: str | None = None, only: str = "*") -> Iterator[tuple[str, str]]:
-    """Family and name of every model of the zoo, in order.
-
-    Args:
-        part: ``torchvision``, ``timm``, or None for both.
-        only: shell pattern that names must match.
-    """
+def names(only: str = "*") -> Iterator[tuple[str, str]]:
+    """Family and name of every model of the zoo that matches a shell pattern, in order."""
     listed = {"torchvision": torchvision.models.list_models(module=torchvision.models), "timm": TIMM}
     for family, found in listed.items():
-        if part in (None, family):
-            yield from ((family, name) for name in found if fnmatch.fnmatch(name, only))
+        yield from ((family, name) for name in found if fnmatch.fnmatch(name, only))
 
 
-def in_order(minutes: float, part: str | None = None, only: str = "*") -> list[tuple[str, str]]:
+def in_order(minutes: float, only: str = "*") -> list[tuple[str, str]]:
     """The same, with families mixed if there is a limit on the time."""
-    listed = list(names(part, only))
+    listed = list(names(only))
     if minutes < math.inf:
         random.Random(SEED).shuffle(listed)  # noqa: S311
     return listed
@@ -297,34 +274,24 @@ def main(arguments: list[str] | None = None) -> int:
     """Go through the zoo; returns the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", default="*", metavar="PATTERN", help="shell pattern of model names")
-    parser.add_argument("--part", choices=("torchvision", "timm"), help="one family only")
     parser.add_argument("--minutes", type=float, default=math.inf, help="start no model later than this")
     parser.add_argument("--table", type=Path, metavar="PATH", help="write the tables there if no model is missing")
-    parser.add_argument("--rows", type=Path, default=ROWS, metavar="PATH", help="where rows are kept between runs")
     options = parser.parse_args(arguments)
-    start, digest = time.perf_counter(), code()
-    rows = {(row.family, row.model): row for row in stored(options.rows, digest)}
-    listed = in_order(options.minutes, options.part, options.only)
-    missing = [key for key in listed if key not in rows]
-    print(
-        f"{len(listed) - len(missing)} of {len(listed)} models are in {options.rows}\n{_line(list(COLUMNS))}",
-        flush=True,
-    )
-    for key in missing:
+    start, rows, listed = time.perf_counter(), {}, in_order(options.minutes, options.only)
+    print(_line(list(COLUMNS)), flush=True)
+    for key in listed:
         if time.perf_counter() - start > 60 * options.minutes:
             break
         row = rows[key] = check(*key)
         print(_line(row.cells()), f"  {row.note}" if row.note else "", flush=True)
-        options.rows.parent.mkdir(parents=True, exist_ok=True)
-        options.rows.write_text(json.dumps({"code": digest, "rows": [asdict(row) for row in rows.values()]}))
-    found = [rows[key] for key in names(options.part, options.only) if key in rows]
+    found = [rows[key] for key in names(options.only) if key in rows]
     for counts in summary(found):
         print("{}: {} models, {} rescaled, {} refused, {} failed".format(*counts))
     for row in found:
         if row.status == "FAIL":
             print(f"FAIL {row.family} {row.model}: {row.note}")
     left = len(listed) - len(found)
-    print(f"{time.perf_counter() - start:.0f} s" + (f"; {left} models are missing, run it again" if left else ""))
+    print(f"{time.perf_counter() - start:.0f} s" + (f"; {left} models were not reached" if left else ""))
     if options.table and not left:
         options.table.write_text(markdown(found))
     return int(not found or any(row.status == "FAIL" for row in found))

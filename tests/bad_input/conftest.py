@@ -4,16 +4,7 @@ import shutil
 
 import pytest
 
-from paper.data import prepare
 from tests.bad_input.command import Place
-
-
-@pytest.fixture(scope="session")
-def generated(tmp_path_factory):
-    """The generated data set, which needs no download; written once."""
-    path = tmp_path_factory.mktemp("data") / "generated.pt"
-    prepare("generated", path, say=lambda _: None)
-    return path
 
 
 @pytest.fixture

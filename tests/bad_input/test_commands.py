@@ -50,14 +50,6 @@ def reconstruct(says, task="reconstruct", **changes):
     return train(says, task=task, model={**AUTOENCODER, "inputs": 192, **changes})
 
 
-def optimiser(says, how=None, **settings):
-    return train(says, optimiser=settings, rescaling=how or HOW)
-
-
-def rescaling(says, how):
-    return train(says, rescaling=how)
-
-
 def experiment(says, *words):
     return "experiments", [*words], says
 
@@ -84,30 +76,23 @@ TRAINING = {
     "a negative learning rate": train("lr: expected more than 0, got -0.1", lr=-0.1),
     "a learning rate in words": train(NOT_SPECS, lr="fast"),
     "a seed that is text": train("seed: expected an integer, got 'one'", seed="one"),
-    "no epochs": train("epochs: expected at least 1, got 0", epochs=0),
     "an unknown task": train("task: expected one of classify, reconstruct, predict_next, got 'guess'", task="guess"),
     "a setting left out": train("expected the key batch, which is not there. `make specs` writes", batch=...),
     "a setting too many": train("unknown key 'speed'", speed=1),
     "a model in words": train("model: expected keys and values, got 'mlp'", model="mlp"),
     "an unknown kind of model": train("model: expected one of mlp, cifar_nv", model={"kind": "vit"}),
     "an unknown key of a model": train("model: unknown key 'wdth'; did you mean 'width'?", model={**MODEL, "wdth": 3}),
-    "an unknown activation": train("one of relu, gelu, silu, got 'tanh'", model={**MODEL, "activation": "tanh"}),
-    "fewer outputs than classes": model("outputs: expected 10, the classes of generated, got 5", outputs=5),
     "a layer of no units": reconstruct("model.compression: expected at most 13, which leaves", compression=14),
     "an autoencoder that classifies": reconstruct("task: expected reconstruct for a network", task="classify"),
-    "an unknown optimiser": optimiser("optimiser: expected one of sgd, adam, adamw, muon, got 'lion'", name="lion"),
-    "momentum of Adam": optimiser("optimiser: unknown key 'momentum'", name="adam", momentum=0.9),
-    "Muon with ENorm": optimiser("name: expected sgd or adam with enorm", {"enorm": True}, name="muon"),
-    "half a rescaling": rescaling("rescaling: expected the keys part, batchnorm, solver", {"rescale": True}),
-    "an unknown solver": rescaling("solver: expected one of sweeps, optimum, got 'x'", {**HOW, "solver": "x"}),
-    "a part of every teleport": rescaling("both with teleport, got rows", {**HOW, "part": "rows", "teleport": 2}),
+    "momentum of Adam": train("optimiser: unknown key 'mo", optimiser={"name": "adam", "momentum": 0.9}),
+    "half a rescaling": train("rescaling: expected the keys part, batchnorm, solver", rescaling={"rescale": True}),
+    "an unknown solver": train("one of sweeps, optimum, got 'x'", rescaling={**HOW, "solver": "x"}),
+    "a part of every teleport": train("with teleport, got rows", rescaling={**HOW, "part": "rows", "teleport": 2}),
     "an unknown data set": train("generated, kjv, generated_text, got 'imagenet'", dataset="imagenet"),
     "a data set that is not there": model("Make it with `python -m paper.data mnist`", "mnist", inputs=196),
     "more images than there are": train("expected at most 640 of generated, got 9999", images=9999),
     "images of another size": model("inputs: expected 3 x s x s, where s is at most 8, the", inputs=50),
-    "larger images than there are": train("image: expected at most 8, the side", model={**CONV, "image": 64}),
     "grey images for colours": train("expected mlp or autoencoder for the grey", model=CONV, dataset="mnist"),
-    "an image by itself": train("batch: expected no last batch of one image", images=33),
     "results in the way": train("cannot write file: file is not a folder", "--results", "file"),
 }
 MEASURING = {
@@ -120,7 +105,6 @@ TABLES = {
     "no JSON": experiment("--config: expected a JSON object, got 'a: 1'", "aggregate", "toy", "--config", "a: 1", *OUT),
     "an empty configuration": experiment("--config: expected what", "aggregate", "toy", "--config", "{}", *OUT),
     "a figure of no table": experiment("none.csv: expected a table, got none", "figure", "toy", "none.csv", *OUT),
-    "a figure of no rows": experiment("expected the table of this experiment", "figure", "toy", "head.csv", *OUT),
     "a figure of another table": experiment("expected the table of this exp", "figure", "toy", "other.csv", *OUT),
     "a figure of no dots": experiment("--dpi: expected a positive", "figure", "toy", "other.csv", *OUT, "--dpi", "0"),
     "claims of no file": experiment("none.json: expected a file, got none", "join", "none.json", *JOIN),
@@ -130,7 +114,6 @@ TABLES = {
         "report", ["--folder", ROOT, "--preset", "tiny", *OUT], "claims.json: expected a file, got none"
     ),
     "specs of an unknown preset": ("runs", ["--folder", ROOT, "--preset", "big", *OUT], "preview, tiny, got 'big'"),
-    "specs of no configuration": ("runs", ["--folder", "nowhere", *OUT], "cannot read nowhere/config.yaml: No"),
     "recorded runs, but not one": ("verify", ["--count", "0"], "expected --count of 1 or more"),
     "start weights of nothing": ("starts", ["init", "numbers.json"], NOT_SPECS + "1."),
 }  # fmt: skip

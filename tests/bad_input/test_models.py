@@ -123,6 +123,12 @@ def test_a_model_or_input_that_cannot_be_taken(name):
     assert state_of(model) == before
 
 
+@pytest.mark.parametrize("objective", ["norms", "ranges"])
+def test_other_objectives_want_finite_weights_too(objective):
+    with pytest.raises(PathCondError, match=r"1 NaN or infinite entries of 30 in '1\.weight'"):
+        pathcond.rescale_(with_entry(float("nan")), X, objective=objective, check=False)
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_wrapped_models_are_to_be_unwrapped():
     for wrapped, says in ((nn.DataParallel(mlp()), "model.module"), (torch.jit.script(mlp()), "then script")):
@@ -171,6 +177,12 @@ OPTIONS = {
     "a tolerance of NaN": ({"tol": float("nan")}, "expected tol >= 0, got nan"),
     "a tolerance in words": ({"tol": "small"}, "expected tol >= 0, got 'small'"),
     "a clamp of zero": ({"clamp": 0}, "expected clamp to be positive or None, got 0"),
+    "no damping at all": ({"damping": 0}, r"expected damping to be a number in \(0, 1\], got 0"),
+    "damping of NaN": ({"damping": float("nan")}, r"a number in \(0, 1\], got nan"),
+    "damping in words": ({"damping": "half"}, r"a number in \(0, 1\], got 'half'"),
+    "unknown objective": ({"objective": "l2"}, "expected objective to be .*paths.*norms.*ranges.*, got 'l2'"),
+    "statistics that are not read": ({"objective": "norms", "statistics": "input"}, "expected no statistics with obj"),
+    "negative sweeps for ranges": ({"objective": "ranges", "sweeps": -1}, "sweeps to be an integer >= 0, got -1"),
     "a clamp in words": ({"clamp": "tight"}, "expected clamp to be positive or None, got 'tight'"),
     "a graph of another kind": ({"graph": 3}, "expected graph to be a ScaleGraph or None, got int"),
     "a graph of another model": (

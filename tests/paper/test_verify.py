@@ -4,12 +4,10 @@ import math
 import sys
 from pathlib import Path
 
-import pandas as pd
 import pytest
 import torch
 
 from paper import cli, config, results, runs, verify
-from paper.data import prepare
 from paper.experiments import EXPERIMENTS
 from paper.experiments.__main__ import make
 from paper.runs import key, result_path
@@ -30,10 +28,10 @@ NTK = named("measure/conditioning/mlp_2x16")
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory):
+def recorded(tmp_path_factory, generated):
     """A folder with the data, a training run and a measurement."""
     folder = tmp_path_factory.mktemp("recorded")
-    prepare("generated", folder / "data" / "generated.pt")
+    (folder / "data").symlink_to(generated.parent)
     train([RUN], Options(folder, folder / "data", folder / "checkpoints", CPU))
     make(TOY, result_path(folder, TOY), CPU, folder / "data")
     return folder
@@ -64,15 +62,10 @@ def test_a_measurement_gets_its_data_set(recorded, tmp_path):
     assert found.agrees
 
 
-def test_more_epochs_than_recorded_are_not_asked_for(recorded, tmp_path):
-    assert checks(recorded, tmp_path, RUN, epochs=50).compared == "epochs 0 to 3"
-
-
 @pytest.mark.parametrize(
     ("column", "change"),
     [
         ("train_loss", lambda value: 1.01 * value),
-        ("test_loss", lambda value: 0.99 * value),
         ("train_accuracy", lambda value: value + 0.01),
         ("max_log_scale", lambda value: 1.01 * value),
         ("train_loss", lambda value: math.nan),
@@ -88,14 +81,6 @@ def test_an_altered_cell_differs(recorded, tmp_path, column, change):
     assert not found.agrees
     assert found.worst.column == column
     assert checks(recorded, tmp_path / "start", RUN, epochs=0, alter=alter).agrees, "what is not compared"
-
-
-def test_another_method_in_its_place_differs(recorded, tmp_path):
-    other = named("mlp_2x16/baseline-lr0.001-seed1")
-    train([other], Options(tmp_path, recorded / "data", tmp_path / "checkpoints", CPU))
-    table, _ = results.read_result(result_path(tmp_path, other))
-
-    assert not checks(recorded, tmp_path, RUN, alter=lambda _: table).agrees
 
 
 @pytest.mark.parametrize(("moved", "agrees"), [(1.03, True), (1.02, False)])
@@ -135,14 +120,6 @@ def test_an_altered_measurement_differs(recorded, tmp_path):
         found = checks(recorded, tmp_path / alter.__name__, TOY, 0, alter=alter)
         assert not found.agrees
         assert "DIFFERS" in verify.told([found])
-
-
-def test_both_diverged_is_agreement():
-    first, nan = pd.Series([1.0, math.nan]), pd.Series([math.nan, math.nan])
-    assert verify._furthest(first, first) == 0.0
-    assert verify._furthest(nan, nan) == 0.0
-    assert math.isnan(verify._furthest(first, nan))
-    assert math.isnan(verify._furthest(first, first[:1]))
 
 
 def test_what_can_be_made_again():

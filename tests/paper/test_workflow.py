@@ -96,14 +96,6 @@ def test_results_of_forced_jobs_are_deleted_and_of_no_others(flow):
     assert not any(path.exists() or path.with_suffix(".json").exists() for path in paths)
 
 
-def test_damaged_runs_of_the_paper_stop_the_workflow(flow):
-    paths = write(flow("paper"))
-    paths[3].write_text("damaged")
-    with pytest.raises(PaperError, match=r"expected the sha256(.|\n)*git restore results/paper"):
-        flow("paper").before_jobs([job("train", "paper", batch=BATCH)], set(), can_train=True, cores=2)
-    assert paths[3].read_text() == "damaged"
-
-
 class Forced(NamedTuple):
     rule: str
     output: tuple[str, ...]
@@ -145,10 +137,3 @@ def test_code_of_an_experiment_includes_the_experiments_it_imports():
     assert names("toy") == ["__main__", "aggregate", "toy"]
     assert names("cifar_nv_lrs")[2:] == ["cifar_nv_lrs", "cifar_nv"]
     assert {"causes", "practice", "conditioning"} < set(names("causes"))
-
-
-def test_other_presets_are_known(flow):
-    one = flow()
-    assert one.plan("preview").preset == "preview"
-    with pytest.raises(PaperError, match="expected one of paper, preview, tiny"):
-        one.plan("huge")

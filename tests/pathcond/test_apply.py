@@ -15,8 +15,7 @@ from torch import Tensor, nn, optim
 from torch._subclasses.fake_tensor import FakeTensor
 
 import pathcond
-from pathcond.apply import OPTIMIZER_STATE, Check, multiply_
-from pathcond.checks import PathCondError
+from pathcond.apply import OPTIMIZER_STATE, multiply_
 from tests.cases import BY_NAME, Lambda, mlp, random_scales
 
 
@@ -36,16 +35,6 @@ def test_factors_and_dtype(dtype):
         assert p.dtype == dtype
         exact = before[name] * factors[name]
         torch.testing.assert_close(p.detach().double(), exact, rtol=2 * torch.finfo(dtype).eps, atol=0)
-
-
-@pytest.mark.parametrize(("dtype", "u"), [(torch.bfloat16, 3.0), (torch.float64, 100.0)])
-def test_parameters_without_axes_are_scaled(dtype, u):
-    model = Lambda(lambda s, x: s.b(torch.relu(s.a(x) + s.s)), a=nn.Linear(6, 1), b=nn.Linear(1, 5))
-    model.s = nn.Parameter(torch.randn(()))
-    model, x = model.to(dtype), torch.ones(1, 6, dtype=dtype)
-    before = model.s.item()
-    pathcond.apply_scales_(model, pathcond.extract_graph(model, x), torch.full((1,), u))
-    assert model.s.item() == pytest.approx(before * math.exp(u / 2), rel=1e-2)
 
 
 def test_gradients_flags_and_identity_stay():
@@ -96,13 +85,9 @@ def test_large_scales_that_cancel_are_exact():
     model, x = mlp(2, 1, 1, 1), torch.ones(1, 2)
     before = model[2].weight.detach().clone()
     graph = pathcond.extract_graph(model, x)
-    for p, factor in (
-        (model[0].weight, 1e-20),
-        (model[0].bias, 1e-20),
-        (model[2].bias, 1e-20),
-        (model[4].weight, 1e20),
-    ):
-        p.data.mul_(factor)
+    for p in (model[0].weight, model[0].bias, model[2].bias):
+        p.data.mul_(1e-20)
+    model[4].weight.data.mul_(1e20)
     pathcond.apply_scales_(model, graph, torch.full((2,), 4 * math.log(1e10), dtype=torch.float64))
     torch.testing.assert_close(model[2].weight.detach(), before, rtol=1e-6, atol=0)
     assert all(bool(torch.isfinite(p).all()) for p in model.parameters())
@@ -171,6 +156,7 @@ def test_state_is_what_the_rescaled_model_would_have_given(name):
     The gradients of all steps are those at the initial weights, so that both see the same ones up to the factors; then
     the state and, for one step, the update of the weights must agree.
     """
+    assert {kind.__name__ for kind in OPTIMIZER_STATE} == {name.split()[0] for name in OPTIMIZERS}
     model = state_net()
     optimizer = OPTIMIZERS[name](list(model.parameters()))
     initial = copy.deepcopy(model.state_dict())
@@ -206,33 +192,23 @@ def test_state_is_what_the_rescaled_model_would_have_given(name):
         assert not torch.equal(p, old) or name == "Muon"
 
 
-def test_every_known_optimizer_is_tested():
-    assert {kind.__name__ for kind in OPTIMIZER_STATE} == {name.split()[0] for name in OPTIMIZERS}
-
-
-@pytest.mark.parametrize("name", ["SGD momentum", "Adam"])
-def test_rescale_and_undo_carry_state_there_and_back(name):
+def test_rescale_and_undo_carry_state_there_and_back():
     model = state_net()
-    optimizer = OPTIMIZERS[name](list(model.parameters()))
+    optimizer = OPTIMIZERS["Adam"](list(model.parameters()))
     for _ in range(3):
         gradients_(model)
         optimizer.step()
     before = copy.deepcopy(optimizer.state_dict()["state"])
-    other, fresh = copy.deepcopy(model), state_net()
     report = pathcond.rescale_(model, X, optimizer=optimizer)
     carried = copy.deepcopy(optimizer.state_dict()["state"])
-    by_hand = OPTIMIZERS[name](list(other.parameters()))
-    by_hand.load_state_dict({"state": copy.deepcopy(before), "param_groups": by_hand.state_dict()["param_groups"]})
-    pathcond.apply_scales_(other, report.graph, report.solution.u, optimizer=by_hand)
     report.undo_(model, optimizer=optimizer)
     after = optimizer.state_dict()["state"]
     for i, entries in before.items():
         for key, value in entries.items():
             torch.testing.assert_close(after[i][key], value, rtol=1e-12, atol=0)
-            torch.testing.assert_close(by_hand.state_dict()["state"][i][key], carried[i][key], rtol=1e-12, atol=0)
     assert any(not torch.equal(carried[i][k], v) for i, entries in before.items() for k, v in entries.items())
     with pytest.raises(pathcond.PathCondError, match="none of the rescaled parameters"):
-        pathcond.rescale_(fresh, X, optimizer=optimizer)
+        pathcond.rescale_(state_net(), X, optimizer=optimizer)
 
 
 class Own(optim.SGD):
@@ -261,26 +237,8 @@ def test_unknown_state_is_refused_before_anything_is_changed(make):
         with pytest.raises(pathcond.PathCondError, match="optimizer=None"):
             call()
     assert unchanged(model, weights)
-    for i, entries in state.items():
-        for key, value in entries.items():
-            now = optimizer.state_dict()["state"][i][key]
-            assert torch.equal(now, value) if isinstance(value, Tensor) else now == value
-
-
-def test_a_failing_check_restores_weights_and_leaves_state():
-    """The forward pass reads a weight in a way that the tracer does not see."""
-    from torch._subclasses.fake_tensor import FakeTensor
-
-    model = Lambda(lambda s, x: s.m(x) if isinstance(x, FakeTensor) else s.m(x) + s.m[0].weight.sum(), m=state_net())
-    optimizer = optim.Adam(model.parameters())
-    gradients_(model)
-    optimizer.step()
-    weights, state = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict()["state"])
-    with pytest.raises(pathcond.PathCondError, match="weights were restored"):
-        pathcond.rescale_(model, X, optimizer=optimizer)
-    assert unchanged(model, weights)
     now = optimizer.state_dict()["state"]
-    assert all(torch.equal(now[i][k], v) for i, entries in state.items() for k, v in entries.items())
+    assert all(bool(torch.as_tensor(now[i][k] == v).all()) for i, entries in state.items() for k, v in entries.items())
 
 
 def test_parameters_on_one_memory_keep_their_own_state():
@@ -356,16 +314,37 @@ def hidden(s, x: Tensor) -> Tensor:
     return y if isinstance(x, FakeTensor) else y + s.a.weight.sum()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("wrap", [lambda y: y, Output, lambda y: {"y": (y,)}])
-def test_another_function_is_refused_and_the_weights_are_put_back(dtype, wrap):
-    model = net(lambda s, x: wrap(hidden(s, x)), dtype)
-    state = {k: v.clone() for k, v in model.state_dict().items()}
+def test_another_function_is_refused_and_the_weights_are_put_back(wrap, monkeypatch):
+    """Neither weights, optimizer state nor random numbers change, though the check looks for other reasons too."""
+    model = net(lambda s, x: wrap(hidden(s, x)))
+    model.other = nn.Linear(8, 3)  # a head that is not used does not turn the check off
+    optimizer = optim.Adam(model.parameters())
+    hidden(model, data()).sum().backward()
+    optimizer.step()
+    assert not pathcond.extract_graph(model, data()).exact
+    weights, state = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict()["state"])
+    drawn = torch.get_rng_state()
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: pytest.fail("random state of all GPUs changed"))
     with pytest.raises(pathcond.PathCondError, match=r"changed by .* restored.*submodule.*check=False"):
-        pathcond.rescale_(model, data(dtype))
-    assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items())
-    assert pathcond.rescale_(model, data(dtype), check=False).units == 8
-    assert not torch.equal(model.a.weight, state["a.weight"])
+        pathcond.rescale_(model, data(), optimizer=optimizer)
+    assert unchanged(model, weights)
+    now = optimizer.state_dict()["state"]
+    assert all(torch.equal(now[i][k], v) for i, entries in state.items() for k, v in entries.items())
+    assert torch.equal(torch.get_rng_state(), drawn)
+    assert pathcond.rescale_(model, data(), check=False).units == 8
+    assert not unchanged(model, weights)
+
+
+def test_random_numbers_stay():
+    model = net(lambda s, x: s.b(F.dropout(F.relu(s.a(x)))) * random.random() * np.random.rand())  # noqa: NPY002
+    python, numpy, drawn = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+    report = pathcond.rescale_(model, data())
+    assert report.output_change < 1e-5
+    assert not report.notes
+    assert random.getstate() == python
+    assert all(np.array_equal(a, b) for a, b in zip(np.random.get_state(), numpy, strict=True))  # noqa: NPY002
+    assert torch.equal(torch.get_rng_state(), drawn)
 
 
 def test_a_forward_pass_that_goes_on_from_call_to_call_is_noted():
@@ -401,7 +380,7 @@ def test_a_failure_after_the_weights_were_written_puts_them_back():
     state = {k: v.clone() for k, v in model.state_dict().items()}
     with pytest.raises(pathcond.RecordError, match="only once.*restored"):
         pathcond.rescale_(model, data())
-    assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items())
+    assert unchanged(model, state)
 
 
 def test_an_input_written_in_place_stays():
@@ -409,31 +388,6 @@ def test_an_input_written_in_place_stays():
         x = data()
         assert pathcond.rescale_(net(forward), x).output_change < 1e-5
         assert torch.equal(x, data())
-
-
-def test_random_numbers_of_python_and_numpy_stay():
-    model = net(lambda s, x: s.b(F.relu(s.a(x))) * random.random() * np.random.rand())  # noqa: NPY002
-    random.seed(3)
-    np.random.seed(3)  # noqa: NPY002
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
-    report = pathcond.rescale_(model, data())
-    assert report.output_change < 1e-5
-    assert not report.notes
-    assert random.getstate() == python
-    assert all(np.array_equal(a, b) for a, b in zip(np.random.get_state(), numpy, strict=True))  # noqa: NPY002
-
-
-@pytest.mark.parametrize("forward", [lambda s, x: s.b(F.dropout(F.relu(s.a(x)))), hidden])
-def test_random_numbers_of_torch_stay_also_on_devices_without_the_model(forward, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: pytest.fail("random state of all GPUs changed"))
-    model = Lambda(forward, a=nn.Linear(5, 8), b=nn.Linear(8, 2))
-    state = torch.get_rng_state()
-    if forward is hidden:  # which makes the check look for other reasons, with random numbers of its own
-        with pytest.raises(PathCondError, match="restored"):
-            pathcond.rescale_(model, data())
-    else:
-        assert pathcond.rescale_(model, data()).output_change < 1e-5
-    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_nan_is_seen():
@@ -448,25 +402,6 @@ def test_nan_is_seen():
         pathcond.rescale_(net(forward), data())
     report = pathcond.rescale_(net(lambda s, x: (s.b(F.relu(s.a(x))), x * float("nan"))), data())
     assert report.output_change < 1e-5  # it was NaN before
-
-
-def test_a_head_that_is_not_used_does_not_turn_the_check_off():
-    model, x = net(), data()
-    model.other = nn.Linear(8, 3)
-    graph = pathcond.extract_graph(model, x)
-    assert (graph.exact, graph.approximate) == (False, False)
-    check = Check(model, x)
-    check.save(graph.params)
-    weight = model.b.weight.detach().clone()
-
-    def spoil():
-        with torch.no_grad():
-            model.b.weight.mul_(2.0)
-
-    spoil()
-    with pytest.raises(PathCondError, match="expected the same function"):
-        check.after(graph, spoil)
-    assert torch.equal(model.b.weight, weight)
 
 
 def test_weights_that_autocast_keeps_copies_of():
@@ -484,18 +419,17 @@ def test_weights_that_autocast_keeps_copies_of():
 
 
 @pytest.mark.parametrize("call", [1, 2, 3, 4])
-@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
-def test_an_interrupt_leaves_the_weights(call, error):
+def test_an_interrupt_leaves_the_weights(call):
     calls = itertools.count(1)
 
     def forward(s, x):
         if next(calls) == call:
-            raise error
+            raise KeyboardInterrupt
         return s.b(F.relu(s.a(x)))
 
     model = net(forward)
     weight = model.a.weight.detach().clone()
-    with pytest.raises(error):
+    with pytest.raises(KeyboardInterrupt):
         pathcond.rescale_(model, torch.randn(3, 5))
     assert torch.equal(model.a.weight, weight)
 
@@ -515,17 +449,14 @@ def test_an_interrupt_while_weights_are_written(monkeypatch):
     assert all(torch.equal(p, w) for p, w in zip(model.parameters(), weights, strict=True))
 
 
-def test_outputs_with_few_digits_left():
+def test_outputs_with_few_digits_left_or_rounded():
     torch.manual_seed(0)
     deep = [layer for _ in range(105) for layer in (nn.Linear(16, 16, bias=False), nn.ReLU())]
     model = nn.Sequential(*deep, nn.Linear(16, 2, bias=False))
     x = torch.randn(3, 16)
     assert 0 < model(x).abs().max() < torch.finfo(torch.float32).tiny
     pathcond.rescale_(model, x)
-
-
-def test_outputs_that_are_rounded():
-    for seed in range(12):
+    for seed in range(4):
         torch.manual_seed(seed)
         model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3), Lambda(lambda s, h: (h * 127).round()))
         pathcond.rescale_(model, torch.randn(1, 3, 48, 48))

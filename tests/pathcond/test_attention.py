@@ -89,6 +89,18 @@ def _gain(s: Any, x: Tensor) -> Tensor:
     return s.b(y * (1.0 + s.w))
 
 
+def _recurrent(start: Callable[[Tensor], Tensor]) -> Net:
+    """A recurrent network by hand, which starts from zeros."""
+
+    def forward(s: Any, x: Tensor) -> Tensor:
+        h = start(x)
+        for now in x.unbind(1):
+            h = F.relu(s.i(now) + s.h(h))
+        return s.o(h)
+
+    return Net(forward, i=L(5, 8), h=L(8, 8), o=L(8, 2))
+
+
 def _pruned(s: Any, x: Tensor) -> Tensor:
     mask = (torch.arange(18).reshape(6, 3) % 2 == 0).to(x.dtype)
     return F.linear(F.relu(F.linear(x, s.a * mask)), 0.5 * s.b / 3)
@@ -147,6 +159,11 @@ CASES: dict[str, Case] = {
         ((5, 4),),
         6 + 2,
     ),
+    "recurrent": Case(lambda: _recurrent(lambda x: x.new_zeros(len(x), 8)), ((2, 4, 5),), 8),
+    "recurrent_expanded": Case(lambda: _recurrent(lambda x: torch.zeros(1, 8).to(x).expand(2, 8)), ((2, 4, 5),), 8),
+    "recurrent_repeated": Case(
+        lambda: _recurrent(lambda x: torch.zeros_like(x[:, 0, :1]).repeat(1, 8)), ((2, 4, 5),), 8
+    ),
     "graph_convolution": Case(
         lambda: Net(lambda s, x: ADJACENCY @ s.b(F.relu(ADJACENCY @ s.a(x))), a=L(3, 6), b=L(6, 2)), ((4, 3),), 6
     ),
@@ -174,6 +191,11 @@ INDEXED: dict[str, tuple[Callable[[], nn.Module], tuple[Tensor, ...], int]] = {
     "embedding_bag": (
         lambda: Net(lambda s, i: s.b(F.relu(s.e(i))), e=nn.EmbeddingBag(7, 5), b=L(5, 2)),
         (torch.arange(12).reshape(3, 4) % 7,), 5,
+    ),
+    "tied": (  # one use has scales along columns, the other along rows: those of the embedding are one, the output's
+        lambda: Net(lambda s, i: F.linear(s.c(F.relu(s.b(s.a(i)))), s.a.weight), a=nn.Embedding(7, 4), b=L(4, 6),
+                    c=L(6, 4)),
+        (torch.tensor([1, 3, 2]),), 6,
     ),
     "rows": (
         lambda: Net(lambda s, x, i: s.b(F.relu(s.a(x))[i // 2]), a=L(3, 6), b=L(6, 2)),

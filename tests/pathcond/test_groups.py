@@ -218,7 +218,7 @@ def test_a_published_mapping_forgets_the_router() -> None:
 # ---- transformers
 
 
-FEW = ["gpt2", "gemma2", "mixtral", "bloom", "nn_transformer"]
+FEW = ["gpt2", "llama", "bert", "gemma2", "mixtral", "bloom", "t5", "whisper", "mamba", "nn_transformer"]
 
 
 @pytest.mark.parametrize("name", FEW)

@@ -3,7 +3,6 @@
 import copy
 import doctest
 import importlib
-import inspect
 import io
 import pickle
 import pkgutil
@@ -21,22 +20,24 @@ from tests.reference import dense_problem
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
-@pytest.mark.parametrize("training", [False, True])
-def test_every_case(case, training):
-    model, x = case.model().train(training), case.input()
-    buffers = {n: b.clone() for n, b in model.named_buffers()}
-    rng = torch.get_rng_state()
-    report = pathcond.rescale_(model, x)
-    assert report.units == case.units
-    assert report.moved == int((report.solution.u.abs() > 2e-3).sum())
-    assert report.max_log_scale <= 0.75 + 1e-9  # half of the bound
-    assert report.output_change < 1e-9
-    assert report.objective_after <= report.objective_before
-    assert model.training == training
-    assert all(torch.equal(buffers[n], b) for n, b in model.named_buffers())
-    assert torch.equal(rng, torch.get_rng_state())
-    assert set(report.seconds) == {"graph", "diag_g", "solve", "check", "apply"}
-    assert len(report.objective) == (12 if case.units else 1)  # before, ten sweeps, damped
+def test_every_case(case):
+    for objective, training in (("paths", True), ("paths", False), ("norms", True), ("ranges", False)):
+        model, x = case.model().train(training), case.input()
+        before = [outputs(model, x, mode) for mode in (False, True)]
+        buffers, rng = {n: b.clone() for n, b in model.named_buffers()}, torch.get_rng_state()
+        report = pathcond.rescale_(model, x, objective=objective)
+        assert (report.units, model.training) == (case.units, training)
+        assert report.moved == int((report.solution.u.abs() > 2e-3).sum())
+        assert report.max_log_scale <= (0.75 if objective == "paths" else 1.5) + 1e-9  # half of the bound, or all of it
+        assert report.output_change < 1e-9
+        assert report.objective_after <= report.objective_before
+        assert len(report.objective) == (12 if case.units else 1) or objective != "paths"  # before, ten sweeps, damped
+        steps = {"graph", "diag_g", "solve", "check", "apply"}
+        assert set(report.seconds) == (steps if objective == "paths" else steps - {"diag_g"})
+        assert all(torch.equal(buffers[n], b) for n, b in model.named_buffers())
+        assert torch.equal(rng, torch.get_rng_state())
+        for mode, wanted in zip((False, True), before, strict=True):
+            torch.testing.assert_close(outputs(model, x, mode), wanted, rtol=1e-9, atol=1e-9)
 
 
 def test_it_is_the_three_steps():
@@ -57,7 +58,7 @@ def test_it_is_the_three_steps():
 # ---- damping
 
 
-@pytest.mark.parametrize("name", ["mlp", "conv_pools", "residual_conv", "depthwise", "tokens"])
+@pytest.mark.parametrize("name", ["mlp", "residual_conv"])
 def test_the_default_is_half_of_the_solution(name):
     case = BY_NAME[name]
     model, x = case.model().eval(), case.input()
@@ -69,7 +70,7 @@ def test_the_default_is_half_of_the_solution(name):
     assert (report.damping, full.damping) == (0.5, 1.0)
     assert torch.equal(report.solution.u, 0.5 * full.solution.u)
     assert report.objective[:-1] == full.objective
-    assert report.output_change < 1e-9
+    assert "half of the solution (damping 0.5)" in str(report)
     u, problem = report.solution.u, dense_problem(graph, g)
     assert report.objective_before == pytest.approx(problem.objective(0 * u), rel=1e-9)
     assert report.objective_after == pytest.approx(problem.objective(u), rel=1e-9)
@@ -81,23 +82,12 @@ def test_the_default_is_half_of_the_solution(name):
 @pytest.mark.parametrize("objective", ["norms", "ranges"])
 def test_other_objectives_are_damped_only_where_asked_for(objective):
     case = BY_NAME["mlp"]
-    default, full, half = (
+    default, half = (
         pathcond.rescale_(case.model(), case.input(), objective=objective, **options)
-        for options in ({}, {"damping": 1.0}, {"damping": 0.5})
+        for options in ({}, {"damping": 0.5})
     )
     assert (default.damping, half.damping) == (1.0, 0.5)
-    assert torch.equal(default.solution.u, full.solution.u)
-    assert default.objective == full.objective == half.objective[:-1]
-    assert torch.equal(half.solution.u, 0.5 * full.solution.u)
-
-
-def test_the_report_says_which_fraction_was_applied():
-    case = BY_NAME["mlp"]
-    said = {d: str(pathcond.rescale_(case.model(), case.input(), clamp=0.05, damping=d)) for d in (None, 0.25, 1.0)}
-    assert "; half of the solution (damping 0.5)\n" in said[None]
-    assert "; 0.25 of the solution (damping 0.25)\n" in said[0.25]
-    assert "at the bound on |log lambda| before damping" in said[None]
-    assert "damping" not in said[1.0]
+    assert torch.equal(half.solution.u, 0.5 * default.solution.u)
 
 
 # ---- safe by default
@@ -146,31 +136,20 @@ def test_a_segmentation_network_trains_after_the_default_call():
 def test_report_counts_and_table():
     case = BY_NAME["squeeze_excite"]
     model = case.model()
-    before = {n: float(p.detach().norm()) for n, p in model.named_parameters()}
+    before = float(torch.cat([p.detach().flatten() for p in model.a.parameters()]).norm())
     report = pathcond.rescale_(model, case.input(), clamp=0.3)
-    assert (report.units, report.graph.frozen_units, report.no_path) == (9, 4, 0)
-    assert 0 < report.at_bound < 9
-    assert report.at_bound == int((report.solution.u.abs() > 0.3 - 1e-9).sum())  # half of the bound, on u
-    assert report.moved == 9
-    text = str(report)
-    for part in (
-        "rescaled 9 of 13 units (4 frozen)",
-        f"{report.at_bound} units are at the bound",
-        "frozen: 4 at",
-        "sigmoid",
-    ):
-        assert part in text
+    after = float(torch.cat([p.detach().flatten() for p in model.a.parameters()]).norm())
+    assert (report.units, report.graph.frozen_units, report.no_path, report.moved) == (9, 4, 0, 9)
+    assert 0 < report.at_bound == int((report.solution.u.abs() > 0.3 - 1e-9).sum()) < 9  # half of the bound, on u
+    for part in ("rescaled 9 of 13 units (4 frozen)", f"{report.at_bound} units are at the bound", "frozen: 4 at"):
+        assert part in str(report)
     assert set(report.u) == set(report.scales) == {"a", "down", "b"}
     torch.testing.assert_close(torch.cat(list(report.u.values())), report.solution.u)
     torch.testing.assert_close(report.scales["a"], (report.u["a"] / 2).exp())
     rows = {line.split()[0]: line for line in report.table().splitlines()}
     assert list(rows) == ["module", "a", "down", "up", "b"]
-    assert rows["a"].split()[1:3] == ["4", "4"]
-    assert f"{report.scales['a'].min():.3g} .. {report.scales['a'].max():.3g}" in rows["a"]
-    norms = [sum(v**2 for v in values) ** 0.5 for values in (
-        [before["a.weight"], before["a.bias"]], [float(p.detach().norm()) for p in model.a.parameters()])]  # fmt: skip
-    assert all(f"{norm:.3g}" in rows["a"] for norm in norms)
-    assert rows["up"].split()[1:3] == ["4", "0"]
+    scales = f"{report.scales['a'].min():.3g} .. {report.scales['a'].max():.3g}"
+    assert all(text in rows["a"] for text in (scales, f"{before:.3g}", f"{after:.3g}"))
     assert "4 frozen at 'up': crosses `sigmoid`" in rows["up"]
 
 
@@ -220,8 +199,9 @@ def test_reports_of_models_with_max_pools_are_pickled_and_saved():
     file = io.BytesIO()
     torch.save(report, file)
     loaded = pickle.loads(pickle.dumps(report))  # noqa: S301 - made here
-    assert str(loaded) == str(report)
-    assert loaded.table() == report.table()
+    assert (str(loaded), loaded.table()) == (str(report), report.table())
+    kept, fresh = (pathcond.compute_diag_g(model, x, graph=one) for one in (loaded.graph, report.graph))
+    assert all(torch.equal(t, kept[n]) for n, t in fresh.items())
     loaded.undo_(model)
     for key, value in model.state_dict().items():
         torch.testing.assert_close(value, state[key], rtol=1e-12, atol=1e-14)
@@ -245,29 +225,9 @@ def test_undo_after_training_keeps_the_function_if_exact(batchnorm):
     report.undo_(model)
     change = float((outputs(model, x, False) - before).abs().amax() / before.abs().amax())
     assert (change < 1e-12) == report.exact == (batchnorm == "affine")
-    assert "does not" in (inspect.getdoc(pathcond.Rescaling.undo_) or "")
-
-
-def test_exclude_says_what_it_gives_up():
-    model, x = mlp(3, 4, 5, 2, norm=nn.BatchNorm1d).double().train(), torch.randn(6, 3).double()
-    report = pathcond.rescale_(model, x, batchnorm="exclude")
-    assert not report.exact
-    assert report.output_change > 1e-3  # in training mode
-    assert "exclude" in str(report)
 
 
 # ---- graphs that are kept
-
-
-def test_a_graph_can_be_kept():
-    case = BY_NAME["residual_conv"]
-    fresh, kept, x = case.model(), case.model(), case.input()
-    graph = pathcond.extract_graph(kept, x)
-    pathcond.rescale_(fresh, x, check=False)
-    report = pathcond.rescale_(kept, x, graph=graph, batchnorm="affine", check=False)
-    assert report.output_change is None
-    assert "graph" not in report.seconds
-    assert all(torch.equal(a, b) for a, b in zip(fresh.parameters(), kept.parameters(), strict=True))
 
 
 @pytest.mark.parametrize(
@@ -284,19 +244,6 @@ def test_options_that_contradict_the_graph_are_refused(option):
 
 
 # ---- models
-
-
-@pytest.mark.parametrize("name", ["mlp", "cifar_nv", "resnet18_c"])
-def test_paper_networks_reach_the_optimum(name):
-    torch.manual_seed(0)
-    model, x = models.KINDS[name]().eval(), torch.ones(1, 3, 32, 32)
-    graph = pathcond.extract_graph(model, x, batchnorm="exclude")
-    assert graph.units == {"mlp": 1500, "cifar_nv": 1792, "resnet18_c": 3904}[name]
-    g = pathcond.compute_diag_g(model, x, graph=graph, pooling="plain")
-    best = pathcond.solve(graph, g, method="optimum")
-    assert best.residual <= 1e-10
-    ten = pathcond.solve(graph, g)
-    assert best.objective[-1] < ten.objective[-1] < ten.objective[0]
 
 
 def test_batchnorm_in_training_mode_on_a_batch_of_one():
@@ -330,8 +277,7 @@ def test_models_without_a_path_are_reported():
 # ---- the package
 
 
-@pytest.mark.parametrize("module", [m.name for m in pkgutil.walk_packages(pathcond.__path__, "pathcond.")])
-def test_examples_in_docstrings(module):
-    if module.endswith(".gpu"):
-        pytest.importorskip("triton")
-    assert doctest.testmod(importlib.import_module(module)).failed == 0
+def test_examples_in_docstrings():
+    for module in (m.name for m in pkgutil.walk_packages(pathcond.__path__, "pathcond.")):
+        if not module.endswith(".gpu"):  # which needs Triton
+            assert doctest.testmod(importlib.import_module(module)).failed == 0, module

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 import pathcond
 from pathcond.apply import Scales, load_scales
-from pathcond.objective import block_layout, build_objective, layout_of
+from pathcond.objective import build_objective, layout_of
 from pathcond.solvers import SolverOptions, balance_norms, equalize_ranges
-from pathcond.solvers.descent import hessian, layer_sums, total
-from tests.cases import BY_NAME, CASES, mlp, outputs
+from pathcond.solvers.descent import hessian
+from tests.cases import BY_NAME, CASES, mlp
 from tests.reference import dense_problem, literal_sweeps, signed_matrix, signed_sweeps
 
 RESCALED = [c for c in CASES if c.units]
@@ -36,27 +36,9 @@ def test_iterates_are_the_literal_algorithms(case):
         torch.testing.assert_close(solution.u, literal_sweeps(problem, sweeps), rtol=0, atol=1e-9)
         assert solution.objective[-1] == pytest.approx(problem.objective(solution.u), rel=1e-12)
         assert solution.steps == sweeps
+        if sweeps == 1:
+            assert solution.mean_update[0] == pytest.approx(float(solution.u.abs().mean()))
     assert solution.size == problem.p
-
-
-@pytest.mark.parametrize("options", [{"batchnorm": "exclude"}, {"shortcuts": "freeze"}])
-@pytest.mark.parametrize("name", ["mlp_bn", "residual_conv", "stage", "depthwise"])
-def test_iterates_with_other_options(name, options):
-    _, _, graph, g = problem_of(name, **options)
-    u = pathcond.solve(graph, g).u
-    torch.testing.assert_close(u, literal_sweeps(dense_problem(graph, g), 10), rtol=0, atol=1e-9)
-
-
-@pytest.mark.parametrize("case", RESCALED, ids=lambda c: c.name)
-def test_objective_never_rises_and_updates_are_reported(case):
-    _, _, graph, g = problem_of(case.name)
-    solution = pathcond.solve(graph, g, sweeps=30)
-    values = solution.objective
-    assert len(values) == 31
-    assert all(b <= a + 1e-12 * abs(a) for a, b in zip(values, values[1:], strict=False))
-    first = pathcond.solve(graph, g, sweeps=1)
-    assert first.mean_update[0] == pytest.approx(float(first.u.abs().mean()))
-    assert first.mean_update[0] == solution.mean_update[0]
 
 
 @pytest.mark.parametrize("case", RESCALED, ids=lambda c: c.name)
@@ -141,15 +123,6 @@ def test_dead_units_stay_and_are_named():
     assert pathcond.rescale_(model, x).no_path == 2
 
 
-def test_all_dead():
-    model, x = mlp(3, 4, 2).double(), torch.ones(1, 3).double()
-    for p in model.parameters():
-        p.data.zero_()
-    report = pathcond.rescale_(model, x)
-    assert report.solution.dead == (0, 1, 2, 3)
-    assert report.output_change == 0.0
-
-
 @pytest.mark.parametrize("method", ["sweeps", "optimum"])
 def test_consumed_entries_give_the_same_and_are_gone(method):
     _, _, graph, g = problem_of("mlp")
@@ -164,31 +137,6 @@ def test_consumed_entries_give_the_same_and_are_gone(method):
         assert not given
     with pytest.raises(pathcond.PathCondError, match="dict"):
         pathcond.solve(graph, MappingProxyType(g), consume=True)
-
-
-def test_layout_of_a_wide_layer_needs_no_table_of_pairs():
-    """A table of all pairs of rows and columns would have 1e12 elements here."""
-    n = 10**6
-    layout = block_layout((n, n), pathcond.ParamScales(torch.arange(1, n + 1)[:, None], torch.arange(n, 2 * n)[None]))
-    assert layout.unscaled is not None
-    assert [index.tolist() for index in layout.unscaled] == [[n - 1], [0]]
-
-
-@pytest.mark.parametrize("name", ["mlp", "grouped", "channel_shuffle"])
-def test_layer_sums_follow_blocks_that_change_in_place(name):
-    """The GPU solver changes blocks in place, because it reuses its memory from one solve to the next."""
-    _, _, graph, g = problem_of(name)
-    layout, cpu = layout_of(graph, tuple(g)), torch.device("cpu")
-    objective, other = (build_objective(layout, {n: t**k for n, t in g.items()}, {}, device=cpu) for k in (1, 2))
-    ours, expected = layer_sums(objective), layer_sums(other)
-    for mine, new in zip(objective.blocks, other.blocks, strict=True):
-        mine.m.copy_(new.m)
-    factors = torch.rand(graph.units + 1, dtype=torch.float64)
-    for layer, new in zip(ours, expected, strict=True):
-        for sums, wanted in ((layer.entering, new.entering), (layer.leaving, new.leaving)):
-            for block_sum in sums:
-                block_sum.reload()
-            assert torch.equal(total(sums, factors, factors), total(wanted, factors, factors))
 
 
 def test_no_units():
@@ -212,14 +160,8 @@ def test_bad_entries_are_named():
         pathcond.solve(graph, {**g, "0.weight": torch.ones(2)})
 
 
-@pytest.mark.parametrize("damping", [0, -0.5, 1.5, math.nan, True, "half", None])
-def test_damping_is_a_number_above_0_up_to_1(damping):
-    with pytest.raises(pathcond.PathCondError, match=r"expected damping to be a number in \(0, 1\], got "):
-        SolverOptions(damping=damping)
-
-
 @pytest.mark.parametrize("method", ["sweeps", "optimum"])
-@pytest.mark.parametrize("name", ["mlp", "stage", "residual_conv"])
+@pytest.mark.parametrize("name", ["mlp", "stage"])
 def test_damped_scales_and_their_objective(name, method):
     _, _, graph, g = problem_of(name)
     bound = float(pathcond.solve(graph, g).u.abs().amax()) / 4  # on log lambda, which is half of u
@@ -241,17 +183,6 @@ def test_damped_scales_and_their_objective(name, method):
         assert found.residual == pytest.approx(float(gradient.abs().amax()), rel=1e-9)
         assert (found.steps, found.clamped, found.result) == (full.steps, full.clamped, full.result)
         assert found.clamped > 0
-
-
-@pytest.mark.parametrize("case", RESCALED, ids=lambda c: c.name)
-def test_logarithms_give_the_same(case, monkeypatch):
-    """Plain exponentials and logarithms are two ways to compute the same updates."""
-    _, _, graph, g = problem_of(case.name)
-    plain = pathcond.solve(graph, g)
-    monkeypatch.setattr("pathcond.solvers.descent.LOG_RANGE", -1.0)
-    in_logs = pathcond.solve(graph, g)
-    torch.testing.assert_close(plain.u, in_logs.u, rtol=0, atol=1e-11)
-    torch.testing.assert_close(torch.tensor(plain.objective), torch.tensor(in_logs.objective), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.slow
@@ -340,8 +271,8 @@ def random_problem(seed, zeros=0.0):
 SIGNED = {
     "attention": lambda: attention_problem(0),
     "fused": lambda: attention_problem(1, fused=True),
-    **{f"random {seed}": lambda seed=seed: random_problem(seed) for seed in range(6)},
-    **{f"zeros {seed}": lambda seed=seed: random_problem(seed, 0.7) for seed in range(3)},
+    **{f"random {seed}": lambda seed=seed: random_problem(seed) for seed in range(4)},
+    **{f"zeros {seed}": lambda seed=seed: random_problem(seed, 0.7) for seed in range(2)},
 }
 
 
@@ -405,39 +336,6 @@ def test_signed_hessian_is_the_dense_one(signed):
     columns = [product(row) for row in torch.eye(graph.units + 1, dtype=torch.float64)[1:]]
     torch.testing.assert_close(torch.stack(columns)[:, 1:], expected, rtol=0, atol=1e-12)
     torch.testing.assert_close(diagonal[1:], expected.diagonal(), rtol=0, atol=1e-12)
-
-
-def test_signed_dead_units_stay():
-    for seed in range(4):
-        graph, g = random_problem(seed, 0.8)
-        b, flat = signed_matrix(graph, g)
-        counts = [(b[flat > 0] * sign > 0).sum(0) for sign in (1, -1)]
-        dead = ((counts[0] == 0) | (counts[1] == 0)).nonzero()[:, 0].tolist()
-        for method in ("sweeps", "optimum"):
-            solution = pathcond.solve(graph, g, method=method)
-            assert list(solution.dead) == dead
-            assert solution.u[dead].tolist() == [0.0] * len(dead)
-    graph, g = attention_problem(0)
-    for name in ("k", "k.bias"):
-        g[name][1] = 0  # what leaves unit 3 + 1 is gone
-    assert pathcond.solve(graph, g).dead == (4,)
-
-
-def test_signed_restart_and_solving_again(signed):
-    graph, g = signed
-    b, flat = signed_matrix(graph, g)
-
-    def after(u):
-        parts = ((b @ u).exp() * flat).split([t.numel() for t in g.values()])
-        return {name: part.reshape(t.shape) for (name, t), part in zip(g.items(), parts, strict=True)}
-
-    first = pathcond.solve(graph, g).u
-    second = pathcond.solve(graph, after(first)).u
-    torch.testing.assert_close(first + second, pathcond.solve(graph, g, sweeps=20).u, rtol=0, atol=1e-9)
-    best = pathcond.solve(graph, g, method="optimum", tol=1e-13).u
-    for method in ("sweeps", "optimum"):
-        again = pathcond.solve(graph, after(best), method=method).u
-        torch.testing.assert_close(again, torch.zeros_like(best), rtol=0, atol=1e-8)
 
 
 def test_signed_logarithms_and_magnitudes(signed, monkeypatch):
@@ -518,8 +416,7 @@ def test_enorm_leaves_units_of_both_signs(last_layer):
 # ---- norms and ranges
 
 
-OBJECTIVES = ("norms", "ranges")
-OBJECTIVE = pytest.mark.parametrize("objective", OBJECTIVES)
+OBJECTIVE = pytest.mark.parametrize("objective", ["norms", "ranges"])
 EXACT = {"method": "optimum", "clamp": None}
 
 
@@ -535,21 +432,6 @@ def imbalance(graph, weights, u) -> Tensor:
     logs = w.abs().log() - b @ u / 2
     ends = [torch.where(side, logs[:, None], -math.inf).amax(0) for side in (b < 0, b > 0)]
     return ends[0] - ends[1]
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
-@OBJECTIVE
-def test_every_case_keeps_its_function(case, objective):
-    model, x = case.model(), case.input()
-    before = [outputs(model, x, training) for training in (False, True)]
-    report = pathcond.rescale_(model, x, objective=objective)
-    assert (report.units, report.statistics) == (case.units, "unused")
-    assert report.max_log_scale <= 1.5 + 1e-9
-    assert report.output_change < 1e-9
-    assert report.objective_after <= report.objective_before
-    assert set(report.seconds) == {"graph", "solve", "check", "apply"}
-    for training, wanted in zip((False, True), before, strict=True):
-        torch.testing.assert_close(outputs(model, x, training), wanted, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", ["mlp", "mlp_bn", "residual_mlp", "conv_pools", "depthwise", "tokens"])
@@ -595,16 +477,6 @@ def test_the_least_norms_are_scipy_s(name, clamp):
     assert all(b <= a * (1 + 1e-12) for a, b in zip(swept.objective, swept.objective[1:], strict=False))
 
 
-def test_ranges_of_a_chain_are_equal():
-    torch.manual_seed(0)
-    model, x = mlp(6, 8, 7, 9, 3).double(), torch.randn(4, 6).double()
-    report = pathcond.rescale_(model, x, objective="ranges", **EXACT)
-    assert report.result is pathcond.Result.TOLERANCE
-    layers = [layer.weight.detach().abs() for layer in model if isinstance(layer, nn.Linear)]
-    for first, second in zip(layers, layers[1:], strict=False):
-        torch.testing.assert_close(first.amax(1), second.amax(0), rtol=1e-9, atol=0)
-
-
 @pytest.mark.parametrize("name", SIGNED)
 def test_ranges_are_equal_on_any_graph(name):
     graph, zeros = SIGNED[name]()
@@ -612,6 +484,7 @@ def test_ranges_are_equal_on_any_graph(name):
     found = equalize_ranges(graph, weights, SolverOptions(method="optimum"))
     dead = torch.zeros(graph.units, dtype=torch.bool)
     dead[list(found.dead)] = True
+    assert pathcond.solve(graph, {key: w**2 for key, w in weights.items()}).dead == found.dead
     left = imbalance(graph, weights, found.u)
     assert torch.equal(dead, ~torch.isfinite(left))
     assert not found.u[dead].any()
@@ -665,18 +538,6 @@ def test_damped_norms_and_ranges(name):
             assert found.residual == found.objective[-1]  # no unit is at the bound any more
 
 
-def test_queries_and_keys():
-    model, x, graph = scores_problem()
-    before = model(x)
-    weights = {name: p.detach() for name, p in model.named_parameters() if "bias" not in name}
-    for solver in (balance_norms, equalize_ranges):
-        u = solver(graph, weights, SolverOptions("optimum")).u
-        pathcond.apply_scales_(model, graph, u)
-        torch.testing.assert_close(model(x), before, rtol=1e-12, atol=0)
-        again = solver(graph, weights, SolverOptions("optimum")).u
-        torch.testing.assert_close(again, torch.zeros_like(u), rtol=0, atol=1e-5)
-
-
 @OBJECTIVE
 def test_units_without_weights_on_one_side_stay(objective):
     model, x = mlp(3, 4, 2).double(), torch.ones(2, 3).double()
@@ -700,34 +561,3 @@ def test_magnitudes_far_apart(objective):
     report = pathcond.rescale_(model, x, objective=objective, **EXACT)
     assert report.max_log_scale == pytest.approx(200 * math.log(10), rel=0.01)
     assert report.output_change < 1e-9
-
-
-@OBJECTIVE
-def test_during_training(objective):
-    model, x = mlp(3, 8, 2).double(), torch.randn(5, 3).double()
-    schedule = pathcond.Teleport(model, x, every=1, objective=objective)
-    assert schedule.step().moved
-    assert schedule.step().moved == 0
-
-
-@OBJECTIVE
-def test_weights_must_be_finite(objective):
-    model = mlp(3, 4, 2).double()
-    with torch.no_grad():
-        model[2].weight[0, 1] = math.nan
-    with pytest.raises(pathcond.PathCondError, match=r"1 NaN or infinite entries of 8 in '2.weight'"):
-        pathcond.rescale_(model, torch.ones(2, 3).double(), objective=objective, check=False)
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"objective": "l2"}, "expected objective to be .*paths.*norms.*ranges.*, got 'l2'"),
-        ({"objective": "norms", "statistics": "input"}, "expected no statistics with objective='norms', got 'input'"),
-        ({"objective": "ranges", "sweeps": -1}, "expected sweeps to be an integer >= 0, got -1"),
-        ({"objective": "norms", "clamp": 0}, "expected clamp to be positive or None, got 0"),
-    ],
-)
-def test_bad_options(options, said):
-    with pytest.raises(pathcond.PathCondError, match=said):
-        pathcond.rescale_(mlp(3, 4, 2), torch.ones(2, 3), **options)

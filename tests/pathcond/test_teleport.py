@@ -54,7 +54,7 @@ def test_it_counts_and_rescales_on_every_nth_call() -> None:
         {"method": "optimum", "clamp": None},
         {"batchnorm": "exclude", "pooling": "plain", "statistics": "running"},
         {"shortcuts": "freeze", "strict": True, "smooth": True},
-        {"sweeps": 50, "tol": 1e-3},
+        {"sweeps": 50, "tol": 1e-3, "objective": "ranges", "damping": 0.5},
     ],
 )
 def test_it_is_rescale_with_the_same_options(options: dict[str, Any]) -> None:

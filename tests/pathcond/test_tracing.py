@@ -4,7 +4,6 @@ import io
 from collections import namedtuple
 from dataclasses import dataclass
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 
 import pathcond
 from pathcond.tracing import record
-from tests.cases import Net, mlp
+from tests.cases import Net
 
 X = torch.randn(3, 5, generator=torch.Generator().manual_seed(1))
 
@@ -61,19 +60,16 @@ INTEGERS = {
 
 
 @pytest.mark.parametrize("name", INTEGERS)
-@pytest.mark.parametrize("beside", [False, True])
-def test_integers_read_as_data(name, beside):
+def test_integers_read_as_data(name):
     make, i = INTEGERS[name]
-    model = net(lambda s, i, *x: s.b(F.relu(s.a(make(s, i)) + (s.c(*x) if x else 0))), c=nn.Linear(5, 8))
-    model.table, model.gain = nn.Parameter(torch.randn(10, 5)), nn.Parameter(torch.randn(5))
-    given = (i, X) if beside else i
-    report = pathcond.rescale_(model, given)
-    assert report.units == (13 if name in ("gain", "bag") else 8)
-    assert not report.no_path
-    assert report.objective_after < report.objective_before
-    assert report.output_change < 1e-5
-    assert pathcond.compute_diag_g(model, given)["a.weight"].gt(0).all()
-    assert pathcond.count_paths(model, given) > 0
+    for given in (i, (i, X)):  # alone, and beside other data
+        model = net(lambda s, i, *x: s.b(F.relu(s.a(make(s, i)) + (s.c(*x) if x else 0))), c=nn.Linear(5, 8))
+        model.table, model.gain = nn.Parameter(torch.randn(10, 5)), nn.Parameter(torch.randn(5))
+        report = pathcond.rescale_(model, given)
+        assert (report.units, report.no_path) == (13 if name in ("gain", "bag") else 8, 0)
+        assert report.objective_after < report.objective_before
+        assert pathcond.compute_diag_g(model, given)["a.weight"].gt(0).all()
+        assert pathcond.count_paths(model, given) > 0
 
 
 def test_integers_count_as_ones_and_masks_as_they_are():
@@ -87,14 +83,6 @@ def test_integers_count_as_ones_and_masks_as_they_are():
     )
     g = pathcond.compute_diag_g(masked, (torch.arange(6).reshape(1, 6), torch.ones(1, 6, dtype=torch.long)))
     assert max(float(t.max()) for t in g.values()) < 1e6
-
-
-@pytest.mark.parametrize("given", [None, np.ones((3, 5), dtype=np.float32), (3, 5), X[:, :4]])
-def test_inputs_the_model_does_not_take(given):
-    for call in (pathcond.rescale_, pathcond.extract_graph):
-        with pytest.raises(pathcond.RecordError) as caught:
-            call(mlp(5, 8, 2), given)
-        assert ("holds no tensor" in str(caught.value)) == (not isinstance(given, Tensor))
 
 
 # ---- what comes out
@@ -194,48 +182,6 @@ def test_drop_path_of_timm_freezes_nothing():
     assert (graph.units, graph.frozen_units) == (2880, 0)
 
 
-SMALL = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-TOKENS = {"vocab_size": 20, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-IDS = torch.tensor([[3, 1, 4, 1, 5, 9], [2, 6, 5, 3, 5, 8]])
-TRANSFORMERS = {
-    "GPT2": ("GPT2LMHeadModel", {"n_embd": 8, "n_layer": 2, "n_head": 2, "activation_function": "relu"}),
-    "Llama": ("LlamaForCausalLM", {**SMALL, "num_key_value_heads": 1}),
-    "Bert": ("BertForSequenceClassification", {**SMALL, "hidden_act": "relu"}),
-    "T5": ("T5ForConditionalGeneration", {"d_model": 8, "d_kv": 4, "d_ff": 16, "num_layers": 2, "num_heads": 2}),
-    "Whisper": ("WhisperForConditionalGeneration", {
-        "num_mel_bins": 4, "d_model": 8, "encoder_layers": 1, "decoder_layers": 1,
-        "encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16,
-        "max_source_positions": 8, "max_target_positions": 8, "decoder_start_token_id": 1}),
-    "Mamba": ("MambaForCausalLM", {"hidden_size": 8, "state_size": 4, "num_hidden_layers": 2, "time_step_rank": 2}),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", TRANSFORMERS)
-@pytest.mark.filterwarnings("ignore")
-def test_transformers(name):
-    """Outputs that hold caches are recorded; the config comes back as it was."""
-    transformers = pytest.importorskip("transformers")
-    kind, options = TRANSFORMERS[name]
-    torch.manual_seed(0)
-    model = getattr(transformers, kind)(getattr(transformers, f"{name}Config")(**options, **TOKENS)).double().eval()
-    given: dict[str, Tensor] = {"input_ids": IDS}
-    if name == "Whisper":
-        given = {"input_features": torch.randn(2, 4, 16).double(), "decoder_input_ids": IDS}
-    elif name == "T5":
-        given["decoder_input_ids"] = IDS
-    caching = getattr(model.config, "use_cache", None)
-    with torch.no_grad():
-        before = model(**given).logits
-        report = pathcond.rescale_(model, given)
-        after = model(**given).logits
-    assert report.moved > 0
-    assert report.output_change < 1e-5  # Mamba computes in float32 within
-    assert float((after - before).abs().amax()) < 1e-5 * float(before.abs().amax())
-    assert getattr(model.config, "use_cache", None) == caching
-    assert before.isfinite().all()
-
-
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize(
     "options",
     [
@@ -246,32 +192,16 @@ def test_transformers(name):
         {"kernel_size": 3, "padding": 1, "groups": 4, "padding_mode": "circular"},
     ],
 )
-def test_shapes_of_convolutions_are_recorded_without_running_them(options, layout):
-    model = nn.Conv2d(4, 8, **options).to(memory_format=layout)
-    x = torch.randn(2, 4, 9, 7).to(memory_format=layout)
-    trace = record(model, x)
-    assert trace.values[trace.outputs[0]].shape == model(x).shape
+def test_shapes_of_convolutions_are_recorded_without_running_them(options):
+    for layout in (torch.contiguous_format, torch.channels_last):
+        model = nn.Conv2d(4, 8, **options).to(memory_format=layout)
+        x = torch.randn(2, 4, 9, 7).to(memory_format=layout)
+        trace = record(model, x)
+        assert trace.values[trace.outputs[0]].shape == model(x).shape
     with pytest.raises(pathcond.RecordError, match="the forward pass failed"):
         record(model, torch.ones(2, 3, 9, 7))
 
 
-def test_convolutions_with_invalid_settings_raise_torchs_error():
-    class Negative(nn.Conv2d):
-        def forward(self, x):
-            return torch.conv2d(x, self.weight, self.bias, (1, 1), (-1, -1), (1, 1), 1)
-
-    with pytest.raises(pathcond.PathCondError, match="negative padding"):
-        record(nn.Sequential(Negative(3, 4, 3)), torch.ones(1, 3, 8, 8), training=False)
-
-
 def test_sums_of_constants_can_be_read():
-    class Read(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first, self.second = nn.Linear(4, 6), nn.Linear(6, 3)
-
-        def forward(self, x):
-            count = torch.tensor(1) + torch.tensor(1)
-            return self.second(F.relu(self.first(x)))[:, :count]
-
-    assert pathcond.extract_graph(Read(), torch.ones(2, 4)).units == 6
+    model = net(lambda s, x: s.b(F.relu(s.a(x)))[:, : torch.tensor(1) + torch.tensor(1)])
+    assert pathcond.extract_graph(model, X).units == 8

@@ -33,3 +33,10 @@ def test_a_row_names_its_faults() -> None:
         "outputs changed by 1.0e-08 in eval mode",
         "outputs changed by nan in training mode",
     ]
+
+
+def test_the_cache_of_a_model_is_as_it_was() -> None:
+    model, x, _ = zoo.build("llama")
+    assert model.config.use_cache
+    zoo.pathcond.rescale_(model, x)
+    assert model.config.use_cache

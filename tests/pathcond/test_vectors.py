@@ -10,10 +10,6 @@ from tests.vectors import NAMES, Network, load, tensor
 OPTIONS = {"batchnorm": "exclude", "shortcuts": "freeze"}
 
 
-def flat(values, order):
-    return torch.cat([torch.as_tensor(values[name], dtype=torch.float64).reshape(-1) for name in order])
-
-
 @pytest.fixture(params=NAMES)
 def case(request):
     spec = load(request.param)
@@ -23,13 +19,10 @@ def case(request):
     return spec, model, x, graph
 
 
-def test_output(case):
-    spec, model, x, _ = case
+def test_output_units_and_path_count(case):
+    spec, model, x, graph = case
     torch.testing.assert_close(model(x).detach(), tensor(spec["example_output"]), rtol=1e-12, atol=1e-14)
-
-
-def test_units(case):
-    spec, _, _, graph = case
+    assert pathcond.count_paths(model, x[:1], pooling="all") == pytest.approx(spec["number_of_paths"], rel=1e-12)
     assert graph.units == spec["number_of_hidden_neurons"]
     order = spec["parameter_order"]
     rows, cols = [], []
@@ -56,27 +49,18 @@ def test_diag_g(case, pooling):
         torch.testing.assert_close(g[name], tensor(spec[key][name]), rtol=1e-12, atol=0)
 
 
-def test_path_count(case):
-    spec, model, x, _ = case
-    assert pathcond.count_paths(model, x[:1], pooling="all") == pytest.approx(spec["number_of_paths"], rel=1e-12)
-
-
-@pytest.mark.parametrize("sweeps", ["1", "2", "10"])
-def test_sweeps(case, sweeps):
+def test_solutions(case):
     spec, model, x, graph = case
-    solution = pathcond.solve(graph, pathcond.compute_diag_g(model, x[:1]), sweeps=int(sweeps))
-    torch.testing.assert_close(solution.u, tensor(spec["u"][sweeps]), rtol=0, atol=1e-10)
-    assert solution.objective[0] == pytest.approx(spec["F"]["0"], rel=1e-12)
-    assert solution.objective[-1] == pytest.approx(spec["F"][sweeps], rel=1e-12)
-
-
-def test_optimum(case):
-    spec, model, x, graph = case
-    solution = pathcond.solve(graph, pathcond.compute_diag_g(model, x[:1]), method="optimum")
+    g = pathcond.compute_diag_g(model, x[:1])
+    for name in ("1", "2", "10", "optimum"):
+        optimum = name == "optimum"
+        how = {"method": "optimum"} if optimum else {"sweeps": int(name)}
+        solution = pathcond.solve(graph, g, **how)
+        torch.testing.assert_close(solution.u, tensor(spec["u"][name]), rtol=0, atol=1e-8 if optimum else 1e-10)
+        assert solution.objective[0] == pytest.approx(spec["F"]["0"], rel=1e-12)
+        assert solution.objective[-1] == pytest.approx(spec["F"][name], rel=1e-12)
     assert solution.residual <= 1e-10
     assert solution.result is pathcond.Result.OPTIMUM
-    torch.testing.assert_close(solution.u, tensor(spec["u"]["optimum"]), rtol=0, atol=1e-8)
-    assert solution.objective[-1] == pytest.approx(spec["F"]["optimum"], rel=1e-12)
 
 
 @pytest.mark.parametrize("method", ["sweeps", "optimum"])

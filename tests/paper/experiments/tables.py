@@ -1,7 +1,6 @@
 """Settings and small tables of every experiment: measured at the preset `tiny`, or made up in the shape of training."""
 
 import copy
-import re
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -15,13 +14,6 @@ from tests.paper.experiments.trained_tables import CIFAR_NV, autoencoder, cell, 
 
 ROOT = Path(__file__).parents[3]
 CPU = torch.device("cpu")
-PAPER = ROOT.parent / "shared/paper.tex"
-
-
-def eights(text):
-    """All sequences of eight words, to check that a text does not copy the paper's."""
-    words = re.findall("[a-z0-9]+", text.lower())
-    return {tuple(words[i : i + 8]) for i in range(len(words) - 7)}
 
 
 @cache

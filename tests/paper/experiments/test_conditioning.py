@@ -11,8 +11,6 @@ from torch import nn
 import pathcond
 from paper import models
 from paper.experiments import conditioning
-from paper.methods import describe
-from tests.paper.experiments.tables import CPU, runs
 
 SMALL = {"kind": "mlp", "inputs": 3, "hidden": [4, 2], "outputs": 2, "batchnorm": False}
 
@@ -49,23 +47,6 @@ def test_path_kernel_against_listed_paths():
         conditioning.path_jacobian(models.make({**SMALL, "batchnorm": True}, 0))
 
 
-def test_path_kernels_lose_one_rank_per_unit_and_keep_it():
-    table = runs("conditioning")[0][0]
-    assert (table["rank_before"] == table["parameters"] - table["units"]).all()
-    assert (table["rank_after"] == table["rank_before"]).all()
-    assert (table["condition_before"] >= table["low_before"]).all()
-
-
-def test_rescaling_divides_the_path_jacobian():
-    """dPhi(D theta) = dPhi(theta) D^-1, so that G after the rescaling follows from G before."""
-    module = models.make(SMALL, 1).double()
-    before, start = conditioning.path_jacobian(module), nn.utils.parameters_to_vector(module.parameters())
-    pathcond.rescale_(module, models.example_input(SMALL).double())
-    factors = nn.utils.parameters_to_vector(module.parameters()) / start
-    assert (factors - 1).abs().max() > 0.01
-    torch.testing.assert_close(conditioning.path_jacobian(module), before / factors)
-
-
 @pytest.mark.parametrize(
     ("model", "training"),
     [
@@ -93,29 +74,6 @@ def test_ntk_against_torch_func(model, training):
         expected = sum(rows[:, c] @ rows[:, c].T for c in chosen)
         torch.testing.assert_close(conditioning.tangent_kernel(module, x, count), expected)
     assert all(torch.equal(kept[name], value) for name, value in module.named_buffers()), "the module is left as it is"
-
-
-def test_ntk_takes_no_other_layers():
-    with pytest.raises(ValueError, match="expected linear and BatchNorm layers"):
-        conditioning.tangent_kernel(nn.Sequential(nn.Conv2d(3, 4, 1), nn.Flatten()), torch.ones(2, 3, 1, 1), 1)
-
-
-def test_the_states_are_those_of_training():
-    """Before is the network that training starts from; after has the scales that PathCond's runs have."""
-    rescaling = describe("pathcond")
-    seen = []
-
-    def spectrum(module):
-        seen.append([parameter.detach().clone() for parameter in module.parameters()])
-        return torch.ones(2)
-
-    model = {"kind": "mlp", "inputs": 12, "hidden": [4, 4], "outputs": 10, "activation": "relu"}
-    facts, _ = conditioning.compared(models.make(model, 3), model, rescaling, CPU, [spectrum])
-    start = models.make(model, 3).eval()
-    assert all(torch.equal(a, b.double()) for a, b in zip(seen[0], start.parameters(), strict=True))
-    report = pathcond.rescale_(start, models.example_input(model), batchnorm="exclude", sweeps=10, damping=1.0)
-    torch.testing.assert_close(seen[1], [p.detach().double() for p in start.parameters()], rtol=1e-5, atol=1e-7)
-    assert facts["max_log_scale"] == pytest.approx(max(float(u.abs().max()) for u in report.u.values()) / 2, rel=1e-5)
 
 
 def curve(epochs, accuracies=None, losses=None):

@@ -46,15 +46,6 @@ def test_derivatives_are_those_of_autograd(length):
         assert criteria.CRITERIA[name](theta[None], 0.7).item() == pytest.approx(value.item(), rel=1e-9), name
 
 
-def test_weighted_norm_of_u_and_v():
-    v, u = 3.0, 5.0
-    point = torch.tensor([[v, u]], dtype=torch.float64)
-    assert criteria.WEIGHTED["weighted_theta"](point, 1.0).item() == pytest.approx(math.hypot(u, 2.0 * v))
-    residual = u * v - 1.0
-    gradient = math.hypot(v, 2.0 * u) * residual  # the derivative in u is v, and the other way round
-    assert criteria.WEIGHTED["weighted_gradient"](point, 1.0).item() == pytest.approx(gradient)
-
-
 @pytest.mark.parametrize("length", [2, 3, 4])
 def test_pathcond_is_the_objective_of_the_library(length):
     model = nn.Sequential(*(nn.Linear(1, 1, bias=False, dtype=torch.float64) for _ in range(length)))

@@ -18,7 +18,7 @@ from paper.experiments.base import Experiment
 from paper.methods import METHODS, Method
 from paper.settings import plain
 from paper.verdicts import judged
-from tests.paper.experiments.tables import CPU, PAPER, ROOT, blocks, eights, settings, small
+from tests.paper.experiments.tables import ROOT, blocks, runs, settings, small
 from tests.paper.experiments.trained_tables import CIFAR_NV, cell
 
 EVERY = pytest.mark.parametrize("name", EXPERIMENTS)
@@ -26,13 +26,6 @@ EVERY = pytest.mark.parametrize("name", EXPERIMENTS)
 
 def run(program, folder=ROOT / "src"):
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=folder)
-
-
-def test_the_paper_s_order():
-    names = list(EXPERIMENTS)
-    assert names[:6] == ["toy", "mlp_depth", "cifar_nv", "regimes", "autoencoder", "timing"]
-    assert names[-7:] == ["causes", "conditioning", "controls", "optimisers", "practice", "quantisation", "tuned"]
-    assert len(names) == 23
 
 
 def test_importing_experiments_is_light():
@@ -77,25 +70,23 @@ def test_what_is_incomplete_is_refused():
     assert len({(method.colour, method.marker) for method in METHODS.values()}) == len(METHODS)
 
 
-@pytest.mark.parametrize("preset", ["paper", "preview", "tiny"])
 @EVERY
-def test_settings_are_those_of_the_configuration_and_closed(name, preset):
-    block = blocks(preset)[name]
-    found = plain(settings(name, preset))
-    assert set(found) == set(block)
+def test_settings_are_those_of_the_configuration_and_closed(name):
+    for preset in ("paper", "preview", "tiny"):
+        block, found = blocks(preset)[name], plain(settings(name, preset))
+        assert set(found) == set(block)
+        assert EXPERIMENTS[name].settings.model_validate(found) == settings(name, preset)
+        assert "{" not in EXPERIMENTS[name].described(found)
     with pytest.raises(ValidationError, match="Extra inputs are not permitted"):
         EXPERIMENTS[name].settings.model_validate({**block, "colour": "red"})
-    assert EXPERIMENTS[name].settings.model_validate(found) == settings(name, preset)
-    assert json.loads(json.dumps(found)) == found
-    assert "{" not in EXPERIMENTS[name].described(found)
 
 
 @EVERY
-def test_figure(name):
-    table = small(name)
+def test_figure_claims_and_keys(name):
+    experiment, table = EXPERIMENTS[name], small(name)
     before = table.copy()
     with plotting.theme(8.0):
-        figure = EXPERIMENTS[name].plot(table)
+        figure = experiment.plot(table)
         plotting.stamp(figure, "preset: tiny")
         figure.savefig(io.BytesIO(), format="png")
     pd.testing.assert_frame_equal(table, before)
@@ -104,49 +95,25 @@ def test_figure(name):
     drawn = [axes for axes in figure.axes if axes.get_visible() and axes.axison]
     if len(drawn) > 1 and name != "criteria":  # whose lower row belongs to the upper
         assert [axes.get_title(loc="left")[9:10] for axes in drawn] == list("abcdefghijkl"[: len(drawn)])
-    for axes in drawn:
-        assert axes.get_xlabel() or axes.get_xticklabels() or axes.get_shared_x_axes()
-
-
-@EVERY
-def test_claims_are_judged_from_its_table(name):
-    experiment = EXPERIMENTS[name]
-    found = [judged(claim, name, small(name), "paper", "t.csv") for claim in experiment.claims]
+    found = [judged(claim, name, table, "paper", "t.csv") for claim in experiment.claims]
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     assert all(claim["ours"] and claim["verdict"] for claim in found)
-    assert [judged(claim, name, small(name), "tiny", "t.csv")["ours"] for claim in experiment.claims] == [
-        claim["ours"] for claim in found
-    ]
-
-
-@EVERY
-def test_a_row_is_identified_by_its_keys(name):
-    experiment = EXPERIMENTS[name]
-    if experiment.trained:
-        assert experiment.keys == ("epoch",)
-        return
-    for _, part in experiment.all_parts(settings(name)):
-        if "dataset" not in part:
-            table = experiment.measure(part, CPU)
-            within = [column for column in ("seed", "repeat") if column in table]
-            assert not table.duplicated([*experiment.keys, *within]).any()
-            aggregate.check_counts(name, table, part, experiment.keys)
-            break
+    _, part = experiment.all_parts(settings(name))[0]
+    if not experiment.trained and "dataset" not in part:
+        rows = runs(name)[0][0]
+        assert not rows.duplicated([*experiment.keys, *({"seed", "repeat"} & set(rows))]).any()
+        aggregate.check_counts(name, rows, part, experiment.keys)
 
 
 @pytest.mark.parametrize(
     ("name", "change", "said"),
     [
-        ("mlp_depth", {"shown": 9}, r"shown: expected one of hidden_layers \[.*\], got 9"),
-        ("mlp_depth", {"lrs": [1e-3, "1e-3"]}, "expected no entry twice, got 0.001"),
         ("mlp_depth", {"batch": True}, "expected a number, got true"),
-        ("mlp_depth", {"images": 641}, "images and validation: expected at most 640 of generated, got 641"),
-        ("mlp_depth", {"images": 33, "batch": 32}, "batch: expected no last batch of one image"),
-        ("mlp_depth", {"optimiser": {"name": "muon"}}, "expected sgd or adam with enorm, got muon"),
         ("mlp_depth", {"optimiser": {"name": "sgd", "nesterov": True}}, "expected momentum above 0 with nesterov"),
         ("cifar_nv_lrs", {"longer": [{"lr": 0.5, "epochs": 9}]}, "longer: expected learning rates of lrs"),
-        ("cifar_nv", {"model": {"kind": "cifar_nv", "width": 1.0, "image": 9}}, "model.image: expected at most 8"),
-        ("autoencoder", {"compressions": [99]}, "compressions: expected at most"),
+        ("quantisation", {"trained": [{"network": "nothing", "lr": 0.1}]}, "trained: expected names of networks"),
+        ("quantisation", {"images": 641}, "images and validation: expected at most 640"),
+        ("quantisation", {"objectives": ["l2"]}, "Input should be 'paths', 'norms' or 'ranges'"),
         ("regimes", {"neurons": 2}, "neurons: expected at least one per layer"),
         ("theory", {"cases": {"odd": {"widths": [2, 2, 2], "biases": True}}}, "expected either a or variances"),
         ("toy", {"starts": [[-0.2, 1.0, 1.0]]}, "expected starts u, v, w with u > 0"),
@@ -159,23 +126,6 @@ def test_wrong_settings_are_refused(name, change, said):
         EXPERIMENTS[name].settings.model_validate({**block, **change})
 
 
-def test_any_network_can_be_trained():
-    block = {**blocks("tiny")["mlp_depth"], "model": {"kind": "resnet18_c", "width": 0.1, "image": 8}}
-    given = {name: value for name, value in block.items() if name not in ("hidden_layers", "shown")}
-    grids = list(EXPERIMENTS["mlp_depth"].grids(EXPERIMENTS["mlp_depth"].settings.model_validate(given)))
-    assert [grid["network"] for grid in grids] == ["resnet18_c"]
-
-
-@pytest.mark.skipif(not PAPER.exists(), reason="the paper's source is not here")
-def test_texts_are_our_own():
-    printed = eights(PAPER.read_text())
-    assert len(printed) > 5000
-    for name, experiment in EXPERIMENTS.items():
-        assert not eights(experiment.caption) & printed, name
-        for claim in experiment.claims:
-            assert not eights(f"{claim.text} . {claim.paper} . {claim.rule}") & printed, claim.id
-
-
 def test_a_run_of_one_seed_and_of_several_make_one_table():
     together = aggregate.trained([cell(CIFAR_NV, seeds=(0, 1, 2))], {"smoothing": 0.2}, by_seed=True)
     apart = aggregate.trained([cell(CIFAR_NV, seeds=(seed,)) for seed in (0, 1, 2)], {"smoothing": 0.2}, by_seed=True)
@@ -183,11 +133,11 @@ def test_a_run_of_one_seed_and_of_several_make_one_table():
 
 
 def test_a_lost_class_is_marked():
-    runs = [cell(CIFAR_NV, method, speed=0.3) for method in ("baseline", "pathcond")]
-    for table, _ in runs:
+    given = [cell(CIFAR_NV, method, speed=0.3) for method in ("baseline", "pathcond")]
+    for table, _ in given:
         stalled = table["seed"] == 2
         table.loc[stalled, "train_accuracy"] = np.minimum(table.loc[stalled, "train_accuracy"], 0.9)
-    table = aggregate.trained(runs, {}, by_seed=True)
+    table = aggregate.trained(given, {}, by_seed=True)
     seeds = table[table["panel"] == "seed"]
     assert set(seeds.loc[seeds["lost"], "seed"]) == {2}
     assert set(seeds.loc[~seeds["lost"], "seed"]) == {0, 1}

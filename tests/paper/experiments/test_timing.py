@@ -1,6 +1,4 @@
-"""Timing: what a row holds, that weights come back, and that an epoch is scaled up from its batches."""
-
-import gc
+"""Timing: weights come back, an epoch is scaled up from its batches; golden runs have the other columns."""
 
 import pytest
 import torch
@@ -25,34 +23,6 @@ def _images(monkeypatch):
     monkeypatch.setattr(data, "load", lambda path, name: data.Dataset(images, labels, images, labels))
 
 
-@pytest.mark.parametrize(
-    "model",
-    [
-        SETTINGS["model"],
-        {"kind": "cifar_nv", "width": 0.03125, "image": 8},
-        {"kind": "resnet18_c", "width": 0.0625, "image": 8},
-    ],
-    ids=lambda model: model["kind"],
-)
-def test_rows(model):
-    table = timing.measure({**SETTINGS, "network": model["kind"], "model": model}, CPU)
-    assert list(table.columns) == [
-        "network", "pooling", "repeat", "step", "seconds", "parameters", "units", "batches", "epoch_batches",
-        "hardware",
-    ]  # fmt: skip
-    assert len(table) == len(table.drop_duplicates(["pooling", "repeat", "step"])) == 2 * 3 * 6
-    assert sorted(table["repeat"].unique()) == [0, 1, 2]
-    assert (table["seconds"] > 0).all()
-    steps = table.pivot(index=["pooling", "repeat"], columns="step", values="seconds")
-    parts = steps[["graph", "diag_g", "solve", "apply"]].sum(axis=1)
-    assert steps["total"].tolist() == pytest.approx(parts.tolist())
-    assert steps.loc["plain", "epoch"].tolist() == steps.loc["exact", "epoch"].tolist()
-    assert set(table["batches"]) == {2}
-    assert set(table["epoch_batches"]) == {3}
-    assert set(table["parameters"]) == {models.parameters(models.build(model))}
-    assert table["hardware"].iloc[0].startswith("CPU ")
-
-
 def _bench(batches):
     return timing.Bench(SETTINGS["model"], timing.load("generated", None, CPU), 16, batches)
 
@@ -75,15 +45,3 @@ def test_an_epoch_is_scaled_up(batches, timed, monkeypatch):
     monkeypatch.setattr(timing.time, "perf_counter", lambda: next(ticks))
     assert bench.epoch(0) == pytest.approx(2.0 * 3 / timed)
     assert sizes == [16, 16, 8][:timed]
-
-
-def test_garbage_collection_is_off_meanwhile():
-    assert [gc.isenabled() for _ in timing.repeats(SETTINGS)] == [False] * 4
-    assert gc.isenabled()
-
-
-def test_garbage_collection_is_back_after_a_failure(monkeypatch):
-    monkeypatch.setattr(timing.Bench, "epoch", lambda self, repeat: 1 / (repeat - repeat))
-    with pytest.raises(ZeroDivisionError):
-        timing.measure(SETTINGS, CPU)
-    assert gc.isenabled()

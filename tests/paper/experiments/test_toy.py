@@ -42,13 +42,6 @@ def test_steps_are_those_of_autograd(table, run):
             np.testing.assert_allclose(values.loc[step + 1, names].to_numpy(float), after, rtol=1e-10, atol=1e-13)
 
 
-def test_three_runs_of_a_start_begin_at_one_function(table):
-    first = table.query("step == 0")
-    assert (first.groupby(["start", "seed"])[["loss", "phi_1", "phi_2"]].agg(np.ptp) < 1e-12).all(axis=None)
-    rescaled = first.query("run == 'rescaled'")
-    np.testing.assert_allclose(rescaled["u"], np.hypot(rescaled["v"], rescaled["w"]), rtol=1e-12)
-
-
 def test_paper_numbers():
     """Iterations and distances of an independent implementation on other draws: equal up to the draws."""
     starts = {"starts": [[0.2, 2.5, 5.0], [0.3, 5.0, -4.0], [0.3, -1.5, 3.0]]}

@@ -4,11 +4,10 @@ import copy
 
 import pytest
 import torch
-from torch import nn
 
 import pathcond
 from paper import models
-from paper.training.batched_mlps import MIN_HOPPER_RUNS, BatchedMLPs, Shape, _hopper_kernels
+from paper.training.batched_mlps import BatchedMLPs
 from paper.training.kernels import torch_layers
 from paper.training.modules import convolutions
 from tests.paper.training.reference import (
@@ -97,23 +96,6 @@ def test_enorm_balances_its_runs_after_every_step(name):
         pair.check()
 
 
-def test_enorm_leaves_other_layers_and_other_runs_alone():
-    model = {**MLP, "batchnorm": False}
-    modules = [models.make(model, seed).double() for seed in (0, 0)]
-    stack = BatchedMLPs(modules, CPU, torch.float64)
-    pair = [w[1:2] for w in stack.weights], [None if b is None else b[1:2] for b in stack.biases]
-    torch_layers.enorm_cycle(*pair)
-    untouched, enorm_runs = (copy.deepcopy(modules[0]) for _ in range(2))
-    stack.write_to(0, untouched)
-    stack.write_to(1, enorm_runs)
-    assert_same(untouched, modules[0], 0, 0)
-    assert torch.equal(enorm_runs[-1].weight, modules[0][-1].weight)
-    assert torch.equal(enorm_runs[5].bias, modules[0][5].bias)
-    assert not torch.equal(enorm_runs[5].weight, modules[0][5].weight)
-    x = torch.randn(9, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(enorm_runs(x), modules[0](x), rtol=1e-12, atol=1e-12)
-
-
 def test_enorm_passes_over_units_with_nothing_on_one_side():
     module = models.make(BARE, 0).double()
     with torch.no_grad():
@@ -143,14 +125,6 @@ def test_convolutions_are_balanced_too(norm):
     assert not torch.allclose(chain[0].weight, began)
 
 
-def test_only_chains_of_convolutions_are_taken_for_such():
-    conv = nn.Conv2d(4, 4, 1)
-    assert convolutions(nn.Sequential(conv, nn.ReLU())) == [conv]
-    for other in (nn.Linear(4, 4), nn.Conv2d(4, 4, 1, groups=2), nn.PReLU(), models.BlockC(4, 4, 1)):
-        assert convolutions(nn.Sequential(conv, other)) is None
-    assert convolutions(models.BlockC(4, 4, 1)) is None
-
-
 @pytest.mark.parametrize("name", ["batchnorm relu", "bare gelu", "autoencoder silu"])
 def test_factors_kept_apart_change_nothing(name):
     """On a GPU, ENorm's factors of the first layer's rows are deferred until the weights are read."""
@@ -167,27 +141,3 @@ def test_factors_kept_apart_change_nothing(name):
     x = torch.randn(11, model["inputs"], dtype=torch.float64, generator=pair.source)
     expected = torch.stack([module.eval()(x) for module in pair.modules])
     torch.testing.assert_close(pair.stack.outputs(x), expected, rtol=1e-10, atol=1e-10)
-
-
-def test_the_shape_is_read_off_and_others_are_refused():
-    shape = Shape.of(models.make(MLP, 0))
-    assert shape == Shape((12, 6, 5, 4, 10), True, "relu", False, True)
-    assert Shape.of(models.make(AUTOENCODER, 0)) == Shape((48, 24, 12, 24, 48), False, "relu", True, False)
-    for wrong in (
-        nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 3), nn.GELU(), nn.Linear(3, 1)),
-        nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.ReLU(), nn.Linear(3, 1)),
-        nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)),
-    ):
-        with pytest.raises(TypeError, match="expected Linear layers"):
-            Shape.of(wrong)
-
-
-def test_whole_layers_are_for_hopper_gpus_and_enough_runs(monkeypatch):
-    pytest.importorskip("triton.experimental.gluon", reason="the kernels are written in Gluon")
-    cuda = torch.device("cuda")
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    assert _hopper_kernels(cuda, MIN_HOPPER_RUNS).__name__ == "paper.training.kernels.hopper"
-    assert _hopper_kernels(cuda, MIN_HOPPER_RUNS - 1) is None
-    assert _hopper_kernels(CPU, MIN_HOPPER_RUNS) is None
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
-    assert _hopper_kernels(cuda, MIN_HOPPER_RUNS) is None

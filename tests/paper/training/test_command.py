@@ -1,5 +1,6 @@
 """The command `python -m paper.training`: the same bytes after any interruption, and clear errors."""
 
+import functools
 import json
 import os
 import signal
@@ -11,13 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from paper import cli, data, results
+from paper import results
 from paper.runs import index_of, key, result_path
-from paper.training import __main__ as command
 from paper.training.runner import Checkpoint
+from tests.bad_input.command import Place as Folder
 from tests.paper.training.reference import CONV, MLP, make_spec
 
-# On one worker: they share what is trained in the background.
+# On one worker: they share what is trained undisturbed.
 pytestmark = pytest.mark.xdist_group("train command")
 
 ROOT = Path(__file__).parents[3]
@@ -76,10 +77,8 @@ class Place:
 
 
 @pytest.fixture(scope="module")
-def images(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data")
-    data.prepare("generated", folder / "generated.pt")
-    return folder
+def images(generated):
+    return generated.parent
 
 
 @pytest.fixture
@@ -88,51 +87,22 @@ def place(images, tmp_path):
 
 
 @pytest.fixture
-def call(monkeypatch, capsys):
-    """Call the program in this process; returns its exit status and its messages."""
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
+def call(tmp_path, monkeypatch, capsys):
+    """Call the program in this process, on one thread as in the others; returns its exit status and its messages."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as in the other processes
-
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["paper.training", *map(str, words)])
-        try:
-            cli.run(command.main)
-            status = 0
-        except SystemExit as error:
-            status = error.code
-        out, err = capsys.readouterr()
-        assert out == ""
-        return status, err
-
-    yield run
+    torch.set_num_threads(1)
+    yield functools.partial(Folder(tmp_path, monkeypatch, capsys).call, "training")
     torch.set_num_threads(threads)
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def background(images, tmp_path_factory):
-    """All specs trained undisturbed by one command, while other tests run."""
+@pytest.fixture(scope="module")
+def undisturbed(images, tmp_path_factory):
+    """All specs trained by one command in a process of its own; returns a function to the bytes of their tables."""
     found = Place(tmp_path_factory.mktemp("undisturbed"), images)
-    job = found.begin([*SHORT, LONG], "--save-every", "0")
-    yield found, job
-    job.kill()
-    job.communicate()
-
-
-@pytest.fixture
-def undisturbed(background):
-    """Waits for those specs; returns a function from a spec to the bytes of its table."""
-    found, job = background
-
-    def content(spec):
-        said = job.communicate(timeout=60)[1]
-        assert job.returncode == 0, said
-        assert not found.kept()
-        return found.content(spec)
-
-    return content
+    status, said = found.run([*SHORT, LONG], "--save-every", "0")
+    assert status == 0, said
+    assert not found.kept()
+    return found.content
 
 
 def test_the_same_command_gives_the_same_bytes(images, tmp_path, call, undisturbed):
@@ -161,16 +131,18 @@ def test_the_number_of_threads_is_not_the_machines(place, images, tmp_path, call
     assert threads == [1, 1, 2]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_it_resumes_after_a_signal_and_a_time_limit(number, place, undisturbed, call):
-    job = place.begin([LONG], "--save-every", "0")
-    place.wait_for_news(job, [])
-    job.send_signal(number)
-    said = job.communicate(timeout=60)[1]
-    assert job.returncode == 75, said
-    assert said.endswith(STOPPED)
-    assert "Traceback" not in said
-    before = place.news()
+def test_it_resumes_after_signals_and_a_time_limit(place, undisturbed, call):
+    assert call(*place.words([LONG], "--time-limit", "0")) == (75, STOPPED)
+    before = []
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        job = place.begin([LONG], "--save-every", "0")
+        place.wait_for_news(job, before)
+        job.send_signal(number)
+        said = job.communicate(timeout=60)[1]
+        assert job.returncode == 75, said
+        assert said.endswith(STOPPED)
+        assert "Traceback" not in said
+        before = place.news()
     status, said = call(*place.words([LONG], "--time-limit", "0.2"))
     assert status == 75
     assert said.endswith(STOPPED)
@@ -203,11 +175,6 @@ def test_it_resumes_after_ctrl_c(place, call, monkeypatch, undisturbed):
     assert place.content(SHORT[0]) == undisturbed(SHORT[0])
 
 
-def test_no_time_at_all_is_time_up(place, call):
-    assert call(*place.words(SHORT[:1], "--time-limit", "0")) == (75, STOPPED)
-    assert not place.kept()
-
-
 def test_specs_come_as_text_or_files_and_are_picked_by_name(place, call):
     words = place.words(SHORT[:2], "--match", "enorm")
     toy = {"stage": "measure", "preset": "tiny", "experiment": "toy", "part": "all", "version": 1, "settings": {}}
@@ -220,14 +187,6 @@ def test_specs_come_as_text_or_files_and_are_picked_by_name(place, call):
     assert status == 0
     assert "1 of 3 runs exist and are reused\n" in said
     assert len(list(place.results.rglob("*.csv"))) == 3
-
-
-def test_a_mistake_in_the_shell_has_no_traceback(place):
-    status, said = place.run([{**SHORT[0], "test_images": 9999}])
-    assert status == 2
-    assert said.startswith("error: train/classify/mlp/pathcond-lr0.05-")
-    assert "test_images: expected at most 160 of generated, got 9999. " in said
-    assert said.count("\n") == 1
 
 
 def test_an_index_lists_all_runs_and_needs_no_torch_where_they_exist(place):

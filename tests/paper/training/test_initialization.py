@@ -55,12 +55,6 @@ def test_the_default_method_is_the_default_of_the_library():
     assert began.max_log_scale == pytest.approx(report.max_log_scale, rel=1e-6)
 
 
-def test_one_part_is_the_full_solution():
-    x = torch.randn(16, 12, generator=torch.Generator().manual_seed(0))
-    found, full = (initialize(make_spec(BARE, method), 3, batch=x).module for method in ("per_part", "full"))
-    assert_same(found, full, 0.0, 0.0)
-
-
 def test_one_objective_per_part():
     x = torch.randn(16, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     began = initialize(make_spec(CONV, "per_part", {"bound": None}), 3, batch=x)
@@ -110,12 +104,8 @@ def outputs(method, model, mode, seed=2):
 @pytest.mark.parametrize(
     ("method", "model", "mode", "kept"),
     [
-        ("pathcond", BARE, "train", True), ("pathcond", AUTOENCODER, "train", True), ("optimum", BARE, "eval", True),
-        ("rows", BARE, "eval", False), ("columns", BARE, "eval", False),
-        ("exact", MLP, "train", True), ("exact", MLP, "eval", True),
-        ("pathcond", MLP, "eval", True), ("pathcond", MLP, "train", False),
-        ("rows", MLP, "train", True), ("rows", MLP, "eval", False),
-        ("columns", MLP, "train", False), ("optimum", MLP, "train", False),
+        ("pathcond", BARE, "train", True), ("rows", BARE, "eval", False), ("exact", MLP, "train", True),
+        ("pathcond", MLP, "eval", True), ("pathcond", MLP, "train", False), ("rows", MLP, "train", True),
     ],
 )  # fmt: skip
 def test_which_starts_keep_the_function(method, model, mode, kept):
@@ -127,20 +117,11 @@ def test_which_starts_keep_the_function(method, model, mode, kept):
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_methods_share_the_weights_of_a_seed(name):
-    model = NETWORKS[name]
-    for seed in (0, 1):
-        expected = models.make(model, seed)
-        for method in ("baseline", "enorm"):
-            began = initialize(make_spec(model, method), seed)
-            assert_same(began.module, expected, 0, 0)
-            assert began.max_log_scale == 0
-        for method in ("pathcond", "exact", "optimum"):
-            # Undoing the rescaling gives the seed's weights.
-            found = initialize(make_spec(model, method), seed).module
-            _, report = rescaled(model, seed, **OPTIONS[method])
-            report.undo_(found)
-            assert_same(found, expected, 1e-5, 1e-7)
+def test_other_methods_start_from_the_weights_of_the_seed(name):
+    for method in ("baseline", "enorm"):
+        began = initialize(make_spec(NETWORKS[name], method), 1)
+        assert_same(began.module, models.make(NETWORKS[name], 1), 0, 0)
+        assert began.max_log_scale == 0
 
 
 def test_gelu_bounds_the_scales():
@@ -154,25 +135,14 @@ def test_gelu_bounds_the_scales():
     assert_same(initialize(bounded, 0).module, expected, 1e-6, 1e-8)
 
 
-@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
 @pytest.mark.parametrize("where", ["1.weight", "2.running_var"])
-def test_a_network_that_diverged_is_left_as_it_is(wrong, where):
+def test_a_network_that_diverged_is_left_as_it_is(where):
     module = models.make(MLP, 0)
-    module.state_dict()[where].view(-1)[0] = wrong
+    module.state_dict()[where].view(-1)[0] = float("nan")
     before = copy.deepcopy(module)
     assert rescale(module, torch.ones(1, 12), make_spec(MLP, "pathcond")["rescaling"]) == 0
     for name, tensor in values(before).items():
         assert torch.equal(values(module)[name].nan_to_num(7.0), tensor.nan_to_num(7.0))
-
-
-@pytest.mark.parametrize("method", ["baseline", "pathcond"])
-def test_the_third_start_of_cifar_nv_has_no_output_for_cats(method):
-    """What docs/gallery.md says of it: the network ends in a ReLU, and one output is zero, here on noise."""
-    images = torch.randn(16, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    spec = make_spec({"kind": "cifar_nv", "width": 1.0, "image": 32}, method)
-    with torch.no_grad():
-        outputs = [initialize(spec, seed).module.train()(images) for seed in (0, 1, 2)]
-    assert [[k for k in range(10) if not out[:, k].any()] for out in outputs] == [[], [], [3]]
 
 
 @pytest.mark.parametrize("method", ["baseline", "pathcond", "rows", "exact", "optimum"])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from paper import data, models, results
+from paper import models, results
 from paper.cli import PaperError
 from paper.runs import key, result_path
 from paper.training import runner
@@ -28,16 +28,9 @@ KINDS = {
 }
 
 
-@pytest.fixture(scope="module")
-def images(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data")
-    data.prepare("generated", folder / "generated.pt")
-    return folder
-
-
 @pytest.fixture
-def options(images, tmp_path):
-    return Options(tmp_path / "results", images, tmp_path / "checkpoints", CPU)
+def options(generated, tmp_path):
+    return Options(tmp_path / "results", generated.parent, tmp_path / "checkpoints", CPU)
 
 
 def content(options, spec):
@@ -60,7 +53,7 @@ def stop_after(options, epochs):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_table_has_every_epoch(kind, options):
+def test_a_table_has_every_epoch_and_the_same_bytes_if_stopped_after_every_epoch(kind, options, tmp_path):
     spec = KINDS[kind]
     train([spec], options)
     table, record = results.read_result(result_path(options.results, spec))
@@ -70,20 +63,10 @@ def test_a_table_has_every_epoch(kind, options):
     assert list(zip(table["seed"], table["epoch"], strict=True)) == [(0, e) for e in range(4)]
     assert not table.isna().any().any()
     assert (table["max_log_scale"] > 0).all() == bool(spec["rescaling"].get("rescale"))
-    assert not table["diverged"].any()
-    assert record["spec"] == spec
-    assert record["status"] == "done"
-    assert record["precision"] == "float32"
-    assert record["parameters"] == models.parameters(models.build(spec["model"]))
-    assert record["seconds"] > 0
-    assert {"hardware", "threads", "torch", "python", "commit"} <= set(record)
-    assert not left(options)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_stopped_after_every_epoch_it_gives_the_same_bytes(kind, options, tmp_path):
-    spec = KINDS[kind]
-    train([spec], options)
+    parameters = models.parameters(models.build(spec["model"]))
+    expected = {"spec": spec, "status": "done", "precision": "float32", "parameters": parameters}
+    assert record == record | expected
+    assert {"seconds", "hardware", "threads", "torch", "python", "commit"} <= set(record)
     whole = content(options, spec)
     options.results, options.checkpoints = tmp_path / "again", tmp_path / "kept"
     for _ in range(20):
@@ -111,17 +94,15 @@ def test_a_result_that_is_there_is_taken_and_its_checkpoint_removed(options, cap
     assert not left(options)
 
 
-@pytest.mark.parametrize("damage", ["table", "record", "no record", "no table"])
+@pytest.mark.parametrize("damage", ["table", "no record"])
 def test_a_damaged_result_is_made_again(damage, options, capsys):
     spec = KINDS["mlp"]
     train([spec], options)
     path, whole = result_path(options.results, spec), content(options, spec)
     if damage == "table":
         path.write_bytes(whole.replace(b"0", b"1", 1))
-    elif damage == "record":
-        path.with_suffix(".json").write_text("{")
     else:
-        (path.with_suffix(".json") if damage == "no record" else path).unlink()
+        path.with_suffix(".json").unlink()
     capsys.readouterr()
     train([spec], options)
     assert "reused" not in capsys.readouterr().err
@@ -129,8 +110,7 @@ def test_a_damaged_result_is_made_again(damage, options, capsys):
     assert results.is_complete(path)
 
 
-@pytest.mark.parametrize("model", [FLAT, AUTO], ids=["mlp", "autoencoder"])
-@pytest.mark.parametrize("method", ["baseline", "enorm", "teleport"])
+@pytest.mark.parametrize(("model", "method"), [(FLAT, "enorm"), (AUTO, "baseline"), (AUTO, "teleport")])
 def test_a_run_that_diverges_is_recorded_as_such(model, method, options):
     spec = make_spec(model, method, {"teleport": 1} if method == "teleport" else {}, lr=1e30, epochs=4)
     train([spec], options)
@@ -174,13 +154,8 @@ def test_runs_of_one_architecture_share_a_batch_with_enorm_last():
     assert largest[-1] == enorm
     assert all(spec in largest for spec in (base, rate, rows))
     assert [len(batch) for batch in runner._batches([enorm, base, rate, rows], options_on_gpu(most=3))] == [3, 1]
-
-
-def test_a_batch_is_divided_among_devices_unless_it_is_small():
-    specs = [make_spec(FLAT, lr=0.1 * k, seed=seed) for k in range(1, 9) for seed in range(3)]
-    assert [len(batch) for batch in runner._batches(specs, options_on_gpu(), 2)] == [12, 12]
-    assert [len(batch) for batch in runner._batches(specs, options_on_gpu(), 8)] == [5, 5, 5, 5, 4]
-    assert [len(batch) for batch in runner._batches(specs[:3], options_on_gpu(), 8)] == [3]
+    many = [make_spec(FLAT, lr=0.1 * k, seed=seed) for k in range(1, 9) for seed in range(3)]
+    assert [len(batch) for batch in runner._batches(many, options_on_gpu(), 2)] == [12, 12], "divided among devices"
 
 
 def test_runs_at_different_epochs_train_separately():

@@ -1,7 +1,5 @@
 """Runs in a batch and alone: the order of the images, the metrics, and curves that do not depend on other runs."""
 
-import math
-
 import pytest
 import torch
 
@@ -58,22 +56,13 @@ def watch(trainer, epoch):
 # ---- the order of the images
 
 
-@pytest.mark.parametrize("make", [together, lambda *runs: alone(runs[0])], ids=["together", "alone"])
-def test_an_epoch_visits_every_image_once_in_the_order_of_its_seed(make):
-    trainer = make((make_spec(MLP, "pathcond"), 1))
-    for epoch in (1, 2, 7):
-        seen = watch(trainer, epoch)
-        assert [index.shape[1] for index in seen] == [16, 16, 16, 7]
-        visited = torch.cat(seen, 1)[0]
-        assert sorted(visited.tolist()) == list(range(55))
-        assert torch.equal(visited, torch.cat(batches(1, epoch, 55, 16)))
-
-
 def test_methods_share_the_order_of_a_seed_and_seeds_do_not():
     runs = [(make_spec(MLP, method), seed) for method in METHODS for seed in (0, 4, 1)]
+    assert [index.shape[1] for index in watch(alone(runs[0]), 1)] == [16, 16, 16, 7]
     trainer = together(*runs)
     orders = [torch.cat(watch(trainer, epoch), 1) for epoch in (1, 2)]
     assert not torch.equal(*orders)
+    assert torch.equal(torch.cat(watch(alone(runs[1]), 2), 1)[0], orders[1][1])
     for order, epoch in zip(orders, (1, 2), strict=True):
         by_seed = {seed: torch.cat(batches(seed, epoch, 55, 16)) for seed in (0, 4, 1)}
         assert len({tuple(one.tolist()) for one in by_seed.values()}) == 3
@@ -84,8 +73,7 @@ def test_methods_share_the_order_of_a_seed_and_seeds_do_not():
 # ---- what is measured
 
 
-@pytest.mark.parametrize("chunk", [None, 1, 8])
-@pytest.mark.parametrize("validation", [0, 13])
+@pytest.mark.parametrize(("validation", "chunk"), [(0, None), (13, 8)])
 @pytest.mark.parametrize("model", [MLP, BARE, GELU, AUTOENCODER], ids=["mlp", "bare", "gelu", "autoencoder"])
 def test_metrics_of_runs_together(model, validation, chunk):
     runs = [
@@ -96,11 +84,10 @@ def test_metrics_of_runs_together(model, validation, chunk):
     check_metrics(trainer, model, validation)
 
 
-@pytest.mark.parametrize("chunk", [None, 8])
 @pytest.mark.parametrize("model", [MLP, AUTOENCODER, CONV, GPT], ids=["mlp", "autoencoder", "conv", "gpt"])
-def test_metrics_of_a_run_alone(model, chunk):
+def test_metrics_of_a_run_alone(model):
     trainer = alone((make_spec(model, "pathcond", validation=13, lr=0.3), 0))
-    trainer.eval_batch = chunk or trainer.eval_batch
+    trainer.eval_batch = 8
     check_metrics(trainer, model, 13)
 
 
@@ -213,24 +200,6 @@ def test_teleport_leaves_the_runs_of_other_methods_and_those_that_diverged(way):
 
 
 # ---- text
-
-
-def test_a_gpt_learns_a_text_from_the_same_loss_with_and_without_rescaling():
-    usual = {
-        "optimiser": {"name": "adamw", "weight_decay": 0.1, "decay_vectors": False}, "lr": 0.01, "clip": 1.0,
-        "schedule": {"name": "one_cycle", "warmup": 0.2}, "train_metrics": "both", "images": 160, "epochs": 2,
-    }  # fmt: skip
-    found = {}
-    for method in ("baseline", "full", "running"):
-        trainer = alone((make_spec(GPT, method, **usual), 0))
-        found[method] = curves(trainer, 2)
-        assert (trainer.max_log_scale[0] > 0.1) == (method != "baseline")
-    for method, rows in found.items():
-        assert float(rows["train_loss"][0]) == pytest.approx(math.log(16), rel=0.05)
-        torch.testing.assert_close(rows["train_loss"][0], found["baseline"]["train_loss"][0], rtol=1e-6, atol=0)
-        assert float(rows["test_loss"][-1]) < 0.6 * float(rows["test_loss"][0]), method
-        assert float(rows["test_accuracy"][-1]) > 0.25  # by chance 1/16
-        assert bool(rows["running_train_loss"][1] > rows["running_train_loss"][2])
 
 
 def test_steps_on_a_text_are_those_of_a_plain_loop():
