@@ -99,12 +99,7 @@ class Top(Block):
 
 @dataclass(frozen=True)
 class Config:
-    """A checked configuration.
-
-    Attributes:
-        top: everything but the experiments' blocks.
-        settings: checked settings of each experiment.
-    """
+    """A checked configuration: everything but the experiments' blocks, and the settings of each experiment."""
 
     top: Top
     settings: Mapping[str, BaseModel]
@@ -185,15 +180,16 @@ class TrainingSpec(TrainingSetup):
     def _goes_together(self) -> TrainingSpec:
         if self.task != (expected := runs.task(plain(self.model))):
             raise ValueError(f"task: expected {expected} for a network of kind {self.model.kind}, got {self.task}")
-        teleport = isinstance(self.rescaling, Rescaled) and self.rescaling.teleport
-        if isinstance(self.rescaling, Rescaled) and teleport and self.rescaling.part != "both":
-            raise ValueError(f"rescaling.part: expected both with teleport, got {self.rescaling.part}")
-        if isinstance(self.rescaling, Rescaled) and teleport:
+        how = self.rescaling
+        teleport = isinstance(how, Rescaled) and how.teleport
+        if isinstance(how, Rescaled) and teleport:
+            if how.part != "both":
+                raise ValueError(f"rescaling.part: expected both with teleport, got {how.part}")
             for name in ("per_layer", "per_part", "smooth_paths"):
-                if getattr(self.rescaling, name):
+                if getattr(how, name):
                     raise ValueError(f"rescaling.{name}: expected false with teleport, got true")
-        if self.optimiser.name == "muon" and (self.rescaling.enorm or teleport):
-            way = "enorm" if self.rescaling.enorm else "teleport"
+        if self.optimiser.name == "muon" and (how.enorm or teleport):
+            way = "enorm" if how.enorm else "teleport"
             raise ValueError(f"optimiser.name: expected sgd or adam with {way}, got muon")
         return self
 
@@ -266,38 +262,24 @@ def presets(folder: Path) -> list[str]:
 
 
 def read(folder: Path, preset: str | None = None, over: Mapping[str, Json] | None = None) -> Config:
-    """The checked configuration of a preset.
+    """The checked configuration of a preset; a PaperError lists every mistake.
 
     Args:
         folder: the checkout, with config.yaml.
         preset: name of the preset; None: the one that `over` or config.yaml gives.
         over: values that override those of the files, such as those of Snakemake's --config.
-
-    Raises:
-        PaperError: lists every mistake.
     """
     base, over = load(folder / "config.yaml"), dict(over or {})
     chosen = preset or over.get("preset") or base.get("preset")
     known = presets(folder)
     if chosen not in known:
-        near = difflib.get_close_matches(str(chosen), known, 1, 0.5)
-        hint = f"; did you mean {near[0]!r}?" if near else "."
-        raise PaperError(f"preset: expected one of {', '.join(known)}, got {chosen!r}{hint}")
+        raise PaperError(f"preset: expected one of {', '.join(known)}, got {chosen!r}{_near(str(chosen), known)}")
     overlay = {} if chosen == PAPER else load(folder / "config" / f"{chosen}.yaml")
     return check({**merged(merged(base, overlay), over), "preset": chosen})
 
 
 def read_queue(folder: Path, chosen: Config, names: Sequence[str] = ()) -> Iterator[dict[str, Json]]:
-    """Training grids of queue.yaml: runs to compute that no experiment asks for yet.
-
-    Args:
-        folder: the checkout.
-        chosen: its configuration, whose setups the blocks may name.
-        names: names of the blocks; empty for all.
-
-    Raises:
-        PaperError: a block is unknown, or has mistakes, which are listed.
-    """
+    """Training grids of queue.yaml: runs to compute that no experiment asks for yet; only of these blocks, if any."""
     path = folder / "queue.yaml"
     blocks, content = load(path), {"setups": chosen.top.setups}
     for name in names or blocks:
@@ -317,18 +299,13 @@ _QUEUED: dict[str, type[TrainingGrid]] = {"hidden_layers": DepthGrid, "compressi
 
 
 def check(content: Mapping[str, Json]) -> Config:
-    """Check a configuration.
-
-    Raises:
-        PaperError: lists every mistake by its dotted path, with what was expected, and the nearest right name.
-    """
+    """Check a configuration; a PaperError lists every mistake by its dotted path, with what was expected and a hint."""
     mistakes: list[str] = []
+    top, settings = None, dict[str, BaseModel]()
     try:
         top = Top.model_validate(content)
     except ValidationError as error:
         mistakes += explain(error, Top)
-        top = None
-    settings: dict[str, BaseModel] = {}
     given = content.get("experiments")
     blocks: Mapping[str, Json] = given if isinstance(given, Mapping) else {}
     for name in blocks:
@@ -341,9 +318,8 @@ def check(content: Mapping[str, Json]) -> Config:
             mistakes.append(f"not_recorded: no experiment {name!r}{_hint(str(name), list(EXPERIMENTS))}")
     for experiment in EXPERIMENTS.values():
         for source in set(experiment.also) & set(map(str, listed)):
-            if experiment.name not in listed:
-                words = f"expected {experiment.name} too, which reads the runs of {source}; list both."
-                mistakes.append(f"not_recorded: {words}")
+            if (name := experiment.name) not in listed:
+                mistakes.append(f"not_recorded: expected {name} too, which reads the runs of {source}; list both.")
     if absent := [name for name in EXPERIMENTS if name not in blocks]:
         mistakes.append(f"experiments: expected the keys {', '.join(absent)}, which are not there.")
     for name, experiment in EXPERIMENTS.items():
@@ -368,20 +344,20 @@ def check(content: Mapping[str, Json]) -> Config:
 
 def _resolved(block: Mapping[str, Json], where: str, content: Mapping[str, Json], model: type[BaseModel]) -> Json:
     """A block with the settings of its setup, and with the networks that it names."""
-    block = {name: _resolved_part(value, f"{where}.{name}", content) for name, value in block.items()}
+    block = {
+        name: _with_setup(value, f"{where}.{name}", content) if isinstance(value, Mapping) else value
+        for name, value in block.items()
+    }
     block = _with_setup(block, where, content)
     names, networks = block.get("networks"), content.get("networks")
-    is_table = _is_table(model, "networks")
+    entry = model.model_fields.get("networks")
+    is_table = entry is not None and typing.get_origin(entry.annotation) is dict
     if is_table and isinstance(names, list) and isinstance(networks, Mapping):
         for name in names:
             if name not in networks:
                 raise PaperError(f"{where}.networks: no network {name!r}{_hint(str(name), list(networks))}")
         block["networks"] = {name: networks[name] for name in names}
     return block
-
-
-def _resolved_part(value: Json, where: str, content: Mapping[str, Json]) -> Json:
-    return _with_setup(value, where, content) if isinstance(value, Mapping) and "setup" in value else value
 
 
 def _with_setup(block: Mapping[str, Json], where: str, content: Mapping[str, Json]) -> dict[str, Json]:
@@ -392,11 +368,6 @@ def _with_setup(block: Mapping[str, Json], where: str, content: Mapping[str, Jso
         known = list(setups) if isinstance(setups, Mapping) else []
         raise PaperError(f"{where}.setup: expected one of {', '.join(known)}, got {name!r}{_hint(str(name), known)}")
     return merged(setups[name], {key: value for key, value in block.items() if key != "setup"})
-
-
-def _is_table(model: type[BaseModel], name: str) -> bool:
-    entry = model.model_fields.get(name)
-    return entry is not None and typing.get_origin(entry.annotation) is dict
 
 
 def _unused(config: Config) -> Iterator[str]:
@@ -411,15 +382,14 @@ def _unused(config: Config) -> Iterator[str]:
 
 
 def check_spec(spec: Mapping[str, Json]) -> None:
-    """Check the spec of a run from a command line.
-
-    Raises:
-        PaperError: lists every mistake.
-    """
+    """Check the spec of a run from a command line; a PaperError lists every mistake."""
     trained = spec["stage"] == "train"
-    model = TrainingSpec if trained else MeasurementSpec
+    model: type[BaseModel] = TrainingSpec if trained else MeasurementSpec
     try:
         model.model_validate(spec)
+        if not trained and EXPERIMENTS[spec["experiment"]].parts is None:  # one part, with all settings
+            model = EXPERIMENTS[spec["experiment"]].settings
+            model.model_validate(spec["settings"])
     except ValidationError as error:
         text = " ".join(explain(error, model))
         raise PaperError(f"{runs.key(spec):.120}: {text} `make specs` writes complete specs.") from error
@@ -461,8 +431,7 @@ def _reason(entry: Any) -> str:
     if entry["type"] in ("literal_error", "union_tag_invalid"):
         words = str(context.get("expected", context.get("expected_tags", ""))).replace("'", "").replace(" or ", ", ")
         got = context.get("tag", given)
-        near = difflib.get_close_matches(str(got), words.split(", "), 1, 0.5)
-        return f"expected one of {words}, got {got!r}" + (f"; did you mean {near[0]!r}?" if near else ".")
+        return f"expected one of {words}, got {got!r}{_near(str(got), words.split(', '))}"
     if entry["type"] == "too_short":
         return f"expected at least {context['min_length']} entries, got {text}."
     for name, words in _LIMITS.items():
@@ -487,9 +456,13 @@ def _dotted(where: str, path: list[str]) -> str:
     return ".".join([*([where] if where else []), *path]) or "(top level)"
 
 
-def _hint(got: str, known: list[str]) -> str:
+def _near(got: str, known: list[str], otherwise: str = ".") -> str:
     near = difflib.get_close_matches(got, known, 1, 0.5)
-    return f"; did you mean {near[0]!r}?" if near else f"; expected one of {', '.join(sorted(known))}."
+    return f"; did you mean {near[0]!r}?" if near else otherwise
+
+
+def _hint(got: str, known: list[str]) -> str:
+    return _near(got, known, f"; expected one of {', '.join(sorted(known))}.")
 
 
 def _walk(model: Any, path: list[str]) -> tuple[list[str], list[str]]:

@@ -87,6 +87,7 @@ Pooling = Literal["plain", "exact"]
 DatasetName = Literal["cifar10", "mnist", "generated", "kjv", "generated_text"]
 # `eval`: loss and accuracy after the epoch; `running`: mean loss of the epoch's steps, in train mode; or both.
 TrainMetrics = Literal["eval", "running", "both"]
+Augmentation = Literal["flip_crop"]  # of every image: a flip or none, a crop after padding by 4 pixels
 Some = Annotated[list[T], Field(min_length=1)]
 Distinct = Annotated[list[T], Field(min_length=1), AfterValidator(_each_once)]
 SeedList = Distinct[NonNegativeInt]
@@ -273,24 +274,29 @@ class Schedule(Block):
     warmup: Momentum = 0.0  # fraction of the steps
 
 
-class TrainingSetup(Block):
-    """What runs that train alike share.
+class Protocol(Block):
+    """What runs of several networks may share.
 
-    The last five settings are optional, and without them training is the paper's: constant learning rate, images as
-    they are, bfloat16 for CIFAR-NV and TF32 for other networks on a GPU, no clipping, train metrics of eval mode.
+    Without the optional settings, images are as they are, and on a GPU training is in bfloat16 for CIFAR-NV and in TF32
+    for other networks, as for the paper.
     """
 
-    model: Network
     dataset: DatasetName
     images: AtLeast2
     validation: NonNegativeInt
     test_images: PositiveInt
     batch: AtLeast2
     epochs: PositiveInt
+    augmentation: Augmentation | None = None
+    precision: Literal["float32", "tf32", "bfloat16"] | None = None  # on a GPU
+
+
+class TrainingSetup(Protocol):
+    """What runs of one network share; by default the learning rate is constant and gradients are not clipped."""
+
+    model: Network
     optimiser: Optimiser
     schedule: Schedule | None = None
-    augmentation: Literal["flip_crop"] | None = None  # of every image: a flip or none, a crop after padding by 4 pixels
-    precision: Literal["float32", "tf32", "bfloat16"] | None = None  # on a GPU
     clip: Positive | None = None  # largest norm of the gradient
     train_metrics: TrainMetrics | None = None
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, TypeVar
 
 from paper.lazy import np, pd, scipy
 
@@ -39,9 +39,9 @@ WORDS = {
     ERRATUM: {YES: "confirmed", PARTLY: "confirmed partly", NO: "not confirmed"},
 }
 NOT_RUN = "not judged at this preset"
-NOT_YET = "not run yet"
 COLUMNS = ("claim", "paper", "ours", "estimate", "verdict", "experiment")
 
+T = TypeVar("T")
 LR = 1e-3  # of the paper's main figures
 AT_LEAST, AT_MOST = ">= ", "<= "
 
@@ -51,12 +51,7 @@ AT_LEAST, AT_MOST = ">= ", "<= "
 
 @dataclass(frozen=True)
 class Levels:
-    """Which values of a claim's statistic answer yes, and which partly.
-
-    Attributes:
-        yes: smallest and largest value for yes.
-        partly: the same for partly; None if there is nothing between yes and no.
-    """
+    """Smallest and largest value of a claim's statistic for yes, and for partly (None if there is no such range)."""
 
     yes: tuple[float, float]
     partly: tuple[float, float] | None = None
@@ -242,7 +237,7 @@ def judged(
     Args:
         claim: what is judged.
         experiment: name of its experiment.
-        table: table of that experiment.
+        table: table of that experiment, at the path `artifact`.
         is_paper: whether its settings are the paper's.
         artifact: path of the table.
         missing: network, method and lr of the runs that the table lacks.
@@ -312,7 +307,7 @@ def counted(claims: Sequence[Mapping[str, Any]]) -> str:
     parts = []
     for kind, name in ((PAPER, "Claims of the paper"), (OURS, "hypotheses of ours"), (ERRATUM, "errata")):
         found = [claim["verdict"] for claim in claims if claim["kind"] == kind]
-        order = (*WORDS[kind].values(), *(answer.value for answer in (UNDECIDED, NOT_COMPARABLE)), NOT_RUN, NOT_YET)
+        order = (*WORDS[kind].values(), UNDECIDED, NOT_COMPARABLE, NOT_RUN)
         counts = ", ".join(f"{verdict} {found.count(verdict)}" for verdict in order if verdict in found)
         if found:
             parts.append(f"{name} ({len(found)}): {counts}")
@@ -322,8 +317,12 @@ def counted(claims: Sequence[Mapping[str, Any]]) -> str:
 # ---- deciding
 
 
-def decide(estimate: Estimate, levels: Levels) -> Answer:
-    """Yes or partly if the whole interval lies there, no if none of it does, else undecided."""
+def decide(estimate: Estimate, levels: Levels | str) -> Answer:
+    """Yes or partly if the whole interval lies there, no if none of it does, else undecided.
+
+    `levels` may be the id of a claim, which stands for its entry in :data:`LEVELS`.
+    """
+    levels = LEVELS[levels] if isinstance(levels, str) else levels
     low, high = estimate.interval
     partly = levels.partly or levels.yes
     if levels.yes[0] <= low and high <= levels.yes[1]:
@@ -349,6 +348,12 @@ def over_cases(answers: Iterable[Answer]) -> Answer:
     return NO if NO in found else UNDECIDED
 
 
+def worst(answers: Iterable[Answer]) -> Answer:
+    """One answer for conditions that must all hold: no if one does not, undecided if one is, else yes."""
+    found = list(answers)
+    return NO if NO in found else UNDECIDED if UNDECIDED in found else YES
+
+
 def never(answers: Iterable[Answer], tolerated: float = 0.0) -> Answer:
     """One answer for a claim without exceptions: partly if at most a share `tolerated` of the cases answers no.
 
@@ -369,6 +374,15 @@ def never(answers: Iterable[Answer], tolerated: float = 0.0) -> Answer:
 def of_all(true: Iterable[bool]) -> Answer:
     """For cases without randomness: yes if all are true, partly if some are, no if none is."""
     return over_cases(YES if case else NO for case in true)
+
+
+def agreed(claim: str, found: Mapping[Any, Estimate | None]) -> Answer:
+    """One answer for the cases of a claim, each decided by its estimate; open ones are left out.
+
+    Raises:
+        NotMeasured: all are open.
+    """
+    return over_cases(decide(estimate, claim) for estimate in known(found).values())
 
 
 # ---- estimates
@@ -452,15 +466,9 @@ def some(table: pd.DataFrame, **where: Any) -> pd.DataFrame:
 
 
 def runs(table: pd.DataFrame, kind: str | None = None, **where: object) -> pd.DataFrame:
-    """The runs with these values, one row per seed.
+    """The runs with these values, one row per seed; NotMeasured if there are none.
 
-    Args:
-        table: the table of a trained experiment.
-        kind: "hidden_layers" for MLPs alone, "compression" for autoencoders alone.
-        where: values of columns.
-
-    Raises:
-        NotMeasured: there are none.
+    `kind` is "hidden_layers" for MLPs alone, "compression" for autoencoders alone.
     """
     rows = some(table, panel="run", **where)
     if kind is not None:
@@ -477,16 +485,12 @@ def of(rows: pd.DataFrame, method: str) -> pd.DataFrame:
 
 def by(rows: pd.DataFrame, column: str) -> Iterator[tuple[float, pd.DataFrame]]:
     """The rows of each value of a column of numbers, smallest first."""
-    for value in sorted(set(rows[column].dropna())):
-        yield float(value), rows[rows[column] == value]
+    for value, part in rows.groupby(column):
+        yield float(value), part  # type: ignore[arg-type]
 
 
 def paired(rows: pd.DataFrame, value: str, first: str, second: str) -> pd.Series:
-    """A value of the first method less that of the second, by seed.
-
-    Raises:
-        NotMeasured: no seed has both.
-    """
+    """A value of the first method less that of the second, by seed; NotMeasured if no seed has both."""
     wide = [of(rows, method).set_index("seed")[value] for method in (first, second)]
     difference = (wide[0] - wide[1]).dropna()
     if difference.empty:
@@ -497,12 +501,7 @@ def paired(rows: pd.DataFrame, value: str, first: str, second: str) -> pd.Series
 def epochs_ratio(slow: pd.DataFrame, fast: pd.DataFrame) -> Estimate | None:
     """Epochs to the target of some runs over those of others, paired by seed.
 
-    Args:
-        slow: runs of the numerator.
-        fast: runs of the denominator.
-
-    Returns:
-        The ratio; None if there is no pair, if a seed meets the target in neither, or bounds point both ways.
+    It is None if there is no pair, if a seed meets the target in neither, or if bounds point both ways.
     """
     found = epochs_ratios_by_seed(slow, fast)
     return None if found is None else Estimate.of(*found)
@@ -524,8 +523,7 @@ def epochs_ratios_by_seed(slow: pd.DataFrame, fast: pd.DataFrame) -> tuple[pd.Se
 def loss_ratio(high: pd.DataFrame, low: pd.DataFrame) -> Estimate | None:
     """Final train loss of some runs over that of others, paired by seed; a run that diverged has an infinite one.
 
-    Returns:
-        The ratio, 0 or infinite where one side diverged; None if there is no pair or both sides of one diverged.
+    It is None if there is no pair, or if both sides of one diverged.
     """
     columns = ["seed", "final_train_loss"]
     pairs = high[columns].merge(low[columns], on="seed", suffixes=("", "_low")).fillna(math.inf)
@@ -543,12 +541,8 @@ def loss_ratios(rows: pd.DataFrame, column: str, low: str = "pathcond", high: st
     return {value: loss_ratio(of(part, high), of(part, low)) for value, part in by(rows, column)}
 
 
-def known(found: Estimates, least: int = 1) -> dict[float, Estimate]:
-    """The ratios that are not open.
-
-    Raises:
-        NotMeasured: there are fewer than `least`.
-    """
+def known(found: Mapping[T, Estimate | None], least: int = 1) -> dict[T, Estimate]:
+    """The ratios that are not open; NotMeasured if there are fewer than `least`."""
     kept = {key: value for key, value in found.items() if value is not None}
     if len(kept) < least:
         raise NotMeasured(f"{len(kept)} of {len(found)} ratios known, {least} needed: targets missed or runs left out")
@@ -596,11 +590,7 @@ def rank_estimate(first: Sequence[float], second: Sequence[float]) -> Estimate:
 
 
 def steps(values: pd.DataFrame) -> list[Estimate]:
-    """How much values grow from each column to the next, by seed (rows).
-
-    Raises:
-        NotMeasured: one column shows no trend.
-    """
+    """How much values grow from each column to the next, by seed (rows); NotMeasured if there is one column."""
     if values.shape[1] < 2:
         raise NotMeasured("one value shows no trend")
     columns = [values[name] for name in sorted(values)]
@@ -611,9 +601,8 @@ def steps(values: pd.DataFrame) -> list[Estimate]:
 def tuned(rows: pd.DataFrame, value: str) -> tuple[pd.DataFrame, str]:
     """A method's runs at the learning rate where its mean is least, among those where every seed has a finite value.
 
-    Returns:
-        The runs, none if there is no such rate, and the mean and rate in words, with a remark if the rate is at an end
-        of those tried.
+    There are no runs if there is no such rate. The mean and rate in words follow, with a remark if the rate is at an
+    end of those tried.
     """
     means = rows.assign(value=rows[value].replace(float("inf"), float("nan"))).groupby("lr")["value"]
     complete = means.mean()[means.count() == means.size()]

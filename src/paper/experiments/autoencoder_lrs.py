@@ -77,7 +77,6 @@ EXPERIMENT = Experiment(
     settings=CompressionGrid,
     plot=plot,
     claims=_CLAIMS,
-    keys=("epoch",),
     grids=grids,
     table=trained,
 )

@@ -49,7 +49,7 @@ class Experiment:
     settings: type[BaseModel]
     plot: Callable[[pd.DataFrame], plotting.Figure]
     claims: tuple[Claim, ...]
-    keys: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ("epoch",)
     version: int = 1
     measure: Callable[[Mapping[str, Any], torch.device], pd.DataFrame] | None = None
     parts: Callable[[Any], Iterable[Part]] | None = None

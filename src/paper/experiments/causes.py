@@ -23,25 +23,18 @@ from paper.experiments.conditioning import LEAST, numbers
 from paper.lazy import functional, models, nn, np, pathcond, pd, plotting, starts, torch
 from paper.methods import describe
 from paper.settings import AtLeast2, Block, PositiveInt, plain
-from paper.verdicts import LEVELS, OURS, Claim, Estimate, Finding, NotMeasured, decide, rank, rank_estimate
+from paper.verdicts import OURS, Claim, Estimate, Finding, NotMeasured, decide, rank, rank_estimate
 
 KEYS = ("network",)
 
 
 class Settings(Block):
-    """The networks of `practice`, and what is measured of them.
-
-    Attributes:
-        practice: the settings of that experiment.
-        steps: steps after the start whose updates are measured.
-        batch: images of a step, or windows of a text.
-        images: images of the NTK, or windows.
-    """
+    """The networks of `practice`, and what is measured of them."""
 
     practice: practice.Settings
-    steps: PositiveInt
-    batch: AtLeast2
-    images: AtLeast2
+    steps: PositiveInt  # after the start, whose updates are measured
+    batch: AtLeast2  # images of a step, or windows of a text
+    images: AtLeast2  # of the NTK, or windows
 
 
 def parts(settings: Settings) -> Iterator[Part]:
@@ -60,15 +53,10 @@ def parts(settings: Settings) -> Iterator[Part]:
 def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
     """One row: a network before and after its rescaling.
 
-    Args:
-        settings: settings of a part, with ``data``, the file of the data set.
-        device: where it is computed.
-
-    Returns:
-        Columns network, seed, parameters; units (that have a scale), max_log_scale and mean_log_scale (of them), moved
-        (share of all hidden units whose abs(log lambda) is above 0.001); layers (whose updates are compared),
-        update (relative update after over before, median over layers) and update_deviation (over layers, of log2 of
-        the same); and the columns of the NTK's spectrum, see :mod:`paper.experiments.conditioning`.
+    Columns network, seed, parameters; units (that have a scale), max_log_scale and mean_log_scale (of them), moved
+    (share of all hidden units whose abs(log lambda) is above 0.001); layers (whose updates are compared), update
+    (relative update after over before, median over layers) and update_deviation (over layers, of log2 of the same); and
+    the columns of the NTK's spectrum, see :mod:`paper.experiments.conditioning`.
     """
     from paper.training import datasets
     from paper.training.modules import RESCALE_BATCH
@@ -111,11 +99,7 @@ def relative_updates(
 ) -> dict[str, float]:
     """Norm of the update over norm of the weights of every layer, mean over the first steps; the module is not changed.
 
-    Args:
-        module: a network, in the mode of its training.
-        x: its inputs, in the order of the steps.
-        labels: their classes, or the characters that follow.
-        settings: ``optimiser``, ``lr``, ``steps``, ``batch`` and, if gradients are clipped, ``clip``.
+    The module is in the mode of its training; inputs and labels are in the order of the steps.
     """
     from paper.training.optimisers import optimisers
 
@@ -145,16 +129,10 @@ def log_changes(before: Mapping[str, float], after: Mapping[str, float]) -> Iter
 
 
 def tangent_kernel(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    """The NTK of the first output of any network, in the mode that it is in.
+    """The NTK (n, n) of the first output of any network, in the mode that it is in, on images or windows (n, ...).
 
-    The gradient of each output is computed by itself. Only if BatchNorm couples images does it need all of them.
-
-    Args:
-        module: a network.
-        x: images (n, ...), or windows of a text (n, characters), of which the last character's output counts.
-
-    Returns:
-        The Gram matrix (n, n) of the gradients.
+    The gradient of each output is computed by itself. Only if BatchNorm couples images does it need all of them. Of a
+    text, the output of a window's last character counts.
     """
     module = copy.deepcopy(module)  # train mode moves running statistics
     parameters = list(module.parameters())
@@ -195,8 +173,7 @@ def table(runs: Runs, settings: Mapping[str, Any]) -> pd.DataFrame:
 def points(table: pd.DataFrame) -> pd.DataFrame:
     """One row per network that has a gain: means over seeds, geometric ones of factors.
 
-    Columns network, normalisation, max_log_scale, mean_log_scale, moved, update, update_deviation, fall (of the NTK's
-    condition number), growth (of its mean eigenvalue), gain, low, high.
+    `fall` is that of the NTK's condition number, `growth` that of its mean eigenvalue.
     """
     rows = table.dropna(subset="gain")
     factors = {
@@ -211,11 +188,7 @@ def points(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def correlation(found: pd.DataFrame, value: str) -> Estimate:
-    """Rank correlation of a column of :func:`points` with the gain, with a bootstrap interval over networks.
-
-    Raises:
-        NotMeasured: too few networks have a gain, or a side is constant.
-    """
+    """Rank correlation of a column of :func:`points` with the gain, with a bootstrap interval over networks."""
     if len(found) < LEAST:
         raise NotMeasured(f"networks with a gain: {len(found)}; {LEAST} needed for a rank correlation")
     return rank_estimate(found[value].tolist(), found["gain"].tolist())
@@ -286,7 +259,7 @@ def _predicts(table: pd.DataFrame, claim: str, value: str, others: Mapping[str, 
     ranks = {label: rank(found[name].tolist(), found["gain"].tolist()) for name, label in others.items()}
     listed = ", ".join(f"{label} {value:.2f}" for label, value in ranks.items() if not math.isnan(value))
     words = f"over {len(found)} networks, where it is {ends}" + f"; rank correlation of {listed}" * bool(listed)
-    return Finding(words, decide(estimate, LEVELS[claim]), estimate, "rank correlation")
+    return Finding(words, decide(estimate, claim), estimate, "rank correlation")
 
 
 _RULE = "rank correlation of {} with the gain in points of `practice`, with a bootstrap interval over networks"

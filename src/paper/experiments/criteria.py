@@ -10,6 +10,7 @@ Symbols of the paper and their names here:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Annotated, Any, NamedTuple
 
 from paper.cli import PaperError
@@ -30,7 +31,6 @@ class Settings(Block):
     seeds: SeedList
 
 
-COLUMNS = ["example", "criterion", "seed", "log_scale", "value", "balanced", "minimiser"]
 # Points of each search grid; the next grid lies between the neighbours of the smallest value.
 POINTS, ROUNDS = 41, 6
 
@@ -38,18 +38,10 @@ Criterion = Callable[["torch.Tensor", float], "torch.Tensor"]
 
 
 def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
-    """Every criterion along one random orbit per seed and length.
+    """Every criterion along one random orbit per seed and length, on a CPU: one row per point of the grid.
 
-    Args:
-        settings: target, lengths, grid, log_range, seeds.
-        device: not used; a CPU is fastest, and gives the same numbers everywhere.
-
-    Returns:
-        One row per point of the grid; `balanced` and `minimiser` are constant along an orbit. PathCond's objective F is
-        given as exp(F / p) up to a factor, which makes it the arithmetic over the geometric mean of diag(G).
-
-    Raises:
-        PaperError: A criterion is least at the end of the range.
+    `balanced` and `minimiser` are constant along an orbit. PathCond's objective F is given as exp(F / p) up to a
+    factor, which makes it the arithmetic over the geometric mean of diag(G).
     """
     grid = torch.linspace(-1.0, 1.0, settings["grid"], dtype=torch.float64) * settings["log_range"]
     tables = []
@@ -57,17 +49,20 @@ def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
         for seed in settings["seeds"]:
             start = _orbit(length, seed)
             for name, criterion in {**CRITERIA, **(WEIGHTED if length == 2 else {})}.items():
-
-                def value(
-                    log_scales: torch.Tensor, start: torch.Tensor = start, criterion: Criterion = criterion
-                ) -> torch.Tensor:
-                    return criterion(_along(start, log_scales), settings["target"])
-
+                value = partial(_value, criterion, start, settings["target"])
                 columns = {"example": "uv" if length == 2 else f"chain{length}", "criterion": name, "seed": seed}
                 columns |= {"log_scale": grid.tolist(), "value": value(grid).tolist()}
                 columns |= {"balanced": float((start[1] / start[0]).abs().log()) / 2.0}
                 tables.append(pd.DataFrame(columns | {"minimiser": least(value, grid, f"{name}, seed {seed}")}))
-    return pd.concat(tables, ignore_index=True).reindex(columns=COLUMNS)
+    return pd.concat(tables, ignore_index=True)
+
+
+def _value(criterion: Criterion, start: torch.Tensor, target: float, log_scales: torch.Tensor) -> torch.Tensor:
+    """A criterion at points of an orbit; log-scales are those of the first two numbers."""
+    scale = log_scales.exp()
+    factors = torch.ones(len(scale), len(start), dtype=start.dtype)
+    factors[:, 0], factors[:, 1] = scale, 1.0 / scale
+    return criterion(start * factors, target)
 
 
 def least(function: Callable[[torch.Tensor], torch.Tensor], grid: torch.Tensor, where: str) -> float:
@@ -92,14 +87,6 @@ def _orbit(length: int, seed: int) -> torch.Tensor:
     even = size.log().mean().exp()
     ratio = (size[0] / size[1]).sqrt()
     return sign * torch.cat((torch.stack((even * ratio, even / ratio)), even.expand(length - 2)))
-
-
-def _along(start: torch.Tensor, log_scales: torch.Tensor) -> torch.Tensor:
-    """Points of the orbit, shape (points, L)."""
-    scale = log_scales.exp()
-    factors = torch.ones(len(scale), len(start), dtype=start.dtype)
-    factors[:, 0], factors[:, 1] = scale, 1.0 / scale
-    return start * factors
 
 
 def _phi_gradient(theta: torch.Tensor) -> torch.Tensor:
@@ -159,6 +146,10 @@ class _Look(NamedTuple):
     line: str | tuple[float, tuple[float, float]]
     width: float
 
+    @property
+    def style(self) -> dict[str, Any]:
+        return {"color": self.colour, "linestyle": self.line, "linewidth": self.width}
+
 
 def _looks() -> tuple[dict[str, _Look], dict[str, _Look]]:
     """Criteria of the paper, then those of the counterexample.
@@ -208,10 +199,8 @@ def plot(table: pd.DataFrame) -> plotting.Figure:
         place.xaxis.set_major_locator(MultipleLocator(1.0))
     plotting.letters(axes[:columns])
     handles = [
-        plotting.handle(color=look.colour, linestyle=look.line, linewidth=look.width, marker="o", markersize=2.5,
-               label=look.label)
-        for look in criteria.values()
-    ]  # fmt: skip
+        plotting.handle(label=look.label, marker="o", markersize=2.5, **look.style) for look in criteria.values()
+    ]
     figure.legend(handles=handles, loc="outside upper center", ncols=7, columnspacing=1.2, handlelength=2.4)
     return figure
 
@@ -228,7 +217,7 @@ def _column(
         first = found[criterion].query(f"seed == {orbits['seed'].iloc[0]}")
         x, value = (first["log_scale"] - first["balanced"]).to_numpy(), first["value"].to_numpy()
         value = np.where(np.abs(x) <= reach, value / value.min(), np.nan)
-        curves.plot(x, value, color=look.colour, linestyle=look.line, linewidth=look.width)
+        curves.plot(x, value, **look.style)
         least = (orbits["minimiser"] - orbits["balanced"]).to_numpy()
         minima.plot(least, np.full(len(least), number), color=look.colour, marker="o", markersize=2.5, linestyle="")
 

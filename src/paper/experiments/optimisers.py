@@ -10,21 +10,7 @@ from paper.experiments.base import Experiment, Runs
 from paper.experiments.cifar_nv import CurveGrid
 from paper.lazy import pd, plotting
 from paper.settings import Block, DepthGrid, grids
-from paper.verdicts import (
-    LEVELS,
-    OURS,
-    Claim,
-    Estimate,
-    Finding,
-    NotMeasured,
-    accuracy_gain,
-    decide,
-    epochs_ratio,
-    of,
-    over_cases,
-    runs,
-    tuned,
-)
+from paper.verdicts import OURS, Claim, Estimate, Finding, accuracy_gain, agreed, epochs_ratio, known, of, runs, tuned
 
 NAMES = ("momentum", "adamw", "muon")
 LABELS = {"momentum": "SGD with momentum", "adamw": "AdamW", "muon": "Muon"}
@@ -87,13 +73,9 @@ def _label(rows: pd.DataFrame) -> str:
 # Claims
 
 
-def _best(rows: pd.DataFrame, method: str) -> tuple[pd.DataFrame, float]:
-    """A method's runs at the learning rate where its mean best test accuracy is highest, and that rate."""
-    mine = of(rows, method)
-    if mine.empty:
-        raise NotMeasured(f"no run of {method}")
-    lr = mine.groupby("lr")["best_test_accuracy"].mean().idxmax()
-    return mine[mine["lr"] == lr], lr
+def _best(rows: pd.DataFrame) -> pd.DataFrame:
+    """A method's runs at the learning rate where its mean best test accuracy is highest."""
+    return rows[rows["lr"] == rows.groupby("lr")["best_test_accuracy"].mean().idxmax()]
 
 
 def _gains(claim: str, table: pd.DataFrame, method: str, chosen: tuple[str, ...] = NAMES) -> Finding:
@@ -101,10 +83,9 @@ def _gains(claim: str, table: pd.DataFrame, method: str, chosen: tuple[str, ...]
     every = runs(table)
     found: dict[Any, Estimate | None] = {}
     for network, rows in every[every["optimiser"].isin(chosen)].groupby("network", sort=False):
-        if of(rows, method).empty or of(rows, "baseline").empty:
-            continue
-        both = pd.concat([_best(rows, name)[0] for name in (method, "baseline")])
-        found[network] = accuracy_gain(both, method, "baseline")
+        both = [of(rows, name) for name in (method, "baseline")]
+        if not any(part.empty for part in both):
+            found[network] = accuracy_gain(pd.concat(map(_best, both)), method, "baseline")
     return _finding(claim, found, "points")
 
 
@@ -118,13 +99,10 @@ def _speed(table: pd.DataFrame) -> Finding:
 
 
 def _finding(claim: str, found: Mapping[Any, Estimate | None], unit: str) -> Finding:
-    measured = {name: estimate for name, estimate in found.items() if estimate is not None}
-    if not measured:
-        raise NotMeasured("no network with both methods")
-    answer = over_cases(decide(estimate, LEVELS[claim]) for estimate in measured.values())
+    measured = known(found)
     words = "; ".join(f"{name} {'open' if estimate is None else estimate.words}" for name, estimate in found.items())
     best = max(measured, key=lambda name: measured[name].value)
-    return Finding(words, answer, measured[best], f"{unit} at {best}", found)
+    return Finding(words, agreed(claim, found), measured[best], f"{unit} at {best}", found)
 
 
 _ACCURACY = (
@@ -184,7 +162,6 @@ EXPERIMENT = Experiment(
     settings=Settings,
     plot=plot,
     claims=_CLAIMS,
-    keys=("epoch",),
     grids=all_grids,
     table=table,
 )

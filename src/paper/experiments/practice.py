@@ -26,13 +26,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from paper.experiments.base import Experiment, Runs
 from paper.lazy import np, pd, plotting, scipy
 from paper.methods import METHODS
 from paper.settings import (
     AtLeast2,
+    Augmentation,
     Block,
     DatasetName,
     Distinct,
@@ -41,10 +42,10 @@ from paper.settings import (
     MethodNames,
     Name,
     Network,
-    NonNegativeInt,
     Optimiser,
     Positive,
     PositiveInt,
+    Protocol,
     Schedule,
     SeedList,
     TrainingGrid,
@@ -53,7 +54,6 @@ from paper.settings import (
     plain,
 )
 from paper.verdicts import (
-    LEVELS,
     NO,
     OURS,
     PARTLY,
@@ -62,9 +62,9 @@ from paper.verdicts import (
     Estimate,
     Finding,
     NotMeasured,
+    agreed,
     decide,
     never,
-    over_cases,
     some,
 )
 
@@ -77,64 +77,38 @@ SMOOTH = (*LAYERNORM, "efficientnet_b0")
 
 
 class Trained(Block):
-    """A network and how it is trained.
-
-    Attributes:
-        model: the network.
-        optimiser: the optimiser it is usually trained with.
-        lrs: its grid of learning rates.
-        clip: bound on the norm of the gradient.
-        methods: the methods compared on it, if not all.
-        extra_methods: methods compared on it besides; those that rescale during training are no candidates.
-        held_out: it takes no part in the choice of the default.
-        dataset: its data set, if not the shared one, and so for the settings that follow.
-        images: training images, or windows of a text.
-        test_images: test images, or windows.
-        batch: images or windows of a step.
-        augmentation: null for none.
-    """
+    """A network and how it is usually trained."""
 
     model: Network
     optimiser: Optimiser
     lrs: LearningRates
     clip: Positive | None = None
-    methods: MethodNames | None = None
-    extra_methods: MethodNames | None = None
-    held_out: Flag = False
+    methods: MethodNames | None = None  # those compared on it, if not all
+    extra_methods: MethodNames | None = None  # besides; those that rescale during training are no candidates
+    held_out: Flag = False  # it takes no part in the choice of the default
+    # In place of the shared settings:
     dataset: DatasetName | None = None
     images: AtLeast2 | None = None
     test_images: PositiveInt | None = None
     batch: AtLeast2 | None = None
-    augmentation: Literal["flip_crop"] | None = None
+    augmentation: Augmentation | None = None
 
 
-class Protocol(Block):
+class TrainedNetworks(Protocol):
     """Networks and how they are trained, also for `quantisation`."""
 
     networks: dict[Name, Trained]
-    dataset: DatasetName
-    images: AtLeast2
-    validation: NonNegativeInt
-    test_images: PositiveInt
-    batch: AtLeast2
-    epochs: PositiveInt
     schedule: Schedule
-    augmentation: Literal["flip_crop"] | None = None
-    precision: Literal["float32", "tf32", "bfloat16"] | None = None
     seeds: SeedList
 
     def known(self, name: str) -> Trained:
-        """The network of this name.
-
-        Raises:
-            ValueError: there is none.
-        """
+        """The network of this name; a ValueError if there is none."""
         if name not in self.networks:
             raise ValueError(f"trained: expected names of networks ({', '.join(self.networks)}), got {name!r}")
         return self.networks[name]
 
 
-class Settings(Protocol):
+class Settings(TrainedNetworks):
     """Networks, of which those of `trained` are trained with `methods`."""
 
     trained: Distinct[Name]
@@ -201,23 +175,19 @@ def table(runs: Runs, settings: Mapping[str, Any]) -> pd.DataFrame:
     for found, provenance in runs:
         spec, last = provenance["spec"], found.sort_values("epoch").iloc[-1]
         network = settings["networks"][spec["network"]]
-        diverged = bool(found["diverged"].any())
-        rows.append(
-            {
-                "panel": "run",
-                "network": spec["network"],
-                "held_out": bool(network.get("held_out", False)),
-                "method": spec["method"],
-                "lr": float(spec["lr"]),
-                "seed": spec["seed"],
-                "accuracy": 100 * float(last["test_accuracy"]),
-                "loss": float(last["test_loss"]),
-                "diverged": diverged,
-                "max_log_scale": float(last["max_log_scale"]),
-                "seconds": provenance["seconds"],
-                "rescale_seconds": provenance["rescale_seconds"],
-            }
-        )
+        row = {
+            "panel": "run",
+            "network": spec["network"],
+            "held_out": bool(network.get("held_out", False)),
+            "method": spec["method"],
+            "lr": float(spec["lr"]),
+            "seed": spec["seed"],
+            "accuracy": 100 * float(last["test_accuracy"]),
+            "loss": float(last["test_loss"]),
+            "diverged": bool(found["diverged"].any()),
+            "max_log_scale": float(last["max_log_scale"]),
+        }
+        rows.append(row | {name: provenance[name] for name in ("seconds", "rescale_seconds")})
     every = pd.DataFrame(rows)
     # If two methods are the same on a network, one is run and its runs are used for both.
     copies = []
@@ -236,16 +206,15 @@ def best(runs: pd.DataFrame) -> pd.DataFrame:
     for _, part in runs.groupby("network", sort=False):
         means = part.groupby(["method", "lr"])["accuracy"].mean()
         found = {str(method): means[method].idxmax() for method in part["method"].unique()}
-        chosen = {
-            method: part[(part["method"] == method) & (part["lr"] == lr)].set_index("seed")
-            for method, lr in found.items()
-        }
+        at_rate = dict(list(part.set_index("seed").groupby(["method", "lr"])))
+        chosen = {method: at_rate[method, lr] for method, lr in found.items()}
         if BASELINE not in chosen:
             continue
         pairs = {method: (at["accuracy"] - chosen[BASELINE]["accuracy"]).dropna() for method, at in chosen.items()}
         distinct = {tuple(pair): pair for method, pair in pairs.items() if method != BASELINE}
         half = _half_width(list(distinct.values()))  # methods that are the same on a network count once
         for method, at in chosen.items():
+            mine = part[part["method"] == method]
             near = means[method][means[method] >= means[method].max() - NEAR].index
             gain = float(pairs[method].mean())
             own = 0.0 if method == BASELINE else half
@@ -265,10 +234,10 @@ def best(runs: pd.DataFrame) -> pd.DataFrame:
                     "lr_high": near.max(),
                     "lrs_near": len(near),
                     "at_edge": found[method] in (part["lr"].min(), part["lr"].max()),
-                    "diverged": int(part.loc[part["method"] == method, "diverged"].sum()),
-                    "max_log_scale": part.loc[part["method"] == method, "max_log_scale"].max(),
-                    "seconds": part.loc[part["method"] == method, "seconds"].median(),
-                    "rescale_seconds": part.loc[part["method"] == method, "rescale_seconds"].median(),
+                    "diverged": int(mine["diverged"].sum()),
+                    "max_log_scale": mine["max_log_scale"].max(),
+                    "seconds": mine["seconds"].median(),
+                    "rescale_seconds": mine["rescale_seconds"].median(),
                     "n": len(pairs[method]),
                 }
             )
@@ -288,14 +257,7 @@ def _half_width(pairs: list[pd.Series]) -> float:
 
 
 def choose(table: pd.DataFrame) -> tuple[str, str, dict[str, tuple[float, list[str]]]]:
-    """The default by the rule above.
-
-    Returns:
-        The choice, the choice without ties, and the mean gain and the harmed networks of each candidate.
-
-    Raises:
-        NotMeasured: no network takes part in the choice, or a candidate lacks one.
-    """
+    """The default by the rule above, the choice without ties, and each candidate's mean gain and harmed networks."""
     rows = some(table, panel="best", held_out=False)
     rows = rows[[not METHODS[name].teleport for name in rows["method"]]]
     scales = rows.groupby("method")["max_log_scale"].mean()
@@ -350,10 +312,8 @@ def plot(table: pd.DataFrame) -> plotting.Figure:
     for method in methods:
         look: dict[str, Any] = {"color": METHODS[method].colour, "marker": METHODS[method].marker, "linestyle": ""}
         one = drawn[drawn["method"] == method]
-        place = [
-            names.index(name) + 0.8 * ((order[name].index(method) + 0.5) / len(order[name]) - 0.5)
-            for name in one["network"]
-        ]
+        shift = {name: (one.index(method) + 0.5) / len(one) - 0.5 for name, one in order.items() if method in one}
+        place = [names.index(name) + 0.8 * shift[name] for name in one["network"]]
         width = (one["high"] - one["gain"]).where(lambda value: value < math.inf, 0.0)
         axes[0].errorbar(one["gain"], place, xerr=width, elinewidth=0.6, label=METHODS[method].label, **look)
         if not METHODS[method].teleport:  # its later scales are not known
@@ -362,9 +322,8 @@ def plot(table: pd.DataFrame) -> plotting.Figure:
     accuracy = rows[rows["method"] == BASELINE].set_index("network")["accuracy"]
     labels = [f"{name}{'*' if held[name] else ''}\n{accuracy[name]:.1f}%" for name in names]
     axes[0].set_yticks(range(len(names)), labels)
-    axes[0].set(
-        xlabel="gain in test accuracy (points)", ylim=(len(names) - 0.5, -0.5), title="Best learning rate of each"
-    )
+    axes[0].set(xlabel="gain in test accuracy (points)", title="Best learning rate of each")
+    axes[0].set_ylim(len(names) - 0.5, -0.5)
     axes[1].set(xlabel=r"largest $|\log\,\lambda|$", ylabel="gain (points)", title="Size of the rescaling")
     if rows["max_log_scale"].max() > 5:
         axes[1].set_xscale("symlog", linthresh=1.0)
@@ -391,7 +350,7 @@ def _estimate(row: Any) -> Estimate:
 def _harm(claim: str, method: str, table: pd.DataFrame) -> Finding:
     rows = some(table, panel="best", method=method)
     found = {f"{row.network}{'*' * bool(row.held_out)}": _estimate(row) for row in rows.itertuples()}
-    answers = {name: decide(estimate, LEVELS[claim]) for name, estimate in found.items()}
+    answers = {name: decide(estimate, claim) for name, estimate in found.items()}
     chosen = {name: answer for name, answer in answers.items() if not name.endswith("*")}
     answer = never(chosen.values() if chosen else answers.values())
     if answer != NO and NO in answers.values():
@@ -422,21 +381,20 @@ def _mean_gain(table: pd.DataFrame) -> Finding:
     sums = _mean_accuracies(table, both[both["method"].isin((BASELINE, DEFAULT))])
     estimate = Estimate.of(sums[DEFAULT] - sums[BASELINE])
     words = f"{estimate.words} points, mean of {both['network'].nunique()} networks"
-    return Finding(words, decide(estimate, LEVELS["practice_gain"]), estimate, "points")
+    return Finding(words, decide(estimate, "practice_gain"), estimate, "points")
 
 
 def _range(table: pd.DataFrame) -> Finding:
     rows = some(table, panel="best")
-    widths = rows.assign(width=np.log2(rows["lr_high"] / rows["lr_low"])).pivot(
-        index="network", columns="method", values="width"
-    )
+    rows = rows.assign(width=np.log2(rows["lr_high"] / rows["lr_low"]))
+    widths = rows.pivot(index="network", columns="method", values="width")
     if DEFAULT not in widths or BASELINE not in widths:
         raise NotMeasured("no default or no baseline")
     difference = (widths[DEFAULT] - widths[BASELINE]).dropna()
     estimate = Estimate.of(difference)
     wider, narrower = int((difference > 0).sum()), int((difference < 0).sum())
     words = f"wider on {wider}, narrower on {narrower} of {len(difference)} networks; {estimate.words} doublings"
-    return Finding(words, decide(estimate, LEVELS["practice_range"]), estimate, "doublings")
+    return Finding(words, decide(estimate, "practice_range"), estimate, "doublings")
 
 
 def _teleport(table: pd.DataFrame) -> Finding:
@@ -444,9 +402,7 @@ def _teleport(table: pd.DataFrame) -> Finding:
     once = table[(table["panel"] == "best") & (table["method"] == DEFAULT)].set_index("network")["gain"]
     found = {str(row.network): _estimate(row) for row in rows.itertuples()}
     parts = [f"{name} {estimate}, rescaled once {once.get(name, math.nan):+.2f}" for name, estimate in found.items()]
-    levels = LEVELS["practice_teleport"]
-    answer = over_cases(decide(estimate, levels) for estimate in found.values())
-    return Finding(f"gain {'; '.join(parts)}", answer, cases=found)
+    return Finding(f"gain {'; '.join(parts)}", agreed("practice_teleport", found), cases=found)
 
 
 _HARM = (
@@ -524,7 +480,6 @@ EXPERIMENT = Experiment(
     settings=Settings,
     plot=plot,
     claims=_CLAIMS,
-    keys=("epoch",),
     grids=all_grids,
     table=table,
 )

@@ -43,19 +43,13 @@ class Settings(Block):
 def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
     """One row per activation, initialisation, depth and seed: relative output change of MLPs with BatchNorm.
 
-    At one seed and depth all activations share weights and inputs. Everything is in float64, with BatchNorm left out
-    of the units; in eval mode but for `train_error`.
+    At one seed and depth all activations share weights and inputs, which are normal. Everything is in float64, with
+    BatchNorm left out of the units; in eval mode but for `train_error`.
 
-    Args:
-        settings: ``activations``, ``initialisations``, ``hidden_layers``, ``inputs``, ``width``, ``outputs``,
-            ``samples`` (inputs drawn from N(0, I)), ``sweeps``, ``clamp`` (bound on every absolute u), ``seeds``.
-        device: where the networks are.
-
-    Returns:
-        Columns activation, initialisation, hidden_layers, seed, error (norm of the output's change over the norm of the
-        output, mean over samples), train_error (the same in train mode, with the samples as the batch), max_u (largest
-        absolute u), clamped (units at the bound); and without the bound: free_u (largest absolute u), kept_u and
-        kept_error (u and change where the activations are kept in diag(G), NaN where there is no solution).
+    Columns activation, initialisation, hidden_layers, seed, error (norm of the output's change over the norm of the
+    output, mean over samples), train_error (the same in train mode, with the samples as the batch), max_u (largest
+    absolute u), clamped (units at the bound); and without the bound: free_u (largest absolute u), kept_u and kept_error
+    (u and change where the activations are kept in diag(G), NaN where there is no solution).
     """
     return pd.DataFrame(list(_rows(settings, device)))
 
@@ -126,7 +120,7 @@ def table(runs: Runs, settings: Mapping[str, Any]) -> pd.DataFrame:
 
 
 def plot(table: pd.DataFrame) -> plotting.Figure:
-    """Graphs of the activations, and the change of the output against depth: two panels, a page wide."""
+    """Graphs of the activations, and the change of the output against depth."""
     looks = {"gelu": (plotting.BLUE, "o"), "silu": (plotting.ORANGE, "s"), "relu": (plotting.BLACK, "")}
     figure, axes = plotting.panels(1, 2, plotting.PAGE, 2.6, gridspec_kw={"wspace": 0.08})
     names = list(dict.fromkeys(table["activation"]))

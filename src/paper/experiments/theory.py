@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from itertools import cycle, pairwise
 from typing import Annotated, Any, Literal
 
-from paper.cli import PaperError
 from paper.experiments.base import Experiment
 from paper.lazy import nn, np, pathcond, pd, plotting, theory, torch
 from paper.seeds import generator
@@ -103,24 +102,15 @@ class Network:
 
 
 def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
-    """Compare the formula, the printed formula and random networks for every case, every `a` and every layer.
+    """Compare the formula, the printed formula and random networks for every case, `a`, seed, kind and layer, on a CPU.
 
-    Args:
-        settings: draws, seeds and cases; a case has widths, biases, and `a` (a list) or `variances` (by layer).
-        device: not used; a CPU is fastest, and gives the same numbers everywhere.
-
-    Returns:
-        One row per case, `a`, seed, kind and layer, in the columns of :data:`COLUMNS`: `limit`, the right
-        leading term where the printed formula is one, and `printed_off`, whether what is printed differs from it, or
-        from the formula where equality is claimed: exact comparisons of formulas, free of noise. The others are those
-        of :func:`even_network`.
-
-    Raises:
-        PaperError: A case has neither `a` nor `variances`, or both.
+    `limit` is the right leading term where the printed formula is one. `printed_off` says whether what is printed
+    differs from it, or from the formula where equality is claimed: exact comparisons of formulas, free of noise. The
+    last columns are those of :func:`even_network`.
     """
     tables = []
     for case, block in settings["cases"].items():
-        for a, network in _networks(case, block):
+        for a, network in _networks(block):
             for seed in settings["seeds"]:
                 even = even_network(network.widths, generator(seed, "init", case, a, "even"))
                 stream = generator(seed, "init", case, a)
@@ -134,10 +124,7 @@ def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
 
 
 def monte_carlo(network: Network, draws: int, stream: torch.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Mean over networks of the average entry of diag(G) of each layer, with its standard error.
-
-    Weights come first, then biases, in layer order: shapes (L,), or (2 L - 1,) with biases.
-    """
+    """Mean over networks of the average entry of diag(G) of each layer, weights before biases, and its error."""
     sizes = [min(CHUNK, draws - first) for first in range(0, draws, CHUNK)]
     entries = torch.cat([average_entries(*draw_squares(network, size, stream), network.biases) for size in sizes])
     return entries.mean(0).numpy(), (entries.std(0) / draws**0.5).numpy()
@@ -146,13 +133,10 @@ def monte_carlo(network: Network, draws: int, stream: torch.Generator) -> tuple[
 def even_network(widths: Sequence[int], stream: torch.Generator) -> dict[str, float | int]:
     """A network without biases whose weights have one size and random signs: diag(G) is constant if all widths are.
 
-    Returns:
-        even_spread (largest over least entry of diag(G), less 1), even_u (largest absolute u that PathCond finds),
-        parameters, units, and rank (of the Jacobian of the path-lifting, hence of G).
+    `even_spread` is the largest over the least entry of diag(G), less 1; `even_u` the largest absolute u that PathCond
+    finds; `rank` that of the Jacobian of the path-lifting, hence of G.
     """
-    layers = [
-        nn.utils.skip_init(nn.Linear, n_in, n_out, bias=False, dtype=torch.float64) for n_in, n_out in pairwise(widths)
-    ]
+    layers = [nn.Linear(n_in, n_out, bias=False, dtype=torch.float64) for n_in, n_out in pairwise(widths)]
     module = nn.Sequential(*(part for layer in layers for part in (layer, nn.ReLU())))[:-1]
     weights = tuple(module.parameters())
     for weight in weights:
@@ -180,14 +164,9 @@ def _paths(*weights: torch.Tensor) -> torch.Tensor:
     return found.reshape(-1)
 
 
-def _networks(case: str, block: Mapping[str, Any]) -> list[tuple[float, Network]]:
+def _networks(block: Mapping[str, Any]) -> list[tuple[float, Network]]:
     """The networks of a case, each with its `a`, which is NaN where variances are given by layer."""
     widths = block["widths"]
-    if ("a" in block) == ("variances" in block):
-        raise PaperError(
-            f"theory: expected `a` or `variances` in case '{case}', got {', '.join(block)}. "
-            "Give one of them under `theory: cases` in config.yaml."
-        )
     if "variances" in block:
         return [(float("nan"), Network(widths, block["variances"], block["biases"]))]
     return [(a, Network(widths, [a / n for n in widths[:-1]], block["biases"])) for a in block["a"]]
@@ -221,9 +200,10 @@ def _expected(case: str, a: float, network: Network) -> pd.DataFrame:
     return pd.DataFrame(columns)
 
 
-def draw_squares(
-    network: Network, count: int, stream: torch.Generator
-) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+Tensors = list["torch.Tensor"]
+
+
+def draw_squares(network: Network, count: int, stream: torch.Generator) -> tuple[Tensors, Tensors]:
     """Squared weights (count, n_{k+1}, n_k) of all layers and squared biases (count, n_{k+1}) of all but the last."""
     weights, biases = [], []
     for (n_in, n_out), variance in zip(pairwise(network.widths), network.variances, strict=True):
@@ -237,8 +217,8 @@ def draw_squares(
 def average_entries(weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor], with_biases: bool) -> torch.Tensor:
     """Average entry of diag(G) of each layer, shape (count, layers), weights first.
 
-    The entry of a weight is the path sum of the squared paths into its start times that out of its end, so
-    the average over a layer is the product of two averages.
+    The entry of a weight is the path sum of the squared paths into its start times that out of its end, so the average
+    over a layer is the product of two averages.
     """
     arriving = [weights[0].new_ones(weights[0].shape[0], weights[0].shape[2])]
     for weight, bias in zip(weights, biases, strict=False):
@@ -267,14 +247,8 @@ def plot(table: pd.DataFrame) -> plotting.Figure:
         place.set_visible(False)
     for place in axes[::columns]:
         place.set_ylabel("expected $g$")
-    figure.legend(
-        handles=_handles(looks),
-        loc="outside upper center",
-        ncols=4,
-        columnspacing=1.6,
-        handlelength=1.5,
-        handletextpad=0.5,
-    )
+    spacing = {"columnspacing": 1.6, "handlelength": 1.5, "handletextpad": 0.5}
+    figure.legend(handles=_handles(looks), loc="outside upper center", ncols=4, **spacing)
     plotting.letters(axes[: len(names)])
     return figure
 
@@ -343,14 +317,6 @@ def _near(rows: pd.DataFrame) -> Finding:
     return Finding(text, answer)
 
 
-def _with_biases(table: pd.DataFrame) -> Finding:
-    return _near(table[table["case"].isin(["constant", "varying"])])
-
-
-def _biases(table: pd.DataFrame) -> Finding:
-    return _near(table[(table["case"] == "by_layer") & (table["kind"] == "bias")])
-
-
 def _unit_gain(table: pd.DataFrame) -> Finding:
     rows = some(table, case="constant", a=1.0, kind="edge")
     width = rows["units"] / rows["layer"].max()
@@ -393,7 +359,7 @@ _CLAIMS = (
         "Expected diagonal under a standard initialisation, for networks with biases of their layer's variance",
         "formula (appendix)",
         _NEAR,
-        _with_biases,
+        lambda table: _near(table[table["case"].isin(["constant", "varying"])]),
     ),
     Claim(
         "theory_unit_gain",
@@ -407,7 +373,7 @@ _CLAIMS = (
         "Expected diagonal of the biases for any variances by layer",
         "formula (appendix)",
         _NEAR,
-        _biases,
+        lambda table: _near(table[(table["case"] == "by_layer") & (table["kind"] == "bias")]),
     ),
     Claim(
         "constant_diagonal",

@@ -34,7 +34,7 @@ from paper.settings import (
     plain,
     refuse,
 )
-from paper.verdicts import LEVELS, NOT_COMPARABLE, Claim, Estimate, Finding, decide, interval, one, over_cases, some
+from paper.verdicts import NOT_COMPARABLE, Claim, Estimate, Finding, agreed, interval, one, some
 
 T = TypeVar("T")
 
@@ -85,15 +85,9 @@ def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
     Every repeat starts from the same weights and repeats the whole rescaling, including the graph. Steps are
     interleaved, so that a slower phase of the machine affects all alike.
 
-    Args:
-        settings: ``network``, its name; ``model``; ``poolings``, ``dataset``, ``batch``, ``batches`` (at most, of an
-            epoch), ``sweeps``, ``warmup``, ``repeats``; and ``data``, the data set's file.
-        device: what is timed.
-
-    Returns:
-        Columns network, pooling, repeat, step, seconds, parameters, units, batches, epoch_batches, hardware. Steps are
-        graph, diag_g, solve, apply, their sum total, and epoch: the time of ``batches`` steps of SGD scaled up to
-        ``epoch_batches``. Training has no pooling, so the epoch of a repeat is listed under every pooling.
+    Columns network, pooling, repeat, step, seconds, parameters, units, batches, epoch_batches, hardware. Steps are
+    graph, diag_g, solve, apply, their sum total, and epoch: the time of ``batches`` steps of SGD scaled up to
+    ``epoch_batches``. Training has no pooling, so the epoch of a repeat is listed under every pooling.
     """
     bench = Bench(settings["model"], load(settings["dataset"], settings["data"], device), settings["batch"],
                   settings["batches"])  # fmt: skip
@@ -122,14 +116,7 @@ def repeats(settings: Mapping[str, Any]) -> Iterator[int]:
 
 @dataclass(frozen=True)
 class TrainingSet:
-    """What an epoch trains on, on the device that is timed.
-
-    Attributes:
-        images: (count, channels, side, side), uint8.
-        labels: (count,), int64.
-        scale: (1, channels, 1, 1); an image x enters as x * scale + shift.
-        shift: as ``scale``.
-    """
+    """Images (count, channels, side, side) uint8 and labels (count,); an image x enters as x * scale + shift."""
 
     images: torch.Tensor
     labels: torch.Tensor
@@ -148,14 +135,7 @@ def load(name: str, path: Path, device: torch.device) -> TrainingSet:
 
 
 class Bench:
-    """One network with its data: times a rescaling by step, or a training epoch.
-
-    Args:
-        model: kind and settings of the network.
-        data: what to train on; its device is the one that is timed.
-        batch: images a step.
-        batches: steps to time, at most those of an epoch.
-    """
+    """One network with its data: times a rescaling by step, or at most `batches` of an epoch, on the data's device."""
 
     def __init__(self, model: Mapping[str, Any], data: TrainingSet, batch: int, batches: int) -> None:
         self.model, self.data, self.batch = model, data, batch
@@ -183,7 +163,7 @@ class Bench:
     def rescaling(self, pooling: str, sweeps: int) -> dict[str, float]:
         """Seconds of graph, diag_g, solve and apply, and their sum total; the weights are restored afterwards."""
         module, x = self.module, self.x
-        options: dict[str, Any] = {"pooling": pooling}
+        options: Any = {"pooling": pooling}
         graph, first = self._timed(lambda: models.units(module, x, self.model))
         g, second = self._timed(lambda: pathcond.compute_diag_g(module, x, graph=graph, **options))
         solution, third = self._timed(lambda: pathcond.solve(graph, g, sweeps=sweeps))
@@ -323,8 +303,7 @@ def _listed(table: pd.DataFrame) -> str:
 
 def _one_epoch(table: pd.DataFrame) -> Finding:
     found = shares(table)
-    answers = [decide(share, LEVELS["timing_one_epoch"]) for share in found.values()]
-    return Finding(_listed(table), over_cases(answers), cases=found)
+    return Finding(_listed(table), agreed("timing_one_epoch", found), cases=found)
 
 
 def _other_solver(table: pd.DataFrame) -> Finding:

@@ -12,7 +12,7 @@ from paper.experiments.timing import table as timing_table
 from paper.lazy import np, pd, plotting, torch
 from paper.methods import METHODS
 from paper.settings import DATASETS, Distinct, PositiveInt, misfits, model_validator, odd_batch, refuse
-from paper.verdicts import LEVELS, NOT_COMPARABLE, Claim, Estimate, Finding, NotMeasured, decide, some
+from paper.verdicts import NOT_COMPARABLE, Claim, Estimate, Finding, NotMeasured, decide, some
 
 KEYS = ("hidden_layers", "step")
 
@@ -34,16 +34,7 @@ class Settings(Timed):
 
 
 def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
-    """One row per depth, repeat and step, as in `timing`; depths are interleaved.
-
-    Args:
-        settings: ``hidden_layers``, ``inputs``, ``width``, ``outputs``, ``dataset``, ``batch``, ``batches`` (at most,
-            of an epoch), ``sweeps``, ``warmup``, ``repeats``; and ``data``, the data set's file.
-        device: what is timed.
-
-    Returns:
-        Columns hidden_layers, parameters, repeat, step, seconds, batches, epoch_batches, hardware.
-    """
+    """One row per depth, repeat and step, as in `timing`; depths are interleaved."""
     images = load(settings["dataset"], settings["data"], device)
     benches = {
         depth: Bench(_model(settings, depth), images, settings["batch"], settings["batches"])
@@ -147,7 +138,7 @@ def _linear(table: pd.DataFrame) -> Finding:
     value = _explained(x, y)
     found = Estimate(value, min(float(low), value), max(float(high), value))
     text = f"{1e9 * slope:.3g} ms per million parameters on top of {1e3 * start:.3g} ms"
-    return Finding(text, decide(found, LEVELS["timing_linear"]), found, "share of the variance (R squared)")
+    return Finding(text, decide(found, "timing_linear"), found, "share of the variance (R squared)")
 
 
 def _explained(x: np.ndarray, y: np.ndarray) -> float:

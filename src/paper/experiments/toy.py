@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from itertools import cycle, zip_longest
 from typing import Annotated, Any
 
-from paper.cli import PaperError
 from paper.experiments.base import Experiment
 from paper.lazy import np, pd, plotting, sns, torch
 from paper.seeds import generator
@@ -61,21 +60,8 @@ class _Paths:
 
 
 def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
-    """Follow every start, raw, rescaled and ideal, by full-batch gradient descent.
-
-    Args:
-        settings: draws, lr, steps, every, starts, slower_start, seeds.
-        device: not used; a CPU is fastest, and gives the same numbers everywhere.
-
-    Returns:
-        One row per recorded step, in the columns of :data:`COLUMNS`.
-
-    Raises:
-        PaperError: A start has u <= 0, or its neuron is dead.
-    """
+    """Follow every start, raw, rescaled and ideal, by gradient descent on a CPU; one row per recorded step."""
     starts = [(list(start), False) for start in settings["starts"]] + [(list(settings["slower_start"]), True)]
-    for start, _ in starts:
-        _check(start)
     tables = []
     for seed in settings["seeds"]:
         x = torch.randn(settings["draws"], generator=generator(seed, "input"), dtype=torch.float64)
@@ -84,10 +70,9 @@ def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
 
 
 def curve_distance(path: np.ndarray, other: np.ndarray) -> float:
-    """Mean distance from a curve to another, over points evenly spaced along the first.
+    """Mean distance from a curve (n, 2) to another (m, 2), over points evenly spaced along the first.
 
-    Both are chains of straight pieces, shapes (n, 2) and (m, 2) with m > 1. Steps shrink as the loss falls, so a mean
-    over steps would measure the end of the run alone.
+    Steps shrink as the loss falls, so a mean over steps would measure the end of the run alone.
     """
     along = np.concatenate(([0.0], np.linalg.norm(np.diff(path, axis=0), axis=1).cumsum()))
     spots = np.linspace(0.0, along[-1], POINTS)
@@ -97,14 +82,6 @@ def curve_distance(path: np.ndarray, other: np.ndarray) -> float:
     squares = np.maximum((pieces**2).sum(1), np.finfo(float).tiny)
     shares = ((offsets * pieces).sum(2) / squares).clip(0.0, 1.0)
     return float(np.linalg.norm(offsets - shares[..., None] * pieces, axis=2).min(1).mean())
-
-
-def _check(start: Sequence[float]) -> None:
-    if len(start) != 3 or not start[0] > 0.0 or start[1] == start[2] == 0.0:
-        raise PaperError(
-            f"toy: expected starts (u, v, w) with u > 0 and v or w not 0, got {tuple(start)}. "
-            "Change `starts` or `slower_start` of `toy` in config.yaml."
-        )
 
 
 def _follow(starts: Sequence[tuple[list[float], bool]], x: torch.Tensor, settings: Mapping[str, Any]) -> pd.DataFrame:
@@ -144,10 +121,7 @@ def _descend(theta: torch.Tensor, free: torch.Tensor, x: torch.Tensor, lr: float
 
 
 def _rows(paths: _Paths, index: int, lifted: np.ndarray, ideal: bool, every: int) -> dict[str, Any]:
-    """Columns of one run: every `every`-th step, the last one, and all of the first `every` steps, where paths bend.
-
-    `lifted` is the ideal path from the same start.
-    """
+    """Columns of one run: every `every`-th step, the last one, and all of the first `every` steps, where paths bend."""
     loss, phi = paths.loss[:, index].numpy(), paths.phi[:, index].numpy()
     theta = np.full((len(loss), 3), np.nan) if ideal else paths.theta[:, index].numpy()
     last = len(loss) - 1
@@ -177,37 +151,23 @@ FLOOR = 1e-6
 
 
 def plot(table: pd.DataFrame) -> plotting.Figure:
-    """Losses, paths in lifted and in parameter space, and a start where rescaling slows down: four panels in a row."""
+    """Losses, paths in lifted and in parameter space, and a start where rescaling slows down."""
     figure, axes = plotting.panels(1, 4, plotting.PAGE, 2.5)
     main, extra = table.query("not extra"), table.query("extra")
     looks = dict(zip(main["start"].unique().tolist(), cycle(plotting.SERIES), strict=False))
-    _losses(axes[0], main.query("run != 'ideal'"), looks)
-    axes[0].set_title("Loss")
+    _losses(axes[0], main.query("run != 'ideal'"), looks, "Loss")
     _lifted(axes[1], main, looks)
     _parameters(axes[2], main.query("run != 'ideal'"), looks)
     slow = str(extra["start"].iloc[0])
-    _losses(axes[3], extra, {slow: (plotting.BLACK, "")})
-    axes[3].set_title(f"Start ({slow})")
+    _losses(axes[3], extra, {slow: (plotting.BLACK, "")}, f"Start ({slow})")
     plotting.letters(axes)
-    _legend(figure, looks)
-    return figure
-
-
-def _legend(figure: plotting.Figure, looks: Mapping[str, _Look]) -> None:
-    """Two rows above the panels: starts over kinds of runs."""
-    starts = [
-        plotting.handle(color=colour, marker=marker, linewidth=2.0, label=f"start ({start})")
-        for start, (colour, marker) in looks.items()
-    ]
-    runs = [
-        plotting.handle(color=plotting.BLACK, linestyle=line, linewidth=width, label=label)
-        for line, width, label in RUNS.values()
-    ]
-    pairs = zip_longest(
-        [*starts, plotting.handle(color=plotting.BLACK, linewidth=0.5, label="the rescaling itself")], runs
-    )
-    handles = [handle for pair in pairs for handle in pair if handle is not None]
+    # Two rows above the panels: starts over kinds of runs.
+    starts = [plotting.handle(color=c, marker=m, linewidth=2.0, label=f"start ({s})") for s, (c, m) in looks.items()]
+    starts.append(plotting.handle(color=plotting.BLACK, linewidth=0.5, label="the rescaling itself"))
+    runs = [plotting.handle(color=plotting.BLACK, linestyle=s, linewidth=w, label=text) for s, w, text in RUNS.values()]
+    handles = [handle for pair in zip_longest(starts, runs) for handle in pair if handle is not None]
     figure.legend(handles=handles, loc="outside upper center", ncols=4, columnspacing=2.0)
+    return figure
 
 
 def _runs(rows: pd.DataFrame) -> Iterator[tuple[str, str, pd.DataFrame]]:
@@ -216,13 +176,13 @@ def _runs(rows: pd.DataFrame) -> Iterator[tuple[str, str, pd.DataFrame]]:
         yield start, run, path
 
 
-def _losses(axes: plotting.Axes, rows: pd.DataFrame, looks: Mapping[str, _Look]) -> None:
+def _losses(axes: plotting.Axes, rows: pd.DataFrame, looks: Mapping[str, _Look], title: str) -> None:
     for start, run, path in _runs(rows):
         (line, width, _), (colour, marker) = RUNS[run], looks[start]
         every = {"marker": marker, "markevery": 0.25}
         look = {"color": colour, "linestyle": line, "linewidth": width, "errorbar": None, "legend": False}
         sns.lineplot(path, x="step", y="loss", ax=axes, **look, **every)
-    axes.set(yscale="log", xlabel="iteration", ylabel=r"loss $L(\theta)$")
+    axes.set(yscale="log", xlabel="iteration", ylabel=r"loss $L(\theta)$", title=title)
     axes.set_xlim(0.0, rows["step"].to_numpy().max())
     axes.set_ylim(FLOOR, 2.0 * rows["loss"].to_numpy().max())
 
@@ -247,25 +207,14 @@ def _parameters(axes: plotting.Axes, rows: pd.DataFrame, looks: Mapping[str, _Lo
         _path(axes, path, "v", "w", looks[start], run)
     for start, path in rows.query("step == 0").groupby("start", sort=False):
         axes.plot(path["v"], path["w"], color=looks[str(start)][0], linewidth=0.5, zorder=1)
-    axes.plot(
-        [0.0, rows["v"].to_numpy().max()],
-        [0.0, 0.0],
-        color=plotting.GREY,
-        linewidth=3.0,
-        alpha=0.4,
-        zorder=0,
-        solid_capstyle="butt",
-    )
+    look: dict[str, Any] = {"color": plotting.GREY, "linewidth": 3.0, "alpha": 0.4, "solid_capstyle": "butt"}
+    axes.plot([0.0, rows["v"].to_numpy().max()], [0.0, 0.0], zorder=0, **look)
     axes.set(xlabel="incoming weight $v$", ylabel="bias $w$", title="Parameter space")
 
 
-def _ends(table: pd.DataFrame, run: str, extra: bool) -> pd.DataFrame:
-    rows = table[(table["run"] == run) & (table["extra"] == extra)]
-    return rows.drop_duplicates(["start", "seed"]).set_index(["start", "seed"])
-
-
 def _compared(table: pd.DataFrame, column: str, extra: bool) -> tuple[list[bool], str]:
-    raw, rescaled = (_ends(table, run, extra)[column] for run in ("raw", "rescaled"))
+    ends = table[table["extra"] == extra].drop_duplicates(["start", "seed", "run"]).set_index(["start", "seed"])
+    raw, rescaled = (ends.loc[ends["run"] == run, column] for run in ("raw", "rescaled"))
     if raw.empty:
         raise NotMeasured("no such start")
     # A run that never reaches the target counts as slower than any that does.

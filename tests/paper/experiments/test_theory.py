@@ -9,7 +9,7 @@ from torch import nn
 
 import pathcond
 from paper.experiments import theory
-from paper.theory import expected_diagonal
+from paper.theory import expected_general
 
 CPU = torch.device("cpu")
 UNEVEN, EVEN = [3, 8, 2, 6, 4], [4, 4, 4, 4, 4]
@@ -41,11 +41,11 @@ def test_constant_diagonal_and_rank(table):
     assert (table["rank"] == table["parameters"] - table["units"]).all()
 
 
-def test_formula_is_the_recursion(table):
+def test_formula_is_the_general_one(table):
     for (case, a), rows in table.groupby(["case", "a"], dropna=False):
         block = SETTINGS["cases"][case]
         variances = block["variances"] if math.isnan(a) else [a / n for n in block["widths"][:-1]]
-        right = expected_diagonal(block["widths"], variances, "same" if block["biases"] else None)
+        right = expected_general(block["widths"], variances, block["biases"])
         np.testing.assert_allclose(rows["formula"], right.edge + right.bias, rtol=1e-12)
 
 
