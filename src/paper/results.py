@@ -270,6 +270,14 @@ def missing_rows(provenance: Mapping[str, Any], spec: Mapping[str, Any]) -> dict
     return {name: values for name, values in lacking.items() if values}
 
 
+def recorded_sha256(path: Path) -> str | None:
+    """The sha256 in the JSON file beside a file; None if there is none."""
+    try:
+        return json.loads(path.with_suffix(".json").read_bytes()).get("sha256")
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
 def delete(path: Path) -> None:
     """Delete a result."""
     try:

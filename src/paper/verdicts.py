@@ -169,21 +169,13 @@ TOLERATED = 0.1  # share of cases that may answer no where a claim says "everywh
 
 @dataclass(frozen=True)
 class Finding:
-    """What the runs show about a claim.
+    """What the runs show about a claim."""
 
-    Attributes:
-        ours: our value in words, as printed.
-        answer: the answer of the runs.
-        estimate: the number that decides, if there is one.
-        unit: what that number is, with its unit.
-        cases: the numbers of several cases, by their name.
-    """
-
-    ours: str
+    ours: str  # our value in words, as printed
     answer: Answer
-    estimate: Estimate | None = None
-    unit: str = ""
-    cases: Mapping[Any, Estimate | None] = field(default_factory=dict)
+    estimate: Estimate | None = None  # the number that decides, if there is one
+    unit: str = ""  # what that number is, with its unit
+    cases: Mapping[Any, Estimate | None] = field(default_factory=dict)  # the numbers of several cases, by their name
 
 
 class NotMeasured(Exception):
@@ -333,11 +325,7 @@ def decide(estimate: Estimate, levels: Levels | str) -> Answer:
 
 
 def over_cases(answers: Iterable[Answer]) -> Answer:
-    """One answer for several cases: theirs if all agree; no if none is yes or partly; else partly.
-
-    Raises:
-        NotMeasured: there are none.
-    """
+    """One answer for several cases: theirs if all agree; no if none is yes or partly; else partly."""
     found = list(answers)
     if not found:
         raise NotMeasured("nothing to compare")
@@ -355,11 +343,7 @@ def worst(answers: Iterable[Answer]) -> Answer:
 
 
 def never(answers: Iterable[Answer], tolerated: float = 0.0) -> Answer:
-    """One answer for a claim without exceptions: partly if at most a share `tolerated` of the cases answers no.
-
-    Raises:
-        NotMeasured: there are no cases.
-    """
+    """One answer for a claim without exceptions: partly if at most a share `tolerated` of the cases answers no."""
     found = list(answers)
     if not found:
         raise NotMeasured("nothing to compare")
@@ -377,11 +361,7 @@ def of_all(true: Iterable[bool]) -> Answer:
 
 
 def agreed(claim: str, found: Mapping[Any, Estimate | None]) -> Answer:
-    """One answer for the cases of a claim, each decided by its estimate; open ones are left out.
-
-    Raises:
-        NotMeasured: all are open.
-    """
+    """One answer for the cases of a claim, each decided by its estimate; open ones are left out."""
     return over_cases(decide(estimate, claim) for estimate in known(found).values())
 
 
@@ -390,21 +370,13 @@ def agreed(claim: str, found: Mapping[Any, Estimate | None]) -> Answer:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over seeds with its 95% interval.
+    """A mean over seeds with its 95% interval, which is open on the other side of a bound."""
 
-    Attributes:
-        value: the mean; of a bound, the mean of the bounds.
-        low: lower end of the interval; minus infinity where only an upper bound is known.
-        high: upper end.
-        bound: AT_LEAST or AT_MOST where targets were missed, else empty.
-        digits: number of digits printed after the point.
-    """
-
-    value: float
+    value: float  # of a bound, the mean of the bounds
     low: float
     high: float
-    bound: str = ""
-    digits: int = 2
+    bound: str = ""  # AT_LEAST or AT_MOST where targets were missed
+    digits: int = 2  # printed after the point
 
     @classmethod
     def of(cls, values: Iterable[float], bound: str = "", digits: int = 2) -> Estimate:
@@ -621,18 +593,10 @@ def accuracy_gain(rows: pd.DataFrame, first: str, second: str, value: str = "bes
 def head_starts(table: pd.DataFrame, value: str = "test_accuracy", level: float | None = None) -> pd.DataFrame:
     """How many epochs earlier each of PathCond's seeds gets to a level of accuracy than the baseline's.
 
-    Args:
-        table: rows of one network and learning rate, with the curves of seeds.
-        value: metric of the curves.
-        level: the accuracy; None for the accuracy at which the baseline's curve of that seed ends.
-
-    Returns:
-        One row per seed: early (epochs between the first times that both reach the level; NaN if the baseline never
-        does; an upper bound if PathCond never does, which then counts as one epoch after the last), reached (whether
-        PathCond reaches it), and epochs of the run.
-
-    Raises:
-        NotMeasured: a method was left out, or the baseline diverged.
+    The table has the curves of seeds of one network and learning rate. Without a level, it is the accuracy at which the
+    baseline's curve of that seed ends. Columns: early (epochs between the first times that both reach the level; NaN if
+    the baseline never does; an upper bound if PathCond never does, which then counts as one epoch after the last),
+    reached (whether PathCond reaches it), and epochs of the run. NotMeasured if a method was left out or diverged.
     """
     rows = some(table, panel="seed")
     curves = {m: some(rows, method=m).pivot(index="epoch", columns="seed", values=value) for m in METHODS}

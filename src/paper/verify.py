@@ -93,11 +93,7 @@ def pick(specs: Sequence[Spec], count: int, seed: int) -> list[tuple[Spec, int |
     """Random runs, each with a random seed if it is a measurement of several seeds, else with None."""
     chance = random.Random(seed)  # noqa: S311 - no secret
     chosen = chance.sample(sorted(specs, key=key), min(count, len(specs)))
-    return [(spec, chance.choice(_seeds(spec) or [None])) for spec in chosen]
-
-
-def _seeds(spec: Spec) -> list[int]:
-    return list(spec.get("settings", {}).get("seeds", []))
+    return [(spec, chance.choice(spec.get("settings", {}).get("seeds") or [None])) for spec in chosen]
 
 
 def check_measurement(
@@ -116,7 +112,7 @@ def check_measurement(
         else:
             same = first.astype(str).tolist() == second.astype(str).tolist()
             found.append(Difference(name, 0.0 if same else math.nan, MEASURED))
-    return Check(_name(spec, seed), f"{len(rows)} rows", found)
+    return Check(key(spec) if seed is None else f"{key(spec)} seed {seed}", f"{len(rows)} rows", found)
 
 
 def check_training(
@@ -181,10 +177,6 @@ def _furthest(first: pd.Series, second: pd.Series) -> float:
     return float(apart.max(skipna=False)) if len(apart) else 0.0
 
 
-def _name(spec: Spec, seed: int | None) -> str:
-    return key(spec) if seed is None else f"{key(spec)} seed {seed}"
-
-
 def verify(picked: Sequence[tuple[Spec, int | None]], folder: Path, options: Options, epochs: int) -> list[Check]:
     """Recompute runs and compare them with those under `folder`; what is computed goes to `options`."""
     checks = []
@@ -197,8 +189,8 @@ def verify(picked: Sequence[tuple[Spec, int | None]], folder: Path, options: Opt
             data.prepare(dataset, path)
         if measure:
             checks.append(check_measurement(spec, seed, recorded, options.device, options.data))
-            continue
-        checks.append(check_training(spec, recorded, provenance, options, epochs))
+        else:
+            checks.append(check_training(spec, recorded, provenance, options, epochs))
     return checks
 
 

@@ -30,12 +30,9 @@ COMPUTING = ("download", "init", "rescale", "train", "measure", "measure_time")
 
 
 class Workflow:
-    """The workflow of a checkout.
+    """The workflow of a checkout, with the values of Snakemake's --config and --configfile.
 
-    Args:
-        folder: the checkout.
-        over: values of Snakemake's --config and --configfile.
-        main: whether this is the main process. A job on a cluster parses the Snakefile again, but checks no results.
+    `main` is false in a job on a cluster, which parses the Snakefile again, but checks no results.
     """
 
     def __init__(self, folder: Path, over: Mapping[str, Any], main: bool = True) -> None:
@@ -232,13 +229,8 @@ class Workflow:
     def before_jobs(self, jobs: Iterable[Any], forced: set[Any], can_train: bool, cores: int) -> None:
         """Refuse training that cannot run here; delete the results of forced jobs, which Snakemake does not know.
 
-        Damaged results of the paper's preset are refused too.
-
-        Args:
-            jobs: jobs that are about to run, with `rule.name` and `wildcards`.
-            forced: those of them that are forced, or follow from a forced one.
-            can_train: whether there is a GPU, or the configuration asks for a CPU.
-            cores: number of cores of this machine.
+        `forced` are those of the jobs about to run that are forced, or follow from a forced one. Training needs a GPU,
+        or a configuration that asks for a CPU (`can_train`). Damaged results of the paper's preset are refused too.
         """
         due: dict[str, Spec] = {}
         damaged: list[str] = []
@@ -273,19 +265,12 @@ class Workflow:
         """Write damaged data files again, before the jobs that read them."""
         for name in sorted(names):
             path = self.results / "data" / f"{name}.pt"
-            if path.exists() and hashlib.sha256(path.read_bytes()).hexdigest() != _recorded_sha256(path):
+            if path.exists() and hashlib.sha256(path.read_bytes()).hexdigest() != results.recorded_sha256(path):
                 from paper import data  # imports torch
 
                 cli.say(f"{path}: damaged; it is written again.")
                 directory = self.config(self.preset).top.data.directory
                 data.prepare(name, path, None if directory is None else Path(directory))
-
-
-def _recorded_sha256(path: Path) -> str | None:
-    try:
-        return json.loads(path.with_suffix(".json").read_bytes()).get("sha256")
-    except (OSError, ValueError, AttributeError):
-        return None
 
 
 def forced_jobs(dag: Any, jobs: Iterable[Any], files: Iterable[Any] = ()) -> set[Any]:

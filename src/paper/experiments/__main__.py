@@ -17,14 +17,7 @@ from paper.verdicts import judged, markdown
 
 
 def make(spec: Spec, path: Path, device: "torch.device", data: Path) -> None:
-    """Make one measurement, or the rows that it lacks, and write its table and provenance.
-
-    Args:
-        spec: spec of the measurement.
-        path: path of its table.
-        device: where it is computed, or what is timed.
-        data: folder of the data sets.
-    """
+    """Make one measurement, or the rows that it lacks, and write its table and provenance."""
     start = time.perf_counter()
     table, spec, before = _completed(spec, path, device, data)
     seconds = before + time.perf_counter() - start
@@ -51,16 +44,9 @@ def _completed(spec: Spec, path: Path, device: "torch.device", data: Path) -> tu
 
 
 def aggregate(name: str, specs: list[Spec], block: dict, folder: Path) -> "pd.DataFrame":
-    """The table of an experiment, from the results it is made of.
+    """The table of an experiment with these settings, from the results of its runs.
 
-    Args:
-        name: name of the experiment.
-        specs: specs of its runs.
-        block: the experiment's settings.
-        folder: the folder that holds the presets' folders.
-
-    Raises:
-        PaperError: a run is damaged, or lacks or repeats a seed (or repeat) that its settings ask for.
+    A PaperError says which run is damaged, or lacks or repeats a seed (or repeat) that its settings ask for.
     """
     found = []
     for spec in specs:
@@ -68,9 +54,9 @@ def aggregate(name: str, specs: list[Spec], block: dict, folder: Path) -> "pd.Da
         table, provenance = results.read_result(path)
         trained = spec["stage"] == "train"
         keys = ("epoch",) if trained else EXPERIMENTS[spec["experiment"]].keys
-        asked = {"seeds": [spec["seed"]]} if trained else spec["settings"]
-        if not trained and "seed" in asked:
-            asked = {**asked, "seeds": [asked["seed"]]}
+        asked = spec if trained else spec["settings"]
+        if "seed" in asked:
+            asked = {"seeds": [asked["seed"]]}
         for column, values in spec.get("rows", {}).items():
             table = _chosen(path, table, column.removesuffix("s"), values)
         tables.check_counts(path, table, asked, keys)
@@ -86,15 +72,7 @@ def _chosen(path: Path, table: "pd.DataFrame", column: str, values: list) -> "pd
 
 
 def pictures(name: str, table: "pd.DataFrame", stamp: str, dpi: int, font_size: float) -> dict[str, bytes]:
-    """An experiment drawn from its table, as the bytes of a PDF and a PNG file that hold no date or version.
-
-    Args:
-        name: name of the experiment.
-        table: its aggregated table.
-        stamp: the line printed below the figure.
-        dpi: resolution of the PNG file.
-        font_size: font size in points.
-    """
+    """An experiment drawn from its table, as the bytes of a PDF and a PNG file that hold no date or version."""
     found = {}
     with plotting.theme(font_size):
         figure = EXPERIMENTS[name].plot(table)
@@ -165,9 +143,8 @@ def _join(given: argparse.Namespace) -> None:
     for path in given.claims:
         found = results.read_json(path)
         if not isinstance(found, list) or not all(isinstance(claim, dict) and "verdict" in claim for claim in found):
-            raise PaperError(
-                f"{path}: expected claims, as `python -m paper.experiments claims` writes them, got {found!r:.60}."
-            )
+            expected = "claims, as `python -m paper.experiments claims` writes them"
+            raise PaperError(f"{path}: expected {expected}, got {found!r:.60}.")
         claims += found
     results.write_json(given.output, claims)
     results.write_text(given.table, markdown(claims))

@@ -17,13 +17,9 @@ from paper.methods import solver_options
 
 @dataclass(frozen=True)
 class InitialNetwork:
-    """An initial network.
+    """An initial network; `max_log_scale` is the largest abs(log lambda) of its rescaling, which took `seconds`.
 
-    Attributes:
-        module: the network.
-        max_log_scale: the largest abs(log lambda) of its rescaling, 0 without one.
-        lr_factors: factors of the learning rate by parameter, for a method that changes rates instead of weights.
-        seconds: wall time of the rescaling.
+    `lr_factors` are factors of the learning rate by parameter, for a method that changes rates instead of weights.
     """
 
     module: nn.Module
@@ -37,11 +33,8 @@ def initialize(
 ) -> InitialNetwork:
     """The initial network of a run; before rescaling, all methods have the same weights at one seed.
 
-    Args:
-        spec: spec of the run.
-        seed: seed of the run.
-        results: folder of the results; start weights and rescalings saved there are read instead of computed.
-        batch: images as the network takes them, for methods that measure statistics; the network moves to their device.
+    Start weights and rescalings saved in the folder of the results are read instead of computed. Methods that measure
+    statistics need a batch of images as the network takes them; the network moves to their device.
     """
     spec = {**spec, "seed": seed}
     module = starts.network(spec, results)

@@ -59,8 +59,8 @@ def test_smaller_networks_see_the_middle(path):
     [
         ({"images": 600, "validation": 41}, "images and validation: expected at most 640 of generated, got 641"),
         ({"test_images": 161}, "test_images: expected at most 160 of generated, got 161"),
-        ({"images": 33, "batch": 16}, "33 in batches of 16 leave a last batch of one image"),
-        ({"images": 33, "batch": 1}, "33 in batches of 1 leave a last batch of one image"),
+        ({"images": 33, "batch": 16}, "expected no last batch of one image, .* got 33 images in batches of 16"),
+        ({"images": 33, "batch": 1}, "got 33 images in batches of 1;"),
     ],
 )
 def test_what_cannot_be_is_said(path, changes, words):
@@ -69,7 +69,7 @@ def test_what_cannot_be_is_said(path, changes, words):
 
 
 def test_one_image_by_itself_is_fine_without_batchnorm(path):
-    for model in ({**FLAT, "batchnorm": False}, CONV, {"kind": "autoencoder", "inputs": 192, "compression": 2}):
+    for model in ({**FLAT, "batchnorm": False}, {"kind": "autoencoder", "inputs": 192, "compression": 2}):
         assert len(loaded(path, model, images=33, batch=16).train) == 33
 
 
