@@ -464,6 +464,12 @@ def odd_batch(model: Mapping[str, Any], images: int, batch: int) -> Iterator[Mis
         yield "batch", f"{expected}, got {images} images in batches of {batch}; {way_out}"
 
 
+def check_timed(model: Mapping[str, Any], dataset: str, batch: int, prefix: str = "") -> None:
+    """Refuse a network that cannot be trained on all images of a data set."""
+    found = [*misfits(model, dataset), *odd_batch(model, DATASETS[dataset].train, batch)]
+    refuse([(f"{prefix}{key}" if prefix else key.removeprefix("model."), text) for key, text in found])
+
+
 def refuse(found: Iterator[Misfit] | Sequence[Misfit]) -> None:
     """Raise a ValueError that lists the misfits, if there are any."""
     if texts := [f"{key}: {text}" for key, text in found]:

@@ -178,6 +178,9 @@ class Finding:
     cases: Mapping[Any, Estimate | None] = field(default_factory=dict)  # the numbers of several cases, by their name
 
 
+Judge = Callable[["pd.DataFrame"], Finding]
+
+
 class NotMeasured(Exception):
     """The table lacks what a claim is about, because the settings leave it out."""
 
@@ -200,9 +203,14 @@ class Claim:
     text: str
     paper: str
     rule: str
-    judge: Callable[[pd.DataFrame], Finding]
+    judge: Judge
     kind: str = PAPER
     cases: str = ""
+
+    @classmethod
+    def ours(cls, id: str, text: str, rule: str, judge: Judge, paper: str = "not studied", cases: str = "") -> Claim:
+        """A hypothesis of ours; `paper` is what the paper says about it."""
+        return cls(id, text, paper, rule, judge, OURS, cases)
 
     @property
     def full_rule(self) -> str:

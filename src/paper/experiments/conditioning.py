@@ -28,7 +28,7 @@ from paper.settings import (
     networks,
     plain,
 )
-from paper.verdicts import OURS, Claim, Estimate, Finding, NotMeasured, agreed, decide, rank, rank_estimate
+from paper.verdicts import Claim, Estimate, Finding, NotMeasured, agreed, decide, rank, rank_estimate
 
 ZERO = 1e-10  # of the largest eigenvalue; rounding in float64 makes about 1e-13 of it
 LOW = 0.1  # quantile of the eigenvalues that stands for the small ones where the smallest is an outlier
@@ -465,58 +465,48 @@ def _predicts(table: pd.DataFrame, value: str, claim: str) -> Finding:
 
 _BOOTSTRAP = "with a bootstrap interval over networks; networks whose speed-up is a bound are left out"
 _CLAIMS = (
-    Claim(
+    Claim.ours(
         "conditioning_path",
         "PathCond lowers the condition number of the path kernel's non-zero spectrum on small networks",
-        "motivates the method; not measured",
         "condition number before over after, geometric mean over networks and its interval",
         _path,
-        OURS,
+        paper="motivates the method; not measured",
     ),
-    Claim(
+    Claim.ours(
         "conditioning_ntk",
         "PathCond lowers the condition number of the neural tangent kernel (NTK) at the start, in eval mode",
-        "not studied",
         "condition number before over after, geometric mean over seeds",
         lambda table: _ntk(table, NTK, "conditioning_ntk"),
-        OURS,
         cases="network",
     ),
-    Claim(
+    Claim.ours(
         "conditioning_ntk_batch",
         "PathCond lowers the condition number of the NTK at the start in train mode, where BatchNorm takes part",
-        "not studied",
         "condition number before over after on one batch, geometric mean over seeds",
         lambda table: _ntk(table, BATCH, "conditioning_ntk_batch"),
-        OURS,
         cases="network",
     ),
-    Claim(
+    Claim.ours(
         "conditioning_predicts",
         "The more the NTK's condition number falls, the larger the speed-up",
-        "not studied",
         "rank correlation of the fall of the condition number, in the mode of training, with the speed-up in epochs, "
         + _BOOTSTRAP,
         lambda table: _predicts(table, "fall", "conditioning_predicts"),
-        OURS,
     ),
-    Claim(
+    Claim.ours(
         "conditioning_step",
         "At the start of training PathCond makes the NTK larger, as larger steps would, rather than better conditioned",
-        "not studied",
         "factor by which the mean eigenvalue grows over the factor by which the condition number falls, in the mode of "
         "training, geometric mean over seeds",
         _step,
-        OURS,
         cases="network",
     ),
-    Claim(
+    Claim.ours(
         "conditioning_scales",
         "The larger PathCond's scales, for example where widths vary, the larger the speed-up",
-        "larger where widths vary",
         f"rank correlation of the largest |log lambda| with the speed-up in epochs, {_BOOTSTRAP}",
         lambda table: _predicts(table, "max_log_scale", "conditioning_scales"),
-        OURS,
+        paper="larger where widths vary",
     ),
 )
 

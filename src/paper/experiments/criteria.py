@@ -18,7 +18,7 @@ from paper.experiments.base import Experiment
 from paper.lazy import np, pd, plotting, torch
 from paper.seeds import generator
 from paper.settings import AtLeast2, AtLeast3, Block, Distinct, Field, Number, Positive, SeedList
-from paper.verdicts import ERRATUM, OURS, Claim, Finding, NotMeasured, of_all
+from paper.verdicts import ERRATUM, Claim, Finding, NotMeasured, of_all
 
 
 class Settings(Block):
@@ -273,13 +273,12 @@ _CLAIMS = (
         _agree(("gradient_norm", "hessian_trace", "inverse_norm"), chains=True),
         cases="orbit",
     ),
-    Claim(
+    Claim.ours(
         "criteria_pathcond",
         "For f = u v x, PathCond's objective is smallest at this rescaling too",
-        "not said, but implied",
         _RULE,
         _agree(("pathcond",), False),
-        OURS,
+        paper="not said, but implied",
         cases="orbit",
     ),
     Claim(

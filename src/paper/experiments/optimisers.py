@@ -10,7 +10,7 @@ from paper.experiments.base import Experiment, Runs
 from paper.experiments.cifar_nv import CurveGrid
 from paper.lazy import pd, plotting
 from paper.settings import Block, DepthGrid, grids
-from paper.verdicts import OURS, Claim, Estimate, Finding, accuracy_gain, agreed, epochs_ratio, known, of, runs, tuned
+from paper.verdicts import Claim, Estimate, Finding, accuracy_gain, agreed, epochs_ratio, known, of, runs, tuned
 
 NAMES = ("momentum", "adamw", "muon")
 LABELS = {"momentum": "SGD with momentum", "adamw": "AdamW", "muon": "Muon"}
@@ -109,41 +109,37 @@ _ACCURACY = (
     "difference of best test accuracy in points, paired by seed, each at the learning rate where its mean is highest"
 )
 _CLAIMS = (
-    Claim(
+    Claim.ours(
         "optimisers_accuracy",
         "PathCond before training raises the best test accuracy with momentum and AdamW",
-        "left open",
         _ACCURACY,
         lambda table: _gains("optimisers_accuracy", table, "pathcond", ("momentum", "adamw")),
-        kind=OURS,
+        paper="left open",
         cases="network",
     ),
-    Claim(
+    Claim.ours(
         "optimisers_muon",
         "PathCond before training raises the best test accuracy with Muon",
-        "left open",
         _ACCURACY,
         lambda table: _gains("optimisers_muon", table, "pathcond", ("muon",)),
-        kind=OURS,
+        paper="left open",
         cases="network",
     ),
-    Claim(
+    Claim.ours(
         "optimisers_teleport",
         "Rescaling every ten epochs raises the best test accuracy with momentum and AdamW",
-        "left open",
         _ACCURACY,
         lambda table: _gains("optimisers_teleport", table, "teleport"),
-        kind=OURS,
+        paper="left open",
         cases="network",
     ),
-    Claim(
+    Claim.ours(
         "optimisers_speed",
         "With momentum, AdamW and Muon, MLPs reach the target in fewer epochs after PathCond",
-        "left open",
         "ratio of epochs, baseline over PathCond, paired by seed, each at the rate where its mean is least and every "
         "seed gets there",
         _speed,
-        kind=OURS,
+        paper="left open",
         cases="network",
     ),
 )

@@ -55,7 +55,6 @@ from paper.settings import (
 )
 from paper.verdicts import (
     NO,
-    OURS,
     PARTLY,
     YES,
     Claim,
@@ -410,57 +409,46 @@ _HARM = (
     "network; less on a held-out network alone: holds partly"
 )
 _CLAIMS = (
-    Claim(
+    Claim.ours(
         "practice_no_harm",
         "The library's default, half of the solution, makes no network worse than the baseline, each at its own best "
         "learning rate",
-        "not studied",
         _HARM,
         partial(_harm, "practice_no_harm", DEFAULT),
-        kind=OURS,
     ),
-    Claim(
+    Claim.ours(
         "practice_full",
         "The full solution makes no network worse than the baseline, each at its own best learning rate",
-        "not studied",
         _HARM,
         partial(_harm, "practice_full", FULL),
-        kind=OURS,
     ),
-    Claim(
+    Claim.ours(
         "practice_choice",
         "The rule that was stated before the runs chooses the library's default",
-        "not studied",
         "a candidate passes if on no network that is not held out the interval of its gain lies below zero; of those "
         "the largest mean gain is chosen: the default: holds; the default is tied with the largest (added after the "
         "runs) and has smaller scales: holds partly",
         _chosen,
-        kind=OURS,
     ),
-    Claim(
+    Claim.ours(
         "practice_gain",
         "Over all networks the library's default gains test accuracy at the best learning rate",
-        "not studied",
         "mean over networks of the difference to the baseline, in points, paired by seed",
         _mean_gain,
-        kind=OURS,
     ),
-    Claim(
+    Claim.ours(
         "practice_range",
         "After the library's default a wider range of learning rates is good",
-        "not studied",
         f"log2 of the largest over the smallest learning rate within {NEAR:g} point of the best, difference to the "
         "baseline, mean over networks",
         _range,
-        kind=OURS,
     ),
-    Claim(
+    Claim.ours(
         "practice_teleport",
         "Rescaling again after every epoch, with the state of the optimiser carried along, gains test accuracy",
-        "left open",
         "gain in test accuracy over the baseline, in points, paired by seed, each at its own best learning rate",
         _teleport,
-        kind=OURS,
+        paper="left open",
         cases="network",
     ),
 )

@@ -33,7 +33,7 @@ from paper.settings import (
     model_validator,
     plain,
 )
-from paper.verdicts import OURS, Claim, Estimate, Finding, NotMeasured, agreed, some
+from paper.verdicts import Claim, Estimate, Finding, NotMeasured, agreed, some
 
 if TYPE_CHECKING:
     from paper.training.datasets import Splits
@@ -295,37 +295,31 @@ def _saved(table: pd.DataFrame, claim: str, objective: str, instead_of: str = NO
 
 def _saving(objective: str, subject: str) -> Claim:
     claim = f"quantisation_{objective}"
-    return Claim(
+    return Claim.ours(
         claim,
         f"{subject} saves accuracy when weights are rounded with one step size per tensor",
-        "not studied",
         "points of test accuracy lost without rescaling minus points lost with it, mean over networks, paired by seed",
         lambda table: _saved(table, claim, objective),
-        kind=OURS,
         cases="number of bits",
     )
 
 
 _CLAIMS = (
-    Claim(
+    Claim.ours(
         "quantisation_int8",
         "Eight bits per weight with one step size per tensor cost no accuracy, without any rescaling",
-        "not studied",
         "points of test accuracy lost to rounding",
         _lost,
-        kind=OURS,
         cases="network",
     ),
     _saving("paths", "PathCond"),
     _saving("norms", "Rescaling to the least sum of squared weights"),
     _saving("ranges", "Rescaling to equal ranges of incoming and outgoing weights (cross-layer equalisation)"),
-    Claim(
+    Claim.ours(
         "quantisation_best",
         "Equal ranges, which are made for it, save more accuracy than PathCond",
-        "not studied",
         "points saved by equal ranges minus points saved by PathCond, mean over networks, paired by seed",
         lambda table: _saved(table, "quantisation_best", "ranges", "paths"),
-        kind=OURS,
         cases="number of bits",
     ),
 )

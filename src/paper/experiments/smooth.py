@@ -13,7 +13,7 @@ from paper.experiments.base import Experiment, Runs
 from paper.lazy import models, nn, np, pathcond, pd, plotting, torch
 from paper.seeds import generator
 from paper.settings import Activation, Block, Distinct, Initialisation, Positive, PositiveInt, SeedList
-from paper.verdicts import NO, OURS, PARTLY, YES, Claim, Finding, NotMeasured, of_all, some
+from paper.verdicts import NO, PARTLY, YES, Claim, Finding, NotMeasured, of_all, some
 
 LABELS = {"gelu": "GELU", "silu": "SiLU", "relu": "ReLU"}
 GRAPHS: dict[str, Callable[[float], float]] = {
@@ -212,13 +212,12 @@ _CLAIMS = (
         f"relative change of the output below {EXACT:g} in float64, at every depth and initialisation",
         _exact,
     ),
-    Claim(
+    Claim.ours(
         "batchnorm_training",
         "Networks with BatchNorm keep their function in train mode too",
-        "train and eval mode not distinguished",
         f"relative change of the output in train mode, ReLU, default initialisation, below {EXACT:g}",
         _training,
-        OURS,
+        paper="train and eval mode not distinguished",
         cases="depth",
     ),
     Claim(
@@ -229,13 +228,12 @@ _CLAIMS = (
         "reproduced, some: partly",
         _falls,
     ),
-    Claim(
+    Claim.ours(
         "gelu_error_any_init",
         "GELU's error falls with depth because of the activation",
-        "seen at the default initialisation",
         "it falls with He initialisation too",
         _he,
-        OURS,
+        paper="seen at the default initialisation",
     ),
     Claim(
         "gelu_near_identity",

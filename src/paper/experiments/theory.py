@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import cycle, pairwise
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from paper.experiments.base import Experiment
 from paper.lazy import nn, np, pathcond, pd, plotting, theory, torch
@@ -92,8 +91,7 @@ LIMITS = ("small_variance", "small_variance_widths", "large_variance_widths")
 CHUNK = 10_000
 
 
-@dataclass(frozen=True)
-class Network:
+class Network(NamedTuple):
     """Widths n_0 .. n_L, variances of the L layers, and whether all layers but the last have biases."""
 
     widths: Sequence[int]
@@ -180,7 +178,7 @@ def _expected(case: str, a: float, network: Network) -> pd.DataFrame:
         right = theory.expected_standard(network.widths, a, network.biases)
     name = PRINTED.get(case)
     edges, biases = len(right.edge), len(right.bias)
-    missing = (float("nan"),) * edges
+    missing = (np.nan,) * edges
     leading = theory.large_variance_limit if name == "large_variance_widths" else theory.small_variance_limit
     limit = leading(network.widths, a).edge if name in LIMITS else missing
     printed = theory.printed_edges(name, network.widths, network.variances) if name else missing
@@ -241,8 +239,8 @@ def plot(table: pd.DataFrame) -> plotting.Figure:
     figure, axes = plotting.panels(lines, columns, plotting.PAGE, 0.6 + 1.9 * lines)
     for place, name in zip(axes, names, strict=False):
         _panel(place, cases[name], looks)
-        place.set_title(_title(str(name), cases[name]))
-        place.set_xlabel("layer $k$")
+        values, title = set(cases[name]["a"].dropna()), TITLES.get(str(name), str(name).replace("_", " "))
+        place.set(title=f"{title}\n$a$ = {values.pop():g}" if len(values) == 1 else title, xlabel="layer $k$")
     for place in axes[len(names) :]:
         place.set_visible(False)
     for place in axes[::columns]:
@@ -251,12 +249,6 @@ def plot(table: pd.DataFrame) -> plotting.Figure:
     figure.legend(handles=_handles(looks), loc="outside upper center", ncols=4, **spacing)
     plotting.letters(axes[: len(names)])
     return figure
-
-
-def _title(case: str, rows: pd.DataFrame) -> str:
-    values = set(rows["a"].dropna())
-    title = TITLES.get(case, case.replace("_", " "))
-    return f"{title}\n$a$ = {values.pop():g}" if len(values) == 1 else title
 
 
 def _panel(axes: plotting.Axes, rows: pd.DataFrame, looks: Mapping[float, tuple[str, str]]) -> None:
@@ -269,11 +261,12 @@ def _panel(axes: plotting.Axes, rows: pd.DataFrame, looks: Mapping[float, tuple[
         line, face = ("-", colour) if kind == "edge" else (":", "white")
         first = found.drop_duplicates("layer")
         axes.plot(first["layer"], first["formula"], color=colour, linestyle=line, linewidth=1.0)
-        axes.errorbar(
-            found["layer"], found["monte_carlo"], 2.0 * found["standard_error"],
-            color=colour, marker=marker, markerfacecolor=face, linestyle="",
-        )  # fmt: skip
-    _crosses(axes, rows.query("printed_off"), looks)
+        look: dict[str, Any] = {"color": colour, "marker": marker, "markerfacecolor": face, "linestyle": ""}
+        axes.errorbar(found["layer"], found["monte_carlo"], 2.0 * found["standard_error"], **look)
+    for a, found in rows.query("printed_off").groupby("a", dropna=False):  # what the paper prints, tied to the formula
+        colour = looks[a][0] if a in looks else plotting.RED
+        axes.vlines(found["layer"], found["formula"], found["printed"], color=colour, linewidth=0.7)
+        axes.plot(found["layer"], found["printed"], color=colour, marker="x", markersize=4.5, linestyle="", zorder=3)
     axes.set_yscale("log")
     low, high = axes.get_ylim()
     narrow = high < 100.0 * low
@@ -282,14 +275,6 @@ def _panel(axes: plotting.Axes, rows: pd.DataFrame, looks: Mapping[float, tuple[
     if narrow:
         axes.yaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_major_locator(plotting.MaxNLocator(integer=True))
-
-
-def _crosses(axes: plotting.Axes, off: pd.DataFrame, looks: Mapping[float, tuple[str, str]]) -> None:
-    """Crosses at what the paper prints, on their layer, each tied to the formula's value."""
-    for a, found in off.groupby("a", dropna=False):
-        colour = looks[a][0] if a in looks else plotting.RED
-        axes.vlines(found["layer"], found["formula"], found["printed"], color=colour, linewidth=0.7)
-        axes.plot(found["layer"], found["printed"], color=colour, marker="x", markersize=4.5, linestyle="", zorder=3)
 
 
 def _handles(looks: Mapping[float, tuple[str, str]]) -> list[plotting.Line2D]:

@@ -17,7 +17,6 @@ from paper.experiments.base import Experiment, Part, Runs
 from paper.lazy import functional, models, pathcond, pd, plotting, torch
 from paper.seeds import generator
 from paper.settings import (
-    DATASETS,
     AtLeast2,
     Block,
     DatasetName,
@@ -28,11 +27,9 @@ from paper.settings import (
     NonNegativeInt,
     Pooling,
     PositiveInt,
-    misfits,
+    check_timed,
     model_validator,
-    odd_batch,
     plain,
-    refuse,
 )
 from paper.verdicts import NOT_COMPARABLE, Claim, Estimate, Finding, agreed, interval, one, some
 
@@ -66,9 +63,7 @@ class Settings(Timed):
     @model_validator(mode="after")
     def _fits(self) -> Settings:
         for name, network in self.networks.items():
-            model = plain(network)
-            found = [*misfits(model, self.dataset), *odd_batch(model, DATASETS[self.dataset].train, self.batch)]
-            refuse([(f"networks.{name}, {key}", text) for key, text in found])
+            check_timed(plain(network), self.dataset, self.batch, f"networks.{name}, ")
         return self
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import cycle, zip_longest
 from typing import Annotated, Any
 
@@ -18,7 +17,7 @@ from paper.experiments.base import Experiment
 from paper.lazy import np, pd, plotting, sns, torch
 from paper.seeds import generator
 from paper.settings import Block, Distinct, Field, Number, Positive, PositiveInt, SeedList, model_validator
-from paper.verdicts import OURS, Claim, Finding, NotMeasured, of_all
+from paper.verdicts import Claim, Finding, NotMeasured, of_all
 
 Start = Annotated[list[Number], Field(min_length=3, max_length=3)]
 
@@ -48,15 +47,6 @@ COLUMNS = [
 ]  # fmt: skip
 # Points, evenly spaced along a run's curve, whose distances to the ideal curve are averaged.
 POINTS = 400
-
-
-@dataclass(frozen=True)
-class _Paths:
-    """Parameters (steps + 1, runs, 3), lifted parameters (steps + 1, runs, 2) and losses (steps + 1, runs)."""
-
-    theta: torch.Tensor
-    phi: torch.Tensor
-    loss: torch.Tensor
 
 
 def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
@@ -93,19 +83,26 @@ def _follow(starts: Sequence[tuple[list[float], bool]], x: torch.Tensor, setting
     ideal = torch.cat((torch.ones_like(raw[:, :1]), raw[:, :1] * raw[:, 1:]), 1)
     free = torch.ones(3 * len(starts), 3, dtype=torch.float64)
     free[2 * len(starts) :, 0] = 0.0
-    paths = _descend(torch.cat((raw, rescaled, ideal)), free, x, settings["lr"], settings["steps"])
+    theta, loss = _descend(torch.cat((raw, rescaled, ideal)), free, x, settings["lr"], settings["steps"])
+    phi = theta[..., :1] * theta[..., 1:]
+    theta[:, 2 * len(starts) :] = float("nan")  # descent on Phi has no parameters
     tables = []
     for number, (start, extra) in enumerate(starts):
-        lifted = paths.phi[:, 2 * len(starts) + number].numpy()
+        lifted = phi[:, 2 * len(starts) + number].numpy()
         names = {"start": ", ".join(f"{value:g}" for value in start), "extra": extra}
-        for block, run in enumerate(("raw", "rescaled", "ideal")):
-            rows = _rows(paths, block * len(starts) + number, lifted, run == "ideal", settings["every"])
-            tables.append(pd.DataFrame(names | {"run": run} | rows))
+        for run, index in zip(("raw", "rescaled", "ideal"), range(number, 3 * len(starts), len(starts)), strict=True):
+            path = theta[:, index].numpy(), phi[:, index].numpy(), loss[:, index].numpy()
+            tables.append(pd.DataFrame(names | {"run": run} | _rows(*path, lifted, settings["every"])))
     return pd.concat(tables, ignore_index=True)
 
 
-def _descend(theta: torch.Tensor, free: torch.Tensor, x: torch.Tensor, lr: float, steps: int) -> _Paths:
-    """Gradient descent on mean (u relu(v x + w) - relu(x))^2 from each row of `theta`; 0 in `free` holds an entry."""
+def _descend(
+    theta: torch.Tensor, free: torch.Tensor, x: torch.Tensor, lr: float, steps: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gradient descent on mean (u relu(v x + w) - relu(x))^2 from each row of `theta`; 0 in `free` holds an entry.
+
+    Returns parameters (steps + 1, runs, 3) and losses (steps + 1, runs).
+    """
     y = x.relu()
     # Filled in place: small tensors kept from every step would hold the memory of the large ones between them.
     path, losses = theta.new_empty(steps + 1, *theta.shape), theta.new_empty(steps + 1, len(theta))
@@ -117,20 +114,18 @@ def _descend(theta: torch.Tensor, free: torch.Tensor, x: torch.Tensor, lr: float
         inner = torch.where(active > 0.0, u * error, 0.0)
         gradient = torch.stack(((error * active).mean(1), (inner * x).mean(1), inner.mean(1)), 1)
         theta = theta - lr * 2.0 * free * gradient
-    return _Paths(path, path[..., :1] * path[..., 1:], losses)
+    return path, losses
 
 
-def _rows(paths: _Paths, index: int, lifted: np.ndarray, ideal: bool, every: int) -> dict[str, Any]:
+def _rows(theta: np.ndarray, phi: np.ndarray, loss: np.ndarray, lifted: np.ndarray, every: int) -> dict[str, Any]:
     """Columns of one run: every `every`-th step, the last one, and all of the first `every` steps, where paths bend."""
-    loss, phi = paths.loss[:, index].numpy(), paths.phi[:, index].numpy()
-    theta = np.full((len(loss), 3), np.nan) if ideal else paths.theta[:, index].numpy()
     last = len(loss) - 1
     steps = np.union1d(np.arange(min(every, last)), np.append(np.arange(0, last + 1, every), last))
     columns: dict[str, Any] = {"step": steps, "loss": loss[steps]}
     columns |= dict(zip(("u", "v", "w"), theta[steps].T, strict=True))
     columns |= dict(zip(("phi_1", "phi_2"), phi[steps].T, strict=True))
     columns |= {"reached_1e2": _reached(loss, 1e-2), "reached_1e4": _reached(loss, 1e-4)}
-    return columns | {"distance": 0.0 if ideal else curve_distance(phi, lifted)}
+    return columns | {"distance": 0.0 if np.isnan(theta).all() else curve_distance(phi, lifted)}
 
 
 def _reached(loss: np.ndarray, target: float) -> float:
@@ -171,8 +166,7 @@ def plot(table: pd.DataFrame) -> plotting.Figure:
 
 
 def _runs(rows: pd.DataFrame) -> Iterator[tuple[str, str, pd.DataFrame]]:
-    for keys, path in rows.groupby(["start", "run", "seed"], sort=False):
-        start, run, _ = keys
+    for (start, run, _), path in rows.groupby(["start", "run", "seed"], sort=False):
         yield start, run, path
 
 
@@ -262,13 +256,12 @@ _CLAIMS = (
         _closer,
         cases="start",
     ),
-    Claim(
+    Claim.ours(
         "toy_any_start",
         "From any start, gradient descent is faster after PathCond's rescaling",
-        "stated for three starts",
         "steps to a loss of 0.0001 are fewer, also from a start with |u| > |(v, w)|",
         _everywhere,
-        OURS,
+        paper="stated for three starts",
         cases="start",
     ),
 )

@@ -105,7 +105,7 @@ class BatchedMLPs:
         return found
 
     def gradients(self, x: Tensor, target: Tensor, task: str) -> list[Tensor]:
-        """Gradients of the mean loss of each run at its `parameters`; updates running statistics. Arguments as for `step`."""
+        """Gradients of the mean loss of each run at its `parameters`; updates running statistics."""
         leaves = {name: p.detach().requires_grad_() for name, p in self.parameters().items()}
         weights = list(leaves.values())[: len(self.weights)]
         others = iter(list(leaves.values())[len(self.weights) :])

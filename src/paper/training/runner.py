@@ -121,7 +121,7 @@ def lock_runs(folder: Path, specs: Sequence[Mapping[str, Any]], stop: Callable[[
 def _acquire(held: ExitStack, path: Path, name: str, stop: Callable[[], bool]) -> bool:
     lock, waiting = FileLock(path), False
     while True:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)  # whoever releases the last lock removes the folder
         try:
             lock.acquire(timeout=0)
         except Timeout:
