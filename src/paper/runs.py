@@ -176,21 +176,13 @@ class Batch:
 
 @dataclass(frozen=True)
 class Plan:
-    """Every run of a preset.
-
-    Attributes:
-        preset: its name.
-        specs: specs of all runs, by key.
-        asked: keys by experiment, in the order of its settings, with those of the experiments that it reads too.
-        missing: network, method and learning rate of the runs that the configuration leaves out, by experiment.
-        batches: the jobs, by (stage, name).
-    """
+    """Every run of a preset."""
 
     preset: str
-    specs: Mapping[str, Spec]
-    asked: Mapping[str, list[str]]
-    missing: Mapping[str, list[dict[str, Any]]]
-    batches: Mapping[tuple[str, str], Batch]
+    specs: Mapping[str, Spec]  # by key
+    asked: Mapping[str, list[str]]  # keys by experiment, with those of the experiments that it reads too
+    missing: Mapping[str, list[dict[str, Any]]]  # network, method and lr of runs that are left out, by experiment
+    batches: Mapping[tuple[str, str], Batch]  # the jobs, by (stage, name)
 
     def batches_of(self, experiment: str) -> list[Batch]:
         """The jobs whose results an experiment's table is made of."""

@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-_PerLayer = float | Sequence[float]
 _Printed = Literal["expected_ak", "without_biases", "small_variance", "large_variance_widths", "small_variance_widths"]
 
 
@@ -28,19 +27,18 @@ class ExpectedDiagonal:
     bias: tuple[float, ...]
 
 
-def expected_general(widths: Sequence[int], weight_variances: _PerLayer, biases: bool = True) -> ExpectedDiagonal:
-    """Expected diag(G) for any widths n_0 .. n_L and variances sigma_k^2 of the L layers (or one number for all).
+def expected_general(widths: Sequence[int], weight_variances: Sequence[float], biases: bool = True) -> ExpectedDiagonal:
+    """Expected diag(G) for any widths n_0 .. n_L and variances sigma_k^2 of the L layers.
 
     Biases of hidden layers have the variance of their layer; the output layer has none. This is the paper's formula in
     a_k = n_k sigma_k^2 with its edge term corrected: both products leave out k and k + 1, and n_L sigma_{k+1}^2 stands
     for 1 in the last layer, where sigma_L does not exist.
 
     Example:
-        >>> expected_general((2, 3, 1), weight_variances=0.5)
+        >>> expected_general((2, 3, 1), weight_variances=(0.5, 0.5))
         ExpectedDiagonal(edge=(0.5, 1.5), bias=(0.5,))
     """
-    n = tuple(widths)
-    s = _by_layer(weight_variances, len(n) - 1)
+    n, s = tuple(widths), tuple(weight_variances)
     edge = tuple(_general_edge(n, s, k, biases, skip=(k, k + 1)) for k in range(len(s)))
     bias = tuple(_first_step(n, s, k) * _product(n, s, k + 2) for k in range(len(s) - 1))
     return ExpectedDiagonal(edge, bias if biases else ())
@@ -95,7 +93,7 @@ def small_variance_limit(widths: Sequence[int], a: float) -> ExpectedDiagonal:
     return ExpectedDiagonal(tuple(n[-1] / n[k + 1] * inner[k] for k in range(layers)), bias)
 
 
-def printed_edges(name: _Printed, widths: Sequence[int], weight_variances: _PerLayer) -> tuple[float, ...]:
+def printed_edges(name: _Printed, widths: Sequence[int], weight_variances: Sequence[float]) -> tuple[float, ...]:
     """What the paper prints for E[g] of the weights where it is wrong, to stand beside the corrected value.
 
     Names, and the function that is right:
@@ -109,11 +107,10 @@ def printed_edges(name: _Printed, widths: Sequence[int], weight_variances: _PerL
     Widths are all equal for "small_variance", and variances a / n_k for all names but "expected_ak".
 
     Example:
-        >>> printed_edges("small_variance", (4, 4, 4, 4), 0.125), small_variance_limit((4, 4, 4, 4), a=0.5).edge
+        >>> printed_edges("small_variance", (4, 4, 4, 4), [0.125] * 3), small_variance_limit((4, 4, 4, 4), a=0.5).edge
         ((0.03125, 0.0625, 0.125), (0.25, 0.3125, 0.125))
     """
-    n = tuple(widths)
-    s = _by_layer(weight_variances, len(n) - 1)
+    n, s = tuple(widths), tuple(weight_variances)
     layers = range(len(s))
     if name == "expected_ak":
         return tuple(_general_edge(n, s, k, biases=True, skip=(k,)) for k in layers)
@@ -151,10 +148,6 @@ def toy_rescaled(u: float, v: float, w: float) -> tuple[float, float, float]:
     """
     scale = toy_scale(u, v, w)
     return u / scale, scale * v, scale * w
-
-
-def _by_layer(values: _PerLayer, count: int) -> tuple[float, ...]:
-    return tuple(values) if isinstance(values, Sequence) else (values,) * count
 
 
 def _standard(widths: Sequence[int], a: float) -> tuple[tuple[int, ...], tuple[float, ...]]:

@@ -187,25 +187,15 @@ class NotMeasured(Exception):
 
 @dataclass(frozen=True)
 class Claim:
-    """A statement that is decided by runs.
+    """A statement that is decided by runs."""
 
-    Attributes:
-        id: slug, unique.
-        text: the claim in our words.
-        paper: the paper's value.
-        rule: the statistic that is judged, in words.
-        judge: function from the experiment's table to the finding.
-        kind: PAPER for a claim of the paper, OURS for a hypothesis of ours, ERRATUM for an error in a printed formula.
-        cases: name of the cases that the claim is about, such as "depth"; empty if it is one statement.
-    """
-
-    id: str
-    text: str
-    paper: str
-    rule: str
+    id: str  # unique
+    text: str  # in our words
+    paper: str  # the paper's value
+    rule: str  # the statistic that is judged, in words
     judge: Judge
-    kind: str = PAPER
-    cases: str = ""
+    kind: str = PAPER  # OURS for a hypothesis of ours, ERRATUM for an error in a printed formula
+    cases: str = ""  # name of the cases that it is about, such as "depth"; empty if it is one statement
 
     @classmethod
     def ours(cls, id: str, text: str, rule: str, judge: Judge, paper: str = "not studied", cases: str = "") -> Claim:
@@ -451,10 +441,9 @@ def runs(table: pd.DataFrame, kind: str | None = None, **where: object) -> pd.Da
     `kind` is "hidden_layers" for MLPs alone, "compression" for autoencoders alone.
     """
     rows = some(table, panel="run", **where)
-    if kind is not None:
-        rows = rows[rows[kind].notna()]
-        if rows.empty:
-            raise NotMeasured(f"no run with {kind}")
+    rows = rows if kind is None else rows[rows[kind].notna()]
+    if rows.empty:
+        raise NotMeasured(f"no run with {kind}")
     return rows
 
 
@@ -554,8 +543,10 @@ def correlation(values: Sequence[float]) -> Estimate:
     return Estimate(found.value, max(-1.0, found.low), min(1.0, found.high))
 
 
-def rank_estimate(first: Sequence[float], second: Sequence[float]) -> Estimate:
-    """Spearman's rank correlation with a bootstrap interval (percentiles) over the pairs."""
+def rank_estimate(first: Sequence[float], second: Sequence[float], least: int = 2) -> Estimate:
+    """Spearman's rank correlation with a bootstrap interval (percentiles) over the pairs; NotMeasured for too few."""
+    if len(first) < least:
+        raise NotMeasured(f"{len(first)} values, {least} needed for a rank correlation")
     value = rank(first, second)
     if math.isnan(value):
         raise NotMeasured("constant values have no rank correlation")

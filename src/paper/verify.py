@@ -155,18 +155,13 @@ def _differences(first: pd.DataFrame, second: pd.DataFrame, precisions: tuple[st
             part = (second["epoch"] > 0) == trained
             one, other = first[name] / size, second[name] / size
             off = _furthest(one[part], other[part]) if len(first) == len(second) else math.nan
-            found.append(Difference(name, off, _allowed(name, trained, *precisions)))
+            kinds = () if name == "max_log_scale" else (ALLOWED[precision][_kind(name)] for precision in precisions)
+            found.append(Difference(name, off, max((kind[trained] for kind in kinds), default=LOG_SCALE)))
     return found
 
 
 def _kind(column: str) -> str:
     return column.rpartition("_")[2]
-
-
-def _allowed(column: str, trained: bool, *precisions: str) -> float:
-    if column == "max_log_scale":
-        return LOG_SCALE
-    return max(ALLOWED[precision][_kind(column)][trained] for precision in precisions)
 
 
 def _furthest(first: pd.Series, second: pd.Series) -> float:

@@ -56,19 +56,15 @@ def aggregate(name: str, specs: list[Spec], block: dict, folder: Path) -> "pd.Da
         keys = ("epoch",) if trained else EXPERIMENTS[spec["experiment"]].keys
         asked = spec if trained else spec["settings"]
         if "seed" in asked:
-            asked = {"seeds": [asked["seed"]]}
+            asked = {**asked, "seeds": [asked["seed"]]}
         for column, values in spec.get("rows", {}).items():
-            table = _chosen(path, table, column.removesuffix("s"), values)
+            column = column.removesuffix("s")
+            if lacking := sorted(set(values).difference(table[column])):
+                raise PaperError(f"{path}: expected rows with {column} {lacking}, got none. {results.RECOMPUTE}")
+            table = table[table[column].isin(values)].reset_index(drop=True)
         tables.check_counts(path, table, asked, keys)
         found.append((table, provenance))
     return EXPERIMENTS[name].table(found, block)
-
-
-def _chosen(path: Path, table: "pd.DataFrame", column: str, values: list) -> "pd.DataFrame":
-    """The rows with these values; raises if one is missing."""
-    if lacking := sorted(set(values).difference(table[column])):
-        raise PaperError(f"{path}: expected rows with {column} {lacking}, got none. {results.RECOMPUTE}")
-    return table[table[column].isin(values)].reset_index(drop=True)
 
 
 def pictures(name: str, table: "pd.DataFrame", stamp: str, dpi: int, font_size: float) -> dict[str, bytes]:
@@ -156,16 +152,12 @@ def main() -> None:
     commands = parser.add_subparsers(required=True, metavar="STAGE")
 
     measure = commands.add_parser("measure", help="make measurements from their specs")
-    measure.add_argument("specs", nargs="+", metavar="SPEC", help="JSON text, or a JSON file (see `make specs`)")
-    measure.add_argument("--data", type=Path, default=Path("results/data"), help="folder of the data sets")
-    measure.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    measure.add_argument("--index", type=Path, help="file that lists all results of the specs, with checksums")
-    measure.add_argument("--match", default="", help="only runs whose name holds this text")
-    cli.add_threads(measure)
+    cli.add_run_options(measure)
     measure.set_defaults(run=_measure)
 
     table = commands.add_parser("aggregate", help="one table from the runs of an experiment")
     # The tables are not listed here: the paths of a few thousand would exceed the length of a command line.
+    table.add_argument("--results", type=Path, default=Path("results"), help="folder of the presets' folders")
     table.add_argument("--config", required=True, help="the experiment's part of the configuration, as JSON")
     table.set_defaults(run=_aggregate)
 
@@ -189,8 +181,6 @@ def main() -> None:
         command.add_argument("name", choices=EXPERIMENTS, metavar="NAME", help=f"one of {', '.join(EXPERIMENTS)}")
     for command in (figure, claims):
         command.add_argument("table", type=Path)
-    for command in (measure, table):
-        command.add_argument("--results", type=Path, default=Path("results"), help="folder of the presets' folders")
     for command in (table, figure, claims, join):
         command.add_argument("--output", type=Path, required=True)
     given = parser.parse_args()

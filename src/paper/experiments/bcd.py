@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from paper.aggregate import joined, summary
-from paper.experiments.base import Experiment, Part, Runs
-from paper.experiments.timing import LABELS
+from paper.experiments.base import Experiment, Runs
+from paper.experiments.timing import LABELS, parts
 from paper.lazy import models, pathcond, pd, plotting, torch
-from paper.settings import Block, Distinct, Field, Name, Network, Pooling, PositiveInt, SeedList, plain
+from paper.settings import Block, Distinct, Field, Name, Network, Pooling, PositiveInt, SeedList
 from paper.verdicts import ERRATUM, Claim, Estimate, Finding, agreed, decide, interval, one, some
 
 LINES = {"plain": ("-", "pools as they are"), "exact": ("--", "exact pools")}
@@ -25,13 +25,6 @@ class Settings(Block):
     poolings: Distinct[Pooling]
     sweeps: PositiveInt
     seeds: SeedList
-
-
-def parts(settings: Settings) -> Iterator[Part]:
-    """One part per network."""
-    common = plain(settings)
-    for network, model in common.pop("networks").items():
-        yield network, {**common, "network": network, "model": model}
 
 
 def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:

@@ -25,8 +25,6 @@ from paper.methods import describe
 from paper.settings import AtLeast2, Block, PositiveInt, plain
 from paper.verdicts import Claim, Estimate, Finding, NotMeasured, decide, rank, rank_estimate
 
-KEYS = ("network",)
-
 
 class Settings(Block):
     """The networks of `practice`, and what is measured of them."""
@@ -189,9 +187,7 @@ def points(table: pd.DataFrame) -> pd.DataFrame:
 
 def correlation(found: pd.DataFrame, value: str) -> Estimate:
     """Rank correlation of a column of :func:`points` with the gain, with a bootstrap interval over networks."""
-    if len(found) < LEAST:
-        raise NotMeasured(f"networks with a gain: {len(found)}; {LEAST} needed for a rank correlation")
-    return rank_estimate(found[value].tolist(), found["gain"].tolist())
+    return rank_estimate(found[value].tolist(), found["gain"].tolist(), LEAST)
 
 
 # The figure
@@ -309,7 +305,7 @@ EXPERIMENT = Experiment(
     settings=Settings,
     plot=plot,
     claims=_CLAIMS,
-    keys=KEYS,
+    keys=("network",),
     measure=measure,
     parts=parts,
     table=table,

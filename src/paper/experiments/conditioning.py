@@ -13,40 +13,28 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import product
 from typing import Any
 
+from paper import settings as fields
 from paper.experiments.base import Experiment, Part, Runs
 from paper.lazy import data, functional, models, nn, np, pathcond, pd, plotting, starts, torch
 from paper.methods import describe
-from paper.settings import (
-    Block,
-    CompressionGrid,
-    DepthGrid,
-    Distinct,
-    Initialisation,
-    PositiveInt,
-    SeedList,
-    Some,
-    networks,
-    plain,
-)
 from paper.verdicts import Claim, Estimate, Finding, NotMeasured, agreed, decide, rank, rank_estimate
 
 ZERO = 1e-10  # of the largest eigenvalue; rounding in float64 makes about 1e-13 of it
 LOW = 0.1  # quantile of the eigenvalues that stands for the small ones where the smallest is an outlier
-KEYS = ("network", "initialisation", "kernel")
 PATH, NTK, BATCH = "path", "ntk", "ntk_batch"
 
 
-class Small(Block):
+class Small(fields.Block):
     """Networks without BatchNorm whose paths can be listed: all hidden widths with all initialisations and seeds."""
 
-    inputs: PositiveInt
-    outputs: PositiveInt
-    hidden: Distinct[Some[PositiveInt]]
-    initialisations: Distinct[Initialisation]
-    seeds: SeedList
+    inputs: fields.PositiveInt
+    outputs: fields.PositiveInt
+    hidden: fields.Distinct[fields.Some[fields.PositiveInt]]
+    initialisations: fields.Distinct[fields.Initialisation]
+    seeds: fields.SeedList
 
 
-class Settings(Block):
+class Settings(fields.Block):
     """Small networks for the path kernel; for the NTK the networks, seeds and batches of two training grids.
 
     The NTK in eval mode has `images` and at most `outputs`, evenly spaced. In train mode, where BatchNorm couples
@@ -54,23 +42,23 @@ class Settings(Block):
     """
 
     small: Small
-    mlp: DepthGrid
-    autoencoder: CompressionGrid
-    sweeps: PositiveInt
-    images: PositiveInt
-    outputs: PositiveInt
-    batch_outputs: PositiveInt
+    mlp: fields.DepthGrid
+    autoencoder: fields.CompressionGrid
+    sweeps: fields.PositiveInt
+    images: fields.PositiveInt
+    outputs: fields.PositiveInt
+    batch_outputs: fields.PositiveInt
 
 
 def parts(settings: Settings) -> Iterator[Part]:
     """All small networks, then one part per network of the training grids."""
-    block = plain(settings)
+    block = fields.plain(settings)
     rescaling = {**describe("pathcond"), "sweeps": block["sweeps"]}
     yield "small", {**block["small"], "rescaling": rescaling}
     for grid in (block["mlp"], block["autoencoder"]):
         shared = {name: grid[name] for name in ("dataset", "batch", "seeds")}
         shared |= {name: block[name] for name in ("images", "outputs", "batch_outputs")}
-        for network, model in networks(grid):
+        for network, model in fields.networks(grid):
             yield network, {"network": network, "model": model, "rescaling": rescaling, **shared}
 
 
@@ -86,12 +74,15 @@ def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
 
 
 def _path_kernels(settings: Mapping[str, Any], device: torch.device) -> Iterator[dict[str, Any]]:
+    def spectrum(module: nn.Module) -> torch.Tensor:  # by singular values, so that small eigenvalues keep their digits
+        return torch.linalg.svdvals(path_jacobian(module)) ** 2
+
     for hidden, initialisation, seed in product(settings["hidden"], settings["initialisations"], settings["seeds"]):
         widths = [settings["inputs"], *hidden, settings["outputs"]]
         model = {"kind": "mlp", "inputs": widths[0], "hidden": hidden, "outputs": widths[-1], "batchnorm": False}
         module = models.make(model, seed, "conditioning", *hidden, initialisation=initialisation)
         names = {"network": "_".join(map(str, widths)), "initialisation": initialisation}
-        facts, (values,) = compared(module, model, settings["rescaling"], device, [_path_spectrum])
+        facts, (values,) = compared(module, model, settings["rescaling"], device, [spectrum])
         yield {**names, "kernel": PATH, "seed": seed, **facts, **values}
 
 
@@ -163,11 +154,6 @@ def _images(settings: Mapping[str, Any], device: torch.device) -> torch.Tensor:
     images = images[:, None] if images.ndim == 3 else images
     scale, shift = (per_input(each, images.shape[1], model).double() for each in factors(settings["dataset"]))
     return (models.fit_images(images, model).double() * scale + shift).to(device)
-
-
-def _path_spectrum(module: nn.Module) -> torch.Tensor:
-    """Eigenvalues of G: squared singular values of the Jacobian, so that small ones keep their digits."""
-    return torch.linalg.svdvals(path_jacobian(module)) ** 2
 
 
 def path_jacobian(module: nn.Module) -> torch.Tensor:
@@ -333,9 +319,7 @@ def _points(table: pd.DataFrame) -> pd.DataFrame:
 def _correlation(points: pd.DataFrame, value: str) -> Estimate:
     """Rank correlation with the speed-up where that is no bound, with a bootstrap interval over networks."""
     found = points[points["bound"] == False]  # noqa: E712 - an empty column has no negation
-    if len(found) < LEAST:
-        raise NotMeasured(f"networks with a speed-up: {len(found)}; {LEAST} needed for a rank correlation")
-    return rank_estimate(found[value].tolist(), found["speedup"].tolist())
+    return rank_estimate(found[value].tolist(), found["speedup"].tolist(), LEAST)
 
 
 LEAST = 3  # networks of a rank correlation
@@ -526,7 +510,7 @@ EXPERIMENT = Experiment(
     settings=Settings,
     plot=plot,
     claims=_CLAIMS,
-    keys=KEYS,
+    keys=("network", "initialisation", "kernel"),
     measure=measure,
     parts=parts,
     table=table,

@@ -109,16 +109,6 @@ def _spectrum(theta: torch.Tensor, target: float) -> torch.Tensor:
     return torch.linalg.eigvalsh(_hessian(theta, target)).abs()
 
 
-def _condition(theta: torch.Tensor, target: float) -> torch.Tensor:
-    spectrum = _spectrum(theta, target)
-    return spectrum.amax(1) / spectrum.amin(1)
-
-
-def _pathcond(theta: torch.Tensor, target: float) -> torch.Tensor:
-    diagonal = _phi_gradient(theta) ** 2
-    return diagonal.mean(1) / diagonal.log().mean(1).exp()
-
-
 def _weighted(pairs: torch.Tensor) -> torch.Tensor:
     """The norm sqrt(x^2 + 4 y^2) of (u, v); pairs hold v first."""
     return (pairs[:, 1] ** 2 + 4.0 * pairs[:, 0] ** 2).sqrt()
@@ -130,8 +120,8 @@ CRITERIA: Mapping[str, Criterion] = {
     "gradient_norm": lambda theta, target: _loss_gradient(theta, target).norm(dim=1),
     "hessian_trace": lambda theta, target: _hessian(theta, target).diagonal(dim1=1, dim2=2).sum(1),
     "hessian_norm": lambda theta, target: _spectrum(theta, target).amax(1),
-    "condition": _condition,
-    "pathcond": _pathcond,
+    "condition": lambda theta, target: (values := _spectrum(theta, target)).amax(1) / values.amin(1),
+    "pathcond": lambda theta, target: (g := _phi_gradient(theta) ** 2).mean(1) / g.log().mean(1).exp(),
 }
 # A norm that is not the same in both coordinates, for f = u v x: a counterexample to "for any norm".
 WEIGHTED: Mapping[str, Criterion] = {

@@ -58,16 +58,13 @@ def plot(table: pd.DataFrame) -> plotting.Figure:
         plotting.rates_axis(place, one)
         percent = one.assign(**{key: 100 * one[key] for key in one if key.startswith("best_test_accuracy")})
         plotting.accuracies(place, percent, "lr", "best_test_accuracy")
-        place.set_title(f"{_label(one)}, {LABELS[optimiser]}")
+        depths = one["hidden_layers"].dropna()
+        name = "CIFAR-NV" if depths.empty else f"MLP {depths.iloc[0]:.0f}"
+        place.set_title(f"{name}, {LABELS[optimiser]}")
         place.set_ylabel("" if number % len(columns) else "best test accuracy (%)")
     plotting.letters(axes)
     plotting.legend(figure, table[table["panel"] != "run"].assign(reached_n=table["n"]), markers=True)
     return figure
-
-
-def _label(rows: pd.DataFrame) -> str:
-    depths = rows["hidden_layers"].dropna()
-    return "CIFAR-NV" if depths.empty else f"MLP {depths.iloc[0]:.0f}"
 
 
 # Claims

@@ -28,44 +28,12 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
+from paper import settings as fields
+from paper import verdicts
 from paper.experiments.base import Experiment, Runs
 from paper.lazy import np, pd, plotting, scipy
 from paper.methods import METHODS
-from paper.settings import (
-    AtLeast2,
-    Augmentation,
-    Block,
-    DatasetName,
-    Distinct,
-    Flag,
-    LearningRates,
-    MethodNames,
-    Name,
-    Network,
-    Optimiser,
-    Positive,
-    PositiveInt,
-    Protocol,
-    Schedule,
-    SeedList,
-    TrainingGrid,
-    TrainMetrics,
-    model_validator,
-    plain,
-)
-from paper.verdicts import (
-    NO,
-    PARTLY,
-    YES,
-    Claim,
-    Estimate,
-    Finding,
-    NotMeasured,
-    agreed,
-    decide,
-    never,
-    some,
-)
+from paper.verdicts import NO, PARTLY, YES, Claim, Estimate, Finding, NotMeasured
 
 BASELINE, FULL, DEFAULT = "baseline", "full", "half"  # DEFAULT: what the library does
 EVERY_EPOCH = "every_epoch"  # the default, and again after every epoch
@@ -75,30 +43,30 @@ LAYERNORM = ("convnext_zepto", "vit_tiny", "mixer", "gpt")
 SMOOTH = (*LAYERNORM, "efficientnet_b0")
 
 
-class Trained(Block):
+class Trained(fields.Block):
     """A network and how it is usually trained."""
 
-    model: Network
-    optimiser: Optimiser
-    lrs: LearningRates
-    clip: Positive | None = None
-    methods: MethodNames | None = None  # those compared on it, if not all
-    extra_methods: MethodNames | None = None  # besides; those that rescale during training are no candidates
-    held_out: Flag = False  # it takes no part in the choice of the default
+    model: fields.Network
+    optimiser: fields.Optimiser
+    lrs: fields.LearningRates
+    clip: fields.Positive | None = None
+    methods: fields.MethodNames | None = None  # those compared on it, if not all
+    extra_methods: fields.MethodNames | None = None  # besides; those that rescale during training are no candidates
+    held_out: fields.Flag = False  # it takes no part in the choice of the default
     # In place of the shared settings:
-    dataset: DatasetName | None = None
-    images: AtLeast2 | None = None
-    test_images: PositiveInt | None = None
-    batch: AtLeast2 | None = None
-    augmentation: Augmentation | None = None
+    dataset: fields.DatasetName | None = None
+    images: fields.AtLeast2 | None = None
+    test_images: fields.PositiveInt | None = None
+    batch: fields.AtLeast2 | None = None
+    augmentation: fields.Augmentation | None = None
 
 
-class TrainedNetworks(Protocol):
+class TrainedNetworks(fields.Protocol):
     """Networks and how they are trained, also for `quantisation`."""
 
-    networks: dict[Name, Trained]
-    schedule: Schedule
-    seeds: SeedList
+    networks: dict[fields.Name, Trained]
+    schedule: fields.Schedule
+    seeds: fields.SeedList
 
     def known(self, name: str) -> Trained:
         """The network of this name; a ValueError if there is none."""
@@ -110,11 +78,11 @@ class TrainedNetworks(Protocol):
 class Settings(TrainedNetworks):
     """Networks, of which those of `trained` are trained with `methods`."""
 
-    trained: Distinct[Name]
-    methods: MethodNames
-    train_metrics: TrainMetrics | None = None
+    trained: fields.Distinct[fields.Name]
+    methods: fields.MethodNames
+    train_metrics: fields.TrainMetrics | None = None
 
-    @model_validator(mode="after")
+    @fields.model_validator(mode="after")
     def _goes_together(self) -> Settings:
         for name in self.trained:
             twice = {*(self.known(name).extra_methods or ())} & {*(self.known(name).methods or self.methods)}
@@ -125,7 +93,7 @@ class Settings(TrainedNetworks):
                 if needed not in methods:
                     raise ValueError(f"methods: expected {needed} among them, got {', '.join(methods)}")
         for grid in all_grids(self):
-            TrainingGrid.model_validate({key: value for key, value in grid.items() if key != "network"})
+            fields.TrainingGrid.model_validate({key: value for key, value in grid.items() if key != "network"})
         return self
 
 
@@ -150,7 +118,7 @@ def run_as(method: str, model: Mapping[str, Any]) -> str | None:
 
 def all_grids(settings: Settings) -> Iterator[dict[str, Any]]:
     """One grid per network, with the methods that differ on it."""
-    block = plain(settings)
+    block = fields.plain(settings)
     shared = {key: value for key, value in block.items() if key not in ("networks", "trained", "methods")}
     for name in block["trained"]:
         own = block["networks"][name].items()
@@ -257,7 +225,7 @@ def _half_width(pairs: list[pd.Series]) -> float:
 
 def choose(table: pd.DataFrame) -> tuple[str, str, dict[str, tuple[float, list[str]]]]:
     """The default by the rule above, the choice without ties, and each candidate's mean gain and harmed networks."""
-    rows = some(table, panel="best", held_out=False)
+    rows = verdicts.some(table, panel="best", held_out=False)
     rows = rows[[not METHODS[name].teleport for name in rows["method"]]]
     scales = rows.groupby("method")["max_log_scale"].mean()
     sums = _mean_accuracies(table, rows)
@@ -280,7 +248,7 @@ def _mean_accuracies(table: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
 
     A method that has no meaning on a network counts there as the full solution.
     """
-    runs = some(table, panel="run").merge(rows[["network", "method", "lr"]], on=["network", "method", "lr"])
+    runs = verdicts.some(table, panel="run").merge(rows[["network", "method", "lr"]], on=["network", "method", "lr"])
     found = runs.pivot_table(index=["network", "seed"], columns="method", values="accuracy")
     for name in found:
         found[name] = found[name].fillna(found.get(FULL, math.nan))
@@ -347,11 +315,11 @@ def _estimate(row: Any) -> Estimate:
 
 
 def _harm(claim: str, method: str, table: pd.DataFrame) -> Finding:
-    rows = some(table, panel="best", method=method)
+    rows = verdicts.some(table, panel="best", method=method)
     found = {f"{row.network}{'*' * bool(row.held_out)}": _estimate(row) for row in rows.itertuples()}
-    answers = {name: decide(estimate, claim) for name, estimate in found.items()}
+    answers = {name: verdicts.decide(estimate, claim) for name, estimate in found.items()}
     chosen = {name: answer for name, answer in answers.items() if not name.endswith("*")}
-    answer = never(chosen.values() if chosen else answers.values())
+    answer = verdicts.never(chosen.values() if chosen else answers.values())
     if answer != NO and NO in answers.values():
         answer = PARTLY
     worst = min(found, key=lambda name: found[name].value)
@@ -373,18 +341,18 @@ def _chosen(table: pd.DataFrame) -> Finding:
 
 
 def _mean_gain(table: pd.DataFrame) -> Finding:
-    at = some(table, panel="best")
+    at = verdicts.some(table, panel="best")
     both = at[at["network"].isin(at.loc[at["method"] == DEFAULT, "network"])]
     if both.empty:
         raise NotMeasured(f"no {DEFAULT}")
     sums = _mean_accuracies(table, both[both["method"].isin((BASELINE, DEFAULT))])
     estimate = Estimate.of(sums[DEFAULT] - sums[BASELINE])
     words = f"{estimate.words} points, mean of {both['network'].nunique()} networks"
-    return Finding(words, decide(estimate, "practice_gain"), estimate, "points")
+    return Finding(words, verdicts.decide(estimate, "practice_gain"), estimate, "points")
 
 
 def _range(table: pd.DataFrame) -> Finding:
-    rows = some(table, panel="best")
+    rows = verdicts.some(table, panel="best")
     rows = rows.assign(width=np.log2(rows["lr_high"] / rows["lr_low"]))
     widths = rows.pivot(index="network", columns="method", values="width")
     if DEFAULT not in widths or BASELINE not in widths:
@@ -393,15 +361,15 @@ def _range(table: pd.DataFrame) -> Finding:
     estimate = Estimate.of(difference)
     wider, narrower = int((difference > 0).sum()), int((difference < 0).sum())
     words = f"wider on {wider}, narrower on {narrower} of {len(difference)} networks; {estimate.words} doublings"
-    return Finding(words, decide(estimate, "practice_range"), estimate, "doublings")
+    return Finding(words, verdicts.decide(estimate, "practice_range"), estimate, "doublings")
 
 
 def _teleport(table: pd.DataFrame) -> Finding:
-    rows = some(table, panel="best", method=EVERY_EPOCH)
+    rows = verdicts.some(table, panel="best", method=EVERY_EPOCH)
     once = table[(table["panel"] == "best") & (table["method"] == DEFAULT)].set_index("network")["gain"]
     found = {str(row.network): _estimate(row) for row in rows.itertuples()}
     parts = [f"{name} {estimate}, rescaled once {once.get(name, math.nan):+.2f}" for name, estimate in found.items()]
-    return Finding(f"gain {'; '.join(parts)}", agreed("practice_teleport", found), cases=found)
+    return Finding(f"gain {'; '.join(parts)}", verdicts.agreed("practice_teleport", found), cases=found)
 
 
 _HARM = (

@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+from paper import settings as fields
 from paper.aggregate import joined
 from paper.cli import PaperError
 from paper.experiments.base import Experiment, Part, Runs
@@ -20,19 +21,6 @@ from paper.experiments.practice import TrainedNetworks
 from paper.lazy import functional, nn, pathcond, pd, plotting, torch
 from paper.methods import BLUE, GREEN, GREY, RED
 from paper.runs import training_specs
-from paper.settings import (
-    AtLeast2,
-    Block,
-    Distinct,
-    LearningRate,
-    Name,
-    Positive,
-    PositiveInt,
-    Some,
-    TrainingGrid,
-    model_validator,
-    plain,
-)
 from paper.verdicts import Claim, Estimate, Finding, NotMeasured, agreed, some
 
 if TYPE_CHECKING:
@@ -48,11 +36,11 @@ OBJECTIVES = {  # label, colour and marker
 }
 
 
-class TrainedAt(Block):
+class TrainedAt(fields.Block):
     """A network and its learning rate."""
 
-    network: Name
-    lr: LearningRate
+    network: fields.Name
+    lr: fields.LearningRate
 
 
 class Settings(TrainedNetworks):
@@ -61,25 +49,25 @@ class Settings(TrainedNetworks):
     `clamp` bounds every abs(log lambda); `sweeps` are those of each objective.
     """
 
-    trained: Some[TrainedAt]
-    objectives: Distinct[Literal["paths", "norms", "ranges"]]
-    bits: Distinct[AtLeast2]
-    sweeps: PositiveInt
-    clamp: Positive
+    trained: fields.Some[TrainedAt]
+    objectives: fields.Distinct[Literal["paths", "norms", "ranges"]]
+    bits: fields.Distinct[fields.AtLeast2]
+    sweeps: fields.PositiveInt
+    clamp: fields.Positive
 
-    @model_validator(mode="after")
+    @fields.model_validator(mode="after")
     def _goes_together(self) -> Settings:
         for one in self.trained:
             if self.known(one.network).dataset is not None:
                 raise ValueError(f"trained: expected networks for images of {self.dataset}, got {one.network!r}")
         for _, part in parts(self):
-            TrainingGrid.model_validate({key: value for key, value in _grid(part).items() if key != "network"})
+            fields.TrainingGrid.model_validate({key: value for key, value in _grid(part).items() if key != "network"})
         return self
 
 
 def parts(settings: Settings) -> Iterator[Part]:
     """One part per network and seed."""
-    block = plain(settings)
+    block = fields.plain(settings)
     shared = {key: value for key, value in block.items() if key not in ("networks", "trained", "seeds")}
     for one in block["trained"]:
         network = block["networks"][one["network"]]

@@ -6,33 +6,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import cycle, pairwise
 from typing import Any
 
+from paper import settings as fields
 from paper import verdicts
 from paper.aggregate import joined
 from paper.cli import PaperError
 from paper.experiments.base import Experiment, Part, Runs
 from paper.lazy import nn, pathcond, pd, plotting, torch
 from paper.seeds import generator, seeded
-from paper.settings import (
-    AtLeast2,
-    Block,
-    Distinct,
-    Field,
-    Number,
-    Positive,
-    PositiveInt,
-    SeedList,
-    model_validator,
-    plain,
-)
 from paper.verdicts import ERRATUM, NO, YES, Claim, Estimate, Finding, NotMeasured
 
 
-class LogSpace(Block):
+class LogSpace(fields.Block):
     """Exponents of 10, evenly spaced from first to last."""
 
-    first: Number
-    last: Number
-    count: AtLeast2
+    first: fields.Number
+    last: fields.Number
+    count: fields.AtLeast2
 
     @property
     def values(self) -> list[float]:
@@ -43,20 +32,20 @@ class LogSpace(Block):
         return [10.0**exponent for exponent in (*first, *last)]
 
 
-class Settings(Block):
+class Settings(fields.Block):
     """Networks with `neurons` in all hidden layers together; `more_alphas` are added to the evenly spaced ones."""
 
-    hidden_layers: PositiveInt
-    neurons: PositiveInt
-    inputs: PositiveInt
-    outputs: PositiveInt
-    variances: Distinct[Positive]
+    hidden_layers: fields.PositiveInt
+    neurons: fields.PositiveInt
+    inputs: fields.PositiveInt
+    outputs: fields.PositiveInt
+    variances: fields.Distinct[fields.Positive]
     log10_alpha: LogSpace
-    more_alphas: list[Positive] = Field(default=[])
-    sweeps: PositiveInt
-    seeds: SeedList
+    more_alphas: list[fields.Positive] = fields.Field(default=[])
+    sweeps: fields.PositiveInt
+    seeds: fields.SeedList
 
-    @model_validator(mode="after")
+    @fields.model_validator(mode="after")
     def _fills_every_layer(self) -> Settings:
         if self.neurons < self.hidden_layers:
             raise ValueError(
@@ -73,7 +62,9 @@ class Settings(Block):
 
 def parts(settings: Settings) -> Iterator[Part]:
     """One part per variance and seed, with one row per alpha."""
-    shared = {name: plain(settings)[name] for name in ("hidden_layers", "neurons", "inputs", "outputs", "sweeps")}
+    shared = {
+        name: fields.plain(settings)[name] for name in ("hidden_layers", "neurons", "inputs", "outputs", "sweeps")
+    }
     for variance in sorted(settings.variances):
         for seed in sorted(settings.seeds):
             one = {"variance": variance, "seed": seed, "alphas": settings.alphas}

@@ -14,22 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import cycle, pairwise
 from typing import Annotated, Any, Literal, NamedTuple
 
+from paper import settings as fields
 from paper.experiments.base import Experiment
 from paper.lazy import nn, np, pathcond, pd, plotting, theory, torch
 from paper.seeds import generator
-from paper.settings import (
-    AtLeast2,
-    Block,
-    Distinct,
-    Field,
-    Flag,
-    Name,
-    Positive,
-    PositiveInt,
-    SeedList,
-    Some,
-    model_validator,
-)
 from paper.verdicts import ERRATUM, NO, PARTLY, YES, Claim, Finding, NotMeasured, some
 
 # Panel titles, in the order they are drawn; other cases follow under their own name.
@@ -45,15 +33,15 @@ TITLES = {
 }
 
 
-class Case(Block):
+class Case(fields.Block):
     """Widths n_0 .. n_L, and `a` = n sigma^2 of all layers, or `variances` of each."""
 
-    widths: Annotated[list[PositiveInt], Field(min_length=3)]
-    a: Distinct[Positive] | None = None
-    variances: Some[Positive] | None = None
-    biases: Flag
+    widths: Annotated[list[fields.PositiveInt], fields.Field(min_length=3)]
+    a: fields.Distinct[fields.Positive] | None = None
+    variances: fields.Some[fields.Positive] | None = None
+    biases: fields.Flag
 
-    @model_validator(mode="after")
+    @fields.model_validator(mode="after")
     def _one_spread(self) -> Case:
         if (self.a is None) == (self.variances is None):
             raise ValueError(f"expected either a or variances, got {'neither' if self.a is None else 'both'}")
@@ -63,12 +51,12 @@ class Case(Block):
         return self
 
 
-class Settings(Block):
+class Settings(fields.Block):
     """Random networks per case, and the cases."""
 
-    draws: AtLeast2
-    seeds: SeedList
-    cases: dict[Name, Case] = Field(min_length=1)
+    draws: fields.AtLeast2
+    seeds: fields.SeedList
+    cases: dict[fields.Name, Case] = fields.Field(min_length=1)
 
 
 COLUMNS = [

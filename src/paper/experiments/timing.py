@@ -12,25 +12,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from paper import cli
+from paper import settings as fields
 from paper.aggregate import joined, summary
 from paper.experiments.base import Experiment, Part, Runs
 from paper.lazy import functional, models, pathcond, pd, plotting, torch
 from paper.seeds import generator
-from paper.settings import (
-    AtLeast2,
-    Block,
-    DatasetName,
-    Distinct,
-    Field,
-    Name,
-    Network,
-    NonNegativeInt,
-    Pooling,
-    PositiveInt,
-    check_timed,
-    model_validator,
-    plain,
-)
 from paper.verdicts import NOT_COMPARABLE, Claim, Estimate, Finding, agreed, interval, one, some
 
 T = TypeVar("T")
@@ -43,33 +29,33 @@ KEYS = ("network", "pooling", "step")
 FACTS = ("parameters", "batches", "epoch_batches", "hardware")  # of every row
 
 
-class Timed(Block):
+class Timed(fields.Block):
     """What is timed: `batches` steps of an epoch, which is scaled up from them, and the rescaling."""
 
-    dataset: DatasetName
-    batch: PositiveInt
-    batches: PositiveInt
-    sweeps: PositiveInt
-    warmup: NonNegativeInt
-    repeats: AtLeast2
+    dataset: fields.DatasetName
+    batch: fields.PositiveInt
+    batches: fields.PositiveInt
+    sweeps: fields.PositiveInt
+    warmup: fields.NonNegativeInt
+    repeats: fields.AtLeast2
 
 
 class Settings(Timed):
     """Networks by name, and ways to count pools."""
 
-    networks: dict[Name, Network] = Field(min_length=1)
-    poolings: Distinct[Pooling]
+    networks: dict[fields.Name, fields.Network] = fields.Field(min_length=1)
+    poolings: fields.Distinct[fields.Pooling]
 
-    @model_validator(mode="after")
+    @fields.model_validator(mode="after")
     def _fits(self) -> Settings:
         for name, network in self.networks.items():
-            check_timed(plain(network), self.dataset, self.batch, f"networks.{name}, ")
+            fields.check_timed(fields.plain(network), self.dataset, self.batch, f"networks.{name}, ")
         return self
 
 
-def parts(settings: Settings) -> Iterator[Part]:
-    """One part per network."""
-    common = plain(settings)
+def parts(settings: fields.Block) -> Iterator[Part]:
+    """One part per network of the settings."""
+    common = fields.plain(settings)
     for network, model in common.pop("networks").items():
         yield network, {**common, "network": network, "model": model}
 

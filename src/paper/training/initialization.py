@@ -17,15 +17,12 @@ from paper.methods import solver_options
 
 @dataclass(frozen=True)
 class InitialNetwork:
-    """An initial network; `max_log_scale` is the largest abs(log lambda) of its rescaling, which took `seconds`.
-
-    `lr_factors` are factors of the learning rate by parameter, for a method that changes rates instead of weights.
-    """
+    """An initial network."""
 
     module: nn.Module
-    max_log_scale: float
-    lr_factors: Mapping[str, float] = field(default_factory=dict)
-    seconds: float = 0.0
+    max_log_scale: float  # the largest abs(log lambda) of its rescaling, 0 without one
+    lr_factors: Mapping[str, float] = field(default_factory=dict)  # by parameter, of a method that changes rates
+    seconds: float = 0.0  # wall time of the rescaling
 
 
 def initialize(
