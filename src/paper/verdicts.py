@@ -44,6 +44,7 @@ COLUMNS = ("claim", "paper", "ours", "estimate", "verdict", "experiment")
 T = TypeVar("T")
 LR = 1e-3  # of the paper's main figures
 AT_LEAST, AT_MOST = ">= ", "<= "
+LEAST = 3  # pairs of a rank correlation over networks
 
 
 # ---- levels
@@ -543,10 +544,13 @@ def correlation(values: Sequence[float]) -> Estimate:
     return Estimate(found.value, max(-1.0, found.low), min(1.0, found.high))
 
 
-def rank_estimate(first: Sequence[float], second: Sequence[float], least: int = 2) -> Estimate:
-    """Spearman's rank correlation with a bootstrap interval (percentiles) over the pairs; NotMeasured for too few."""
-    if len(first) < least:
-        raise NotMeasured(f"{len(first)} values, {least} needed for a rank correlation")
+def rank_estimate(first: Sequence[float], second: Sequence[float], what: str = "") -> Estimate:
+    """Spearman's rank correlation with a bootstrap interval (percentiles) over the pairs.
+
+    `what` names the pairs if they are few, so that at least `LEAST` are needed.
+    """
+    if what and len(first) < LEAST:
+        raise NotMeasured(f"{what}: {len(first)}; {LEAST} needed for a rank correlation")
     value = rank(first, second)
     if math.isnan(value):
         raise NotMeasured("constant values have no rank correlation")

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from paper.experiments import practice
 from paper.experiments.base import Experiment, Part, Runs
-from paper.experiments.conditioning import LEAST, numbers
+from paper.experiments.conditioning import numbers
 from paper.lazy import functional, models, nn, np, pathcond, pd, plotting, starts, torch
 from paper.methods import describe
 from paper.settings import AtLeast2, Block, PositiveInt, plain
@@ -187,7 +187,7 @@ def points(table: pd.DataFrame) -> pd.DataFrame:
 
 def correlation(found: pd.DataFrame, value: str) -> Estimate:
     """Rank correlation of a column of :func:`points` with the gain, with a bootstrap interval over networks."""
-    return rank_estimate(found[value].tolist(), found["gain"].tolist(), LEAST)
+    return rank_estimate(found[value].tolist(), found["gain"].tolist(), "networks with a gain")
 
 
 # The figure

@@ -14,6 +14,7 @@ from itertools import product
 from typing import Any
 
 from paper import settings as fields
+from paper import verdicts
 from paper.experiments.base import Experiment, Part, Runs
 from paper.lazy import data, functional, models, nn, np, pathcond, pd, plotting, starts, torch
 from paper.methods import describe
@@ -319,10 +320,7 @@ def _points(table: pd.DataFrame) -> pd.DataFrame:
 def _correlation(points: pd.DataFrame, value: str) -> Estimate:
     """Rank correlation with the speed-up where that is no bound, with a bootstrap interval over networks."""
     found = points[points["bound"] == False]  # noqa: E712 - an empty column has no negation
-    return rank_estimate(found[value].tolist(), found["speedup"].tolist(), LEAST)
-
-
-LEAST = 3  # networks of a rank correlation
+    return rank_estimate(found[value].tolist(), found["speedup"].tolist(), "networks with a speed-up")
 
 
 def plot(table: pd.DataFrame) -> plotting.Figure:
@@ -440,7 +438,7 @@ def _predicts(table: pd.DataFrame, value: str, claim: str) -> Finding:
     points = points[~points["bound"]]
     kinds = []
     for is_mlp, part in points.groupby("is_mlp", sort=False):
-        if len(part) >= LEAST:
+        if len(part) >= verdicts.LEAST:
             alone = rank(part[value].tolist(), part["speedup"].tolist())
             kinds.append(f"{'MLPs' if is_mlp else 'autoencoders'} alone {alone:.2f}")
     text = f"over {len(points)} networks; {', '.join(kinds)}" if kinds else f"over {len(points)} networks"

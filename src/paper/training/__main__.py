@@ -59,9 +59,7 @@ def _train(specs: list[Spec], given: argparse.Namespace) -> None:
     # Imported here: torch takes seconds, and a job whose runs all exist does not need it.
     from paper.training.runner import Options, TimeUp, train
 
-    job = job_end()
-    end = math.inf if given.time_limit is None else time.time() + given.time_limit
-    end = end if job is None else min(end, job - MARGIN)
+    end = _end(given.time_limit)
     asked: list[int] = []
     for number in (signal.SIGTERM, signal.SIGUSR1):  # a scheduler's warning that time is nearly up
         signal.signal(number, lambda got, _: asked.append(got))
@@ -83,6 +81,13 @@ def _train(specs: list[Spec], given: argparse.Namespace) -> None:
     except TimeUp:
         cli.say("time is up; the same command resumes from the checkpoints")
         sys.exit(OUT_OF_TIME)
+
+
+def _end(limit: float | None) -> float:
+    """When to stop, in seconds since the epoch: after the limit, or before Slurm ends the job."""
+    job = job_end()
+    after = math.inf if limit is None else time.time() + limit
+    return after if job is None else min(after, job - MARGIN)
 
 
 def job_end() -> float | None:
