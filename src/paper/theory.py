@@ -124,29 +124,19 @@ def printed_edges(name: _Printed, widths: Sequence[int], weight_variances: Seque
     return tuple(a ** (len(s) - k) / n[0] for k in layers)
 
 
-def toy_scale(u: float, v: float, w: float) -> float:
-    """Optimal scale of the only hidden neuron of f(x) = u relu(v x + w): sqrt(|u| / ||(v, w)||).
-
-    It multiplies v and w and divides u. A dead neuron (u = 0 or v = w = 0) has none, which is a ValueError.
-
-    Example:
-        >>> toy_scale(u=20.0, v=3.0, w=4.0)
-        2.0
-    """
-    norm = math.hypot(v, w)
-    if not (math.isfinite(u) and math.isfinite(norm)) or u == 0.0 or norm == 0.0:
-        raise ValueError(f"toy example: expected finite u != 0 and (v, w) != (0, 0), got u={u}, v={v}, w={w}")
-    return math.sqrt(abs(u) / norm)
-
-
 def toy_rescaled(u: float, v: float, w: float) -> tuple[float, float, float]:
-    """The same function f(x) = u relu(v x + w) at its optimal scale, where |u| = ||(v, w)||.
+    """The same function f(x) = u relu(v x + w) at its optimal scale sqrt(|u| / ||(v, w)||), where |u| = ||(v, w)||.
+
+    A dead neuron (u = 0 or v = w = 0) has none, which is a ValueError.
 
     Example:
         >>> toy_rescaled(u=20.0, v=3.0, w=4.0)
         (10.0, 6.0, 8.0)
     """
-    scale = toy_scale(u, v, w)
+    norm = math.hypot(v, w)
+    if not (math.isfinite(u) and math.isfinite(norm)) or u == 0.0 or norm == 0.0:
+        raise ValueError(f"toy example: expected finite u != 0 and (v, w) != (0, 0), got u={u}, v={v}, w={w}")
+    scale = math.sqrt(abs(u) / norm)
     return u / scale, scale * v, scale * w
 
 

@@ -525,12 +525,6 @@ def listed(found: Mapping[float, Estimate | None], name: str, intervals: bool = 
     return f"{name} " + ", ".join(f"{key:g}: {text}" for key, text in zip(found, texts, strict=True))
 
 
-def span(found: Mapping[float, Estimate]) -> tuple[float, float]:
-    """Smallest and largest value."""
-    values = [estimate.value for estimate in found.values()]
-    return min(values), max(values)
-
-
 def rank(first: Sequence[float], second: Sequence[float]) -> float:
     """Spearman's rank correlation; NaN if either is constant."""
     if len(set(first)) < 2 or len(set(second)) < 2:

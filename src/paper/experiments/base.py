@@ -28,7 +28,7 @@ class Experiment:
     settings: type[BaseModel]  # the model of its block in config.yaml
     plot: Callable[[pd.DataFrame], plotting.Figure]
     claims: tuple[Claim, ...]  # of the paper, or our own, that it decides
-    keys: tuple[str, ...] = ("epoch",)  # columns that identify a row within one seed or repeat
+    keys: tuple[str, ...] = ()  # columns that identify a row within one seed or repeat of a measurement
     version: int = 1  # of the measurement, part of its specs; raised by hand when its results change
     # From the settings of one part and a device to the table of that part. Settings with a `dataset` also have `data`,
     # the path of its file.

@@ -128,7 +128,8 @@ def _large(table: pd.DataFrame) -> Finding:
     if largest <= MODERATE:
         raise NotMeasured(f"no learning rate above {MODERATE:g}")
     found = verdicts.ratios(rows[rows["lr"] == largest], "hidden_layers")
-    low, high = verdicts.span(verdicts.known(found))
+    values = [ratio.value for ratio in verdicts.known(found).values()]
+    low, high = min(values), max(values)
     which = "the appendix's reading" if high < 0.97 else "the main text's reading" if low > 0.9 else "between both"
     text = (
         f"{low:.2f} to {high:.2f} at lr {largest:g}, {which}: {verdicts.listed(found, 'hidden layers', intervals=True)}"

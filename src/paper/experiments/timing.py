@@ -7,9 +7,8 @@ import gc
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from paper import cli
 from paper import settings as fields
@@ -70,8 +69,8 @@ def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
     graph, diag_g, solve, apply, their sum total, and epoch: the time of ``batches`` steps of SGD scaled up to
     ``epoch_batches``. Training has no pooling, so the epoch of a repeat is listed under every pooling.
     """
-    bench = Bench(settings["model"], load(settings["dataset"], settings["data"], device), settings["batch"],
-                  settings["batches"])  # fmt: skip
+    data = load(settings["dataset"], settings["data"], device)
+    bench = Bench(settings["model"], data, settings["batch"], settings["batches"])
     rows: list[dict[str, Any]] = []
     for repeat in repeats(settings):
         epoch = bench.epoch(repeat)
@@ -95,8 +94,7 @@ def repeats(settings: Mapping[str, Any]) -> Iterator[int]:
             gc.enable()
 
 
-@dataclass(frozen=True)
-class TrainingSet:
+class TrainingSet(NamedTuple):
     """Images (count, channels, side, side) uint8 and labels (count,); an image x enters as x * scale + shift."""
 
     images: torch.Tensor
@@ -219,11 +217,6 @@ def plot(table: pd.DataFrame) -> plotting.Figure:
     return figure
 
 
-def percent(share: float) -> str:
-    """A share as text with two digits or more, such as 0.86% or 103%."""
-    return f"{100 * share:#.2g}%" if share < 0.0995 else f"{100 * share:.0f}%"
-
-
 def duration(seconds: float) -> str:
     """A time as text with three digits, such as 38.2 ms or 1.25 s."""
     return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
@@ -261,7 +254,8 @@ def _dot(axes: plotting.Axes, x: float, total: dict[str, Any], epoch: float, col
     share, deviation = total["seconds_mean"] / epoch, _deviation(total) / epoch
     axes.errorbar(x, 100 * share, 100 * deviation, color=colour, marker=marker)
     place = {"xytext": (0, 4), "textcoords": "offset points", "ha": "center", "va": "bottom"}
-    text = f"{percent(share)}\n{duration(total['seconds_mean'])}"
+    percent = f"{100 * share:#.2g}%" if share < 0.0995 else f"{100 * share:.0f}%"  # two digits or more
+    text = f"{percent}\n{duration(total['seconds_mean'])}"
     axes.annotate(text, (x, 100 * (share + deviation)), fontsize="x-small", **place)
 
 
