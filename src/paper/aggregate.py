@@ -38,16 +38,9 @@ def joined(runs: Runs, settings: Mapping[str, Any]) -> pd.DataFrame:
 
 
 def check_counts(where: object, table: pd.DataFrame, settings: Mapping[str, Any], keys: Sequence[str]) -> None:
-    """Make sure that a run has the seeds or repeats its settings ask for, each once everywhere.
+    """Make sure that a run has the seeds or repeats its settings ask for, each once everywhere, or raise a PaperError.
 
-    Args:
-        where: the run's file, for the message.
-        table: its rows.
-        settings: its settings, which may have `seeds` or `repeats`.
-        keys: columns that identify a row within a seed or repeat.
-
-    Raises:
-        PaperError: a seed or repeat is missing or there twice.
+    `keys` are columns that identify a row within a seed or repeat; `where` is the run's file, for the message.
     """
     for name, asked in (("seed", settings.get("seeds")), ("repeat", range(settings.get("repeats", 0)))):
         if not asked:
@@ -57,10 +50,8 @@ def check_counts(where: object, table: pd.DataFrame, settings: Mapping[str, Any]
             raise PaperError(f"{where}: expected {name}s {expected}, got {got}. Delete it and run again.")
         rows = dict(sorted(Counter(found).items()))
         if table.duplicated([*keys, name]).any() or len(set(rows.values())) > 1:
-            raise PaperError(
-                f"{where}: expected every {name} once in every group, got rows by {name} {rows}. "
-                "Delete it and run again."
-            )
+            got = f"expected every {name} once in every group, got rows by {name} {rows}"
+            raise PaperError(f"{where}: {got}. Delete it and run again.")
 
 
 def summary(table: pd.DataFrame, by: Sequence[str], values: Sequence[str]) -> pd.DataFrame:
@@ -74,12 +65,9 @@ def summary(table: pd.DataFrame, by: Sequence[str], values: Sequence[str]) -> pd
 
 
 def trained(runs: Runs, settings: Mapping[str, Any], by_seed: bool = False) -> pd.DataFrame:
-    """The table of a trained experiment.
+    """The table of a trained experiment, with the panel `seed` if asked for.
 
-    Args:
-        runs: table and provenance of each run, of one seed or several.
-        settings: `target` (train accuracy to reach), `smoothing` (of the curves), `shown`, where it has them.
-        by_seed: whether to add the panel `seed`.
+    The settings may have `target` (train accuracy to reach), `smoothing` (of the curves) and `shown`.
     """
     blocks = list(settings.values()) if "mlp" in settings else [settings]
     target = next((block["target"] for block in blocks if "target" in block), None)

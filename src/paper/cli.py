@@ -61,8 +61,14 @@ def positive(text: str) -> int:
     return int(text)
 
 
-def add_threads(parser: argparse.ArgumentParser) -> None:
-    """Add the option for the number of threads on a CPU."""
+def add_run_options(parser: argparse.ArgumentParser) -> None:
+    """Add what the programs that compute runs share: specs, folders, device, threads, index."""
+    parser.add_argument("specs", nargs="+", metavar="SPEC", help="JSON text, or a JSON file (see `make specs`)")
+    parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the presets' folders")
+    parser.add_argument("--data", type=Path, default=Path("results/data"), help="folder of the data sets")
+    parser.add_argument("--index", type=Path, help="file that lists all results of the specs, with checksums")
+    parser.add_argument("--match", default="", help="only runs whose key contains this text")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: a GPU if there is one")
     words = "threads on a CPU (default: OMP_NUM_THREADS, else 1); results are reproducible for one number"
     parser.add_argument("--threads", type=positive, metavar="N", help=words)
 

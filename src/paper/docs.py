@@ -29,29 +29,16 @@ PRESET = config.PAPER
 TEMPLATES = Path("workflow/templates")
 FIGURES = Path("docs/figures")
 WRITTEN = tuple(Path("docs") / name for name in ("claims.md", "errata.md", "gallery.md", "reproduction.md"))
-FILLED = tuple(
-    Path(name)
-    for name in (
-        "README.md",
-        "docs/library.md",
-        "docs/pipeline.md",
-        "docs/related-tools.md",
-        "docs/scaling.md",
-        "docs/when-to-use.md",
-    )
-)
 SHARED = ("ff54c7c6a6bb", "0bb4d3f72a1f", "6f287ba537e3")  # commits whose runs shared the GPU with others
+_FILLED = ("library", "pipeline", "related-tools", "scaling", "when-to-use")
+FILLED = (Path("README.md"), *(Path("docs") / f"{name}.md" for name in _FILLED))
 LONG = 120  # characters of a finding that is cut short
 COLOURS = 64
 PDF_SOURCE = "% Source: "  # a comment after the end of a PDF file
 
 
 class Facts:
-    """What the templates print, from the files that the workflow made at the paper's preset.
-
-    Args:
-        root: folder of the checkout.
-    """
+    """What the templates print, from the files that the workflow made at the paper's preset in a checkout."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -107,12 +94,7 @@ class Facts:
         return pd.DataFrame({"runs": groups.size(), "seconds": groups.sum()}).reset_index()
 
     def gpu_minutes(self, paper: bool, shared: bool) -> float:
-        """Minutes of all runs on a GPU, or of those that the paper's own figures and tables need.
-
-        Args:
-            paper: only those.
-            shared: the runs that shared the GPU with others, or else those that had it alone.
-        """
+        """Minutes of the runs that shared the GPU, or had it alone; `paper`: only those of its figures and tables."""
         asked = {key for name, keys in self.plan.asked.items() if EXPERIMENTS[name].where != "ours" for key in keys}
         found = [p for key, p in self.provenance.items() if key in asked or not paper]
         chosen = [p for p in found if not p["hardware"].startswith("CPU") and _shared_gpu(p) == shared]
@@ -121,12 +103,10 @@ class Facts:
     def times(self, experiment: str) -> str:
         """Time that an experiment took, in words."""
         rows = self.cost(experiment).groupby("hardware")[["runs", "seconds"]].sum()
-        parts = [
-            f"{row.runs:.0f} run{'s' if row.runs > 1 else ''} in "
-            + (f"{row.seconds:.0f} s" if row.seconds < 120 else f"{row.seconds / 60:.1f} min")
-            + f" on {name}"
-            for name, row in rows.iterrows()
-        ]
+        parts = []
+        for name, row in rows.iterrows():
+            took = f"{row.seconds:.0f} s" if row.seconds < 120 else f"{row.seconds / 60:.1f} min"
+            parts.append(f"{row.runs:.0f} run{'s' if row.runs > 1 else ''} in {took} on {name}")
         precisions = sorted({self.provenance[key].get("precision", "") for key in self.plan.asked[experiment]} - {""})
         shared = any(_shared_gpu(self.provenance[key]) for key in self.plan.asked[experiment])
         remarks = [*precisions, *["many runs shared the GPU, and each counts in full"] * shared]
@@ -170,14 +150,9 @@ class Facts:
                 for row, same in zip(found.itertuples(), same_as(found), strict=True)
                 if row.method != "baseline"
             }
-            rows.append(
-                {
-                    **gains,
-                    "network": f"{network}{'*' if by_method['held_out'].iloc[0] else ''}",
-                    "accuracy": by_method["accuracy"]["baseline"],
-                    "max_log_scale": by_method["max_log_scale"]["full"],
-                }
-            )
+            name = f"{network}{'*' if by_method['held_out'].iloc[0] else ''}"
+            accuracy, largest = by_method["accuracy"]["baseline"], by_method["max_log_scale"]["full"]
+            rows.append({**gains, "network": name, "accuracy": accuracy, "max_log_scale": largest})
         return rows
 
     def quantisation(self) -> list[dict[str, Any]]:
@@ -204,11 +179,7 @@ def _shared_gpu(provenance: Mapping[str, Any]) -> bool:
 
 
 def pages(facts: Facts) -> dict[Path, str]:
-    """The up-to-date text of every page.
-
-    Raises:
-        PaperError: a pair of markers is unknown or not closed.
-    """
+    """The up-to-date text of every page."""
     # Markdown, not HTML: nothing is escaped. The templates are ours.
     environment = jinja2.Environment(  # noqa: S701
         loader=jinja2.FileSystemLoader(facts.root / TEMPLATES), undefined=jinja2.StrictUndefined,
@@ -285,41 +256,30 @@ def source(figure: Path) -> str:
         return image.info.get("Source", "")
 
 
-def outdated(facts: Facts, texts: Mapping[Path, str]) -> list[str]:
-    """Pages, tables and figures that are out of date."""
-    wrong = [path for path, text in texts.items() if not _same(facts.root / path, text)]
-    wrong += [path for path, (_, checksum) in figures(facts).items() if source(facts.root / path) != checksum]
-    return [str(path) for path in wrong]
-
-
-def _same(path: Path, text: str) -> bool:
-    return path.exists() and path.read_text("utf-8") == text
-
-
 def main() -> None:
     """Read the command line; write, or check, pages, figures and tables."""
     parser = argparse.ArgumentParser(prog="python -m paper.docs", description=__doc__, formatter_class=cli.Paragraphs)
-    parser.add_argument(
-        "--folder", type=Path, default=config.CHECKOUT, help="checkout with config.yaml (default: this one)"
-    )
+    words = "checkout with config.yaml (default: this one)"
+    parser.add_argument("--folder", type=Path, default=config.CHECKOUT, help=words)
     parser.add_argument("--check", action="store_true", help="write nothing; exit status 1 if something is out of date")
     given = parser.parse_args()
     facts = Facts(given.folder)
-    texts = pages(facts) | tables(facts)
+    texts, drawn = pages(facts) | tables(facts), figures(facts)
+    there = {path: (facts.root / path).read_text("utf-8") for path in texts if (facts.root / path).exists()}
+    old_texts = [path for path, text in texts.items() if there.get(path) != text]
+    old_figures = [path for path, (_, checksum) in drawn.items() if source(facts.root / path) != checksum]
     if given.check:
-        if wrong := outdated(facts, texts):
-            cli.say(f"out of date, run `make docs`: {', '.join(wrong)}")
+        if wrong := [*old_texts, *old_figures]:
+            cli.say(f"out of date, run `make docs`: {', '.join(map(str, wrong))}")
             sys.exit(1)
         return
-    for path, (drawn, checksum) in figures(facts).items():
-        if source(facts.root / path) != checksum:
-            results.write_bytes(facts.root / path, _marked(drawn, checksum))
+    for path in old_figures:
+        results.write_bytes(facts.root / path, _marked(*drawn[path]))
     for path in (facts.root / FIGURES).iterdir():
         if path.stem not in facts.experiments:
             path.unlink()
-    for path, text in texts.items():
-        if not _same(facts.root / path, text):
-            results.write_text(facts.root / path, text)
+    for path in old_texts:
+        results.write_text(facts.root / path, texts[path])
 
 
 if __name__ == "__main__":

@@ -31,15 +31,9 @@ def mlp(
     activation: str = "relu",
     bias: bool | None = None,
 ) -> nn.Sequential:
-    """Fully connected network on flattened inputs.
+    """Fully connected network on flattened inputs, with a bias in its output layer.
 
-    Args:
-        inputs: numbers in one input.
-        hidden: widths of the hidden layers.
-        outputs: width of the output layer, which always has a bias.
-        batchnorm: BatchNorm after each hidden linear layer.
-        activation: relu, gelu or silu.
-        bias: biases in the hidden layers; None: only without BatchNorm, which has shifts of its own.
+    Without `bias` hidden layers have biases only if there is no BatchNorm, which has shifts of its own.
     """
     bias = not batchnorm if bias is None else bias
     layers: list[nn.Module] = [nn.Flatten()]
@@ -51,14 +45,9 @@ def mlp(
 def cifar_nv(
     width: float = 1.0, *, batchnorm: bool = True, bn: str = "blocks", activation: str = "relu", bias: bool = True
 ) -> nn.Sequential:
-    """The all-convolutional network CIFAR-NV with 10 classes.
+    """The all-convolutional network CIFAR-NV with 10 classes; `width` multiplies its channels, 128, 256 and 320.
 
-    Args:
-        width: multiplies the numbers of hidden channels, 128, 256 and 320.
-        batchnorm: whether there is any BatchNorm.
-        bn: ``blocks``: after the third and the sixth convolution; ``last``: after the last one.
-        activation: relu, gelu or silu.
-        bias: biases in all convolutions.
+    BatchNorm follows the third and the sixth convolution (`bn` is ``blocks``), or the last one (``last``).
     """
     _check_choice("bn", bn, ("blocks", "last"))
     a, b, c = (_channels(n, width) for n in (128, 256, 320))
@@ -94,9 +83,7 @@ class BlockC(nn.Module):
 def resnet18_c(width: float = 1.0, *, activation: str = "relu") -> nn.Sequential:
     """ResNet-18 for small images with 10 classes: 3x3 stem, no max-pool, every shortcut a convolution.
 
-    Args:
-        width: multiplies the numbers of channels, 64 to 512.
-        activation: relu, gelu or silu.
+    `width` multiplies its channels, 64 to 512.
     """
     n = _channels(64, width)
     layers: list[nn.Module] = [nn.Conv2d(3, n, 3, 1, 1, bias=False), nn.BatchNorm2d(n), _activation(activation)]
@@ -110,10 +97,7 @@ def resnet18_c(width: float = 1.0, *, activation: str = "relu") -> nn.Sequential
 def autoencoder(inputs: int = 784, compression: int = 4, *, activation: str = "relu") -> nn.Sequential:
     """Fully connected autoencoder without BatchNorm: biases in the hidden layers, none in the output layer.
 
-    Args:
-        inputs: numbers in one input, and outputs.
-        compression: c of the widths inputs, inputs // c, inputs // c^2, inputs // c, inputs.
-        activation: relu, gelu or silu.
+    Its widths are inputs, inputs // c, inputs // c^2, inputs // c, inputs, where c is the compression.
     """
     outer, inner = inputs // compression, inputs // compression**2
     layers: list[nn.Module] = [nn.Flatten()]
@@ -126,12 +110,7 @@ def autoencoder(inputs: int = 784, compression: int = 4, *, activation: str = "r
 
 
 def vgg11(width: float = 1.0, *, batchnorm: bool = True) -> nn.Module:
-    """VGG-11 with one linear layer behind its convolutions.
-
-    Args:
-        width: multiplies the numbers of channels, 64 to 512.
-        batchnorm: BatchNorm after each convolution.
-    """
+    """VGG-11 with one linear layer behind its convolutions; `width` multiplies its channels, 64 to 512."""
     from torchvision.models.vgg import make_layers
 
     plan: list[str | int] = [64, "M", 128, "M", 256, 256, "M", 512, 512, "M", 512, 512, "M"]
@@ -146,11 +125,7 @@ def vgg11(width: float = 1.0, *, batchnorm: bool = True) -> nn.Module:
 
 
 def resnet18(width: float = 1.0) -> nn.Module:
-    """ResNet-18 with a 3x3 stem and without max-pool; initialised like torchvision's.
-
-    Args:
-        width: multiplies the numbers of channels, 64 to 512.
-    """
+    """ResNet-18 with a 3x3 stem and without max-pool, initialised like torchvision's; `width` multiplies channels."""
     from torchvision.models.resnet import BasicBlock
 
     before = _channels(64, width)
@@ -204,11 +179,7 @@ def convnext_zepto() -> nn.Module:
 
 
 def vit_tiny(image: int = 32) -> nn.Module:
-    """Vision transformer with patches of 4 x 4 pixels: width 192, 4 layers, 3 heads.
-
-    Args:
-        image: side of the images.
-    """
+    """Vision transformer with patches of 4 x 4 pixels: width 192, 4 layers, 3 heads."""
     from torchvision.models import VisionTransformer
 
     return VisionTransformer(image, 4, num_layers=4, num_heads=3, hidden_dim=192, mlp_dim=768, num_classes=CLASSES)
@@ -230,13 +201,7 @@ class MixerBlock(nn.Module):
 
 
 def mixer(image: int = 32, width: int = 192, depth: int = 4) -> nn.Module:
-    """MLP-Mixer with patches of 4 x 4 pixels.
-
-    Args:
-        image: side of the images.
-        width: channels of a token.
-        depth: number of blocks.
-    """
+    """MLP-Mixer with patches of 4 x 4 pixels."""
     tokens = (image // 4) ** 2
     return nn.Sequential(
         nn.Conv2d(3, width, 4, 4), nn.Flatten(2), Transpose(), *(MixerBlock(tokens, width) for _ in range(depth)),
@@ -272,15 +237,7 @@ class GPTBlock(nn.Module):
 
 
 class GPT(nn.Module):
-    """Decoder-only transformer with learned positions and a head of its own; initialised like GPT-2.
-
-    Args:
-        vocabulary: number of tokens.
-        context: tokens that it sees at once, at most.
-        width: channels of a token.
-        layers: number of blocks.
-        heads: heads of attention.
-    """
+    """Decoder-only transformer with learned positions and a head of its own; initialised like GPT-2."""
 
     def __init__(self, vocabulary: int, context: int = 128, width: int = 192, layers: int = 6, heads: int = 3) -> None:
         super().__init__()
@@ -303,55 +260,37 @@ class GPT(nn.Module):
 
 
 TEXT = ("gpt",)  # kinds that take text
-COMMON: dict[str, Callable[..., nn.Module]] = {
-    "vgg11": vgg11,
-    "resnet18": resnet18,
-    "mobilenetv2": mobilenetv2,
-    "efficientnet_b0": efficientnet_b0,
-    "convnext_zepto": convnext_zepto,
-    "vit_tiny": vit_tiny,
-    "mixer": mixer,
-    "gpt": GPT,
-}
-KINDS: dict[str, Callable[..., nn.Module]] = {
-    "mlp": mlp,
-    "cifar_nv": cifar_nv,
-    "resnet18_c": resnet18_c,
-    "autoencoder": autoencoder,
-    **COMMON,
-}
-# Kinds that take images, of side `image`.
-_IMAGES = ("cifar_nv", "resnet18_c", *(kind for kind in COMMON if kind not in TEXT))
-_MORE = dict.fromkeys(_IMAGES, ("image",)) | {"resnet18_c": ("image", "held")}  # keys that `build` may handle itself
+Builder = Callable[..., nn.Module]
+_PAPERS: list[Builder] = [mlp, cifar_nv, resnet18_c, autoencoder]
+_COMMON: list[Builder] = [vgg11, resnet18, mobilenetv2, efficientnet_b0, convnext_zepto, vit_tiny, mixer]
+COMMON: dict[str, Builder] = {**{build.__name__: build for build in _COMMON}, "gpt": GPT}
+KINDS: dict[str, Builder] = {**{build.__name__: build for build in _PAPERS}, **COMMON}
+_IMAGES = {*KINDS} - {"mlp", "autoencoder", *TEXT}  # kinds that take images of side `image`
 
 
 def build(model: Mapping[str, Any]) -> nn.Module:
     """A network with weights from torch's global generator in its present state.
 
-    Args:
-        model: ``kind`` and the arguments of the function of that name in this module; convolutional networks may also
-            have ``image``, the side of their inputs, and resnet18_c ``held`` (see :func:`units`).
+    `model` has its ``kind`` and the arguments of the function of that name in this module; convolutional networks may
+    also have ``image``, the side of their inputs, and resnet18_c ``held`` (see :func:`units`).
 
     Raises:
         PaperError: the kind or a key is unknown.
     """
     kind = _kind(model)
     known = list(inspect.signature(KINDS[kind]).parameters)
-    unknown = [key for key in model if key not in ("kind", *known, *_MORE.get(kind, ()))]
+    more = ("image", "held") if kind == "resnet18_c" else ("image",) if kind in _IMAGES else ()
+    unknown = [key for key in model if key not in ("kind", *known, *more)]
     if unknown:
         raise PaperError(f"keys of a model of kind {kind}: expected {', '.join(known)}; got {', '.join(unknown)}.")
     return KINDS[kind](**{key: value for key, value in model.items() if key in known})
 
 
 def make(model: Mapping[str, Any], seed: int, *names: object, initialisation: str = "default") -> nn.Module:
-    """A network whose weights depend on the arguments alone.
+    """A network whose weights depend on the arguments alone; `names` separate streams of random numbers.
 
-    Args:
-        model: as for :func:`build`.
-        seed: the seed.
-        names: other values that separate the streams of random numbers, such as a depth.
-        initialisation: ``default``: torch's own (Kaiming uniform with a = sqrt(5), so variance 1 / (3 fan_in)).
-            ``he``: weights of variance 2 / fan_in, biases as by default.
+    The initialisation is torch's ``default`` (Kaiming uniform with a = sqrt(5), so variance 1 / (3 fan_in)), or ``he``:
+    weights of variance 2 / fan_in, biases as by default.
     """
     _check_choice("initialisation", initialisation, INITIALISATIONS)
     with seeded(seed, "init", *names):
@@ -366,8 +305,7 @@ def make(model: Mapping[str, Any], seed: int, *names: object, initialisation: st
 def input_shape(model: Mapping[str, Any]) -> tuple[int, ...]:
     """Shape of one input without the batch: (3, image, image), (inputs,) if fully connected, (context,) for text."""
     if _kind(model) in _IMAGES:
-        side = model.get("image", 32)
-        return (3, side, side)
+        return (3, *[model.get("image", 32)] * 2)
     if model["kind"] in TEXT:
         return (model["context"],)
     return (model.get("inputs", inspect.signature(KINDS[model["kind"]]).parameters["inputs"].default),)

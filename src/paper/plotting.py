@@ -166,13 +166,9 @@ def wide(values: pd.Series) -> bool:
 
 
 def losses(axes: Axes, values: pd.Series, room: float = 0.0, log: bool = False) -> None:
-    """Limits of a vertical axis of losses, logarithmic if they span a factor of three or more.
+    """Limits of a vertical axis of losses, logarithmic with `log` or if they span a factor of three or more.
 
-    Args:
-        axes: the panel.
-        values: the losses that are drawn; only finite positive ones count.
-        room: fraction of the height left free at the top.
-        log: use a logarithmic axis whatever their span.
+    Only finite positive losses count; `room` is the fraction of the height left free at the top.
     """
     finite = _finite(values)
     if finite.empty:
@@ -180,11 +176,13 @@ def losses(axes: Axes, values: pd.Series, room: float = 0.0, log: bool = False) 
     low, high = float(finite.min()), float(finite.max())
     if log or wide(values):
         axes.set_yscale("log")
-        fine = LogLocator(subs=_steps(high / low), numticks=20) if wide(values) else MaxNLocator(6, steps=[1, 2, 5, 10])
+        ratio = high / low
+        digits = (1.0,) if ratio > 200 else (1.0, 2.0, 5.0) if ratio > 10 else (1.0, 2.0, 3.0, 5.0, 7.0)
+        fine = LogLocator(subs=digits, numticks=20) if wide(values) else MaxNLocator(6, steps=[1, 2, 5, 10])
         axes.yaxis.set_major_locator(fine)
         axes.yaxis.set_minor_locator(NullLocator())
         axes.yaxis.set_major_formatter("{x:g}")
-        ratio = high / low if high > low else 1.1
+        ratio = ratio if high > low else 1.1
         axes.set_ylim(low * ratio**-0.06, high * ratio ** (0.06 + room))
     else:
         span = (high - low) or 0.1 * high
@@ -194,11 +192,6 @@ def losses(axes: Axes, values: pd.Series, room: float = 0.0, log: bool = False) 
 def _finite(values: pd.Series) -> pd.Series:
     """Values that a logarithmic axis can show."""
     return values[np.isfinite(values) & (values > 0)]
-
-
-def _steps(ratio: float) -> tuple[float, ...]:
-    """First digits of the ticks of a logarithmic axis that spans this factor."""
-    return (1.0,) if ratio > 200 else (1.0, 2.0, 5.0) if ratio > 10 else (1.0, 2.0, 3.0, 5.0, 7.0)
 
 
 # Panels of trained networks.
@@ -238,7 +231,7 @@ def network_label(table: pd.DataFrame) -> str:
 
 
 def by_depth(table: pd.DataFrame) -> Figure:
-    """Epochs to the target against parameters, then accuracy and loss of the network shown; a page wide."""
+    """Epochs to the target against parameters, then accuracy and loss of the network shown."""
     figure, axes = panels(1, 3, PAGE, 2.6)
     table = at_paper_lr(table)
     one = shown_network(table)
@@ -297,11 +290,10 @@ def reach(axes: Axes, table: pd.DataFrame, x: str) -> None:
     for cells, look in _by_method(table, x):
         _means(axes, table, cells, x, "reached", look)
         for cell in cells[cells["reached_n"] < cells["n"]].to_dict("records"):
-            at, up = (cell[x], cell["epochs"]), 6.0 + ROW * rows.index(cell["method"])
-            place = _moved(axes, 0.0, up)
-            axes.plot(*at, linestyle="", zorder=4, markerfacecolor="white", transform=place, **look)
-            if cell["reached_n"]:
-                _count(axes, at, cell["reached_n"], cell["n"], look["color"], _moved(axes, 3.0, up))
+            up = 6.0 + ROW * rows.index(cell["method"])
+            count = f"{cell['reached_n']:.0f}/{cell['n']:.0f}" if cell["reached_n"] else ""
+            hollow = {"linestyle": "", "markerfacecolor": "white", **look}
+            _mark(axes, cell[x], cell["epochs"], up, axes.transData, count, **hollow)
 
 
 def settled(axes: Axes, table: pd.DataFrame, x: str, value: str, log: bool = False) -> None:
@@ -310,11 +302,9 @@ def settled(axes: Axes, table: pd.DataFrame, x: str, value: str, log: bool = Fal
     for number, (cells, look) in enumerate(_by_method(table, x)):
         _means(axes, table, cells, x, value, look)
         for cell in _diverged(cells).to_dict("records"):
-            at, down = (cell[x], 1.0), -ROW * number
-            top = _moved(axes, 0.0, down, axes.get_xaxis_transform())
-            axes.plot(*at, color=look["color"], marker="x", transform=top, clip_on=False, zorder=4)
-            beside = _moved(axes, 3.0, down, axes.get_xaxis_transform())
-            _count(axes, at, cell["diverged_n"], cell["n"], look["color"], beside)
+            count = f"{cell['diverged_n']:.0f}/{cell['n']:.0f}"
+            top = axes.get_xaxis_transform()
+            _mark(axes, cell[x], 1.0, -ROW * number, top, count, color=look["color"], marker="x", clip_on=False)
 
 
 def accuracies(axes: Axes, table: pd.DataFrame, x: str, value: str) -> None:
@@ -328,9 +318,8 @@ def over_epochs(axes: Axes, table: pd.DataFrame, value: str, title: str = "") ->
     accuracy = value.endswith("accuracy")
     rows = panel(table, "curve").sort_values("epoch")
     factor = 100 if accuracy else 1
-    columns = [f"{value}_{part}" for part in ("mean", "sd")]
-    curves = spread(rows.assign(**{name: factor * rows[name].replace(np.inf, np.nan) for name in columns}), value,
-                    0.0 if accuracy else 0.3)  # fmt: skip
+    finite = {name: factor * rows[name].replace(np.inf, np.nan) for name in (f"{value}_mean", f"{value}_sd")}
+    curves = spread(rows.assign(**finite), value, 0.0 if accuracy else 0.3)
     if accuracy:
         curves["high"] = curves["high"].clip(upper=100.0)
     else:
@@ -458,14 +447,14 @@ def _means(axes: Axes, table: pd.DataFrame, cells: pd.DataFrame, x: str, value: 
     axes.plot(runs[x], runs[value].replace(np.inf, np.nan), ".", color=look["color"], markersize=3)
 
 
-def _moved(axes: Axes, right: float, up: float, transform: Transform | None = None) -> Transform:
-    """Data coordinates (or those of `transform`), moved by a few points."""
-    return offset_copy(transform or axes.transData, axes.get_figure(root=True), right, up, units="points")
-
-
-def _count(axes: Axes, at: tuple[float, float], part: float, whole: float, colour: str, transform: Transform) -> None:
-    place: dict[str, Any] = {"ha": "left", "va": "center", "transform": transform}
-    axes.text(*at, f"{part:.0f}/{whole:.0f}", fontsize="xx-small", color=colour, **place)
+def _mark(axes: Axes, x: float, y: float, up: float, transform: Transform, count: str, **look: Any) -> None:
+    """A marker that is moved up by a few points, and a count to the right of it."""
+    figure = axes.get_figure(root=True)
+    there, beside = (offset_copy(transform, figure, right, up, units="points") for right in (0.0, 3.0))
+    axes.plot(x, y, zorder=4, transform=there, **look)
+    place: dict[str, Any] = {"ha": "left", "va": "center", "transform": beside}
+    if count:
+        axes.text(x, y, count, fontsize="xx-small", color=look["color"], **place)
 
 
 def _around(values: pd.Series, share: float = 0.09) -> tuple[float, float]:

@@ -19,6 +19,7 @@ from paper.workflow import Workflow
 TEMPLATES = Path("workflow/templates")
 CLASSES = {YES: "reproduced", PARTLY: "partly", NO: "not"}  # classes of the style sheet
 MARKS = {word: CLASSES[answer] for words in WORDS.values() for answer, word in words.items()}
+FACTS = ("hardware", "torch", "python", "commit")  # of each run in the table of runtimes
 LONGEST_TABLE = 200  # rows that a page shows; the CSV file has all
 
 
@@ -74,7 +75,10 @@ def pages(flow: Workflow, preset: str) -> Iterator[tuple[str, str]]:
             runs=len(provenance),
             seconds=sum(entry["seconds"] for entry in provenance.values()),
             cost=cost(provenance.values()),
-            rows=[_run(key, entry) for key, entry in provenance.items()],
+            rows=[
+                [key.rpartition("-")[0], f"{entry['seconds']:.1f}", *(str(entry.get(name) or "") for name in FACTS)]
+                for key, entry in provenance.items()
+            ],
             marks=MARKS,
         ),
     )
@@ -99,11 +103,6 @@ def cost(found: Iterable[Mapping[str, Any]]) -> list[tuple[str, str, int, str]]:
         count, seconds = sums.get(place, (0, 0.0))
         sums[place] = count + 1, seconds + entry["seconds"]
     return [(*place, count, f"{seconds:.1f}") for place, (count, seconds) in sorted(sums.items())]
-
-
-def _run(key: str, provenance: Mapping[str, Any]) -> list[str]:
-    fields = (str(provenance.get(name) or "") for name in ("hardware", "torch", "python", "commit"))
-    return [key.rpartition("-")[0], f"{provenance['seconds']:.1f}", *fields]
 
 
 def _base64(path: Path) -> str:

@@ -34,11 +34,7 @@ RECOMPUTE = "Delete it and run again."
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary file beside `path` that replaces it when the block succeeds, and vanishes when it fails.
-
-    Raises:
-        PaperError: the file cannot be written.
-    """
+    """A temporary file beside `path` that replaces it when the block succeeds, and vanishes when it fails."""
     try:
         with beside(path) as temporary:
             yield temporary
@@ -135,17 +131,17 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file, completely or not at all."""
+    """Write a text file."""
     write_bytes(path, text.encode("utf-8"))
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON, completely or not at all."""
+    """Write JSON."""
     write_text(path, json.dumps(value, indent=1, sort_keys=True) + "\n")
 
 
 def write_table(path: Path, table: pd.DataFrame) -> None:
-    """Write a table as CSV, completely or not at all; numbers are read back exactly."""
+    """Write a table as CSV; numbers are read back exactly."""
     write_text(path, _csv(table))
 
 
@@ -175,11 +171,7 @@ def read_table(path: Path) -> pd.DataFrame:
 
 @contextmanager
 def of_experiment(path: Path, table: pd.DataFrame) -> Iterator[None]:
-    """Wraps code that draws or judges an experiment's table: a missing row or column raises an error with the file.
-
-    Raises:
-        PaperError: the table has no rows, or lacks a column.
-    """
+    """Wraps code that draws or judges an experiment's table: a missing row or column is a PaperError with the file."""
     from pandas.errors import UndefinedVariableError
 
     try:
@@ -194,19 +186,8 @@ def of_experiment(path: Path, table: pd.DataFrame) -> Iterator[None]:
 
 
 def write_result(path: Path, table: pd.DataFrame, spec: Mapping[str, Any], provenance: Mapping[str, Any]) -> None:
-    """Write a result: the table, then the provenance with its checksum.
-
-    Args:
-        path: path of the table; the provenance has the suffix ``.json``.
-        table: rows of the result.
-        spec: the settings of the run.
-        provenance: how it was computed: hardware, versions, commit, wall time, status.
-    """
-    write_result_text(path, _csv(table), spec, provenance)
-
-
-def write_result_text(path: Path, text: str, spec: Mapping[str, Any], provenance: Mapping[str, Any]) -> None:
-    """Write a result whose table is CSV text already."""
+    """Write a result: the table, then its provenance (the spec, how it was computed, checksums) beside it."""
+    text = _csv(table)
     sha256 = hashlib.sha256(text.encode()).hexdigest()
     content = json.loads(json.dumps({**provenance, "spec": spec, "rows": text.count("\n") - 1, "sha256": sha256}))
     write_text(path, text)
@@ -214,25 +195,13 @@ def write_result_text(path: Path, text: str, spec: Mapping[str, Any], provenance
 
 
 def read_result(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """Read a result, and make sure that it is what its key says.
-
-    Returns:
-        The table and the provenance.
-
-    Raises:
-        PaperError: the provenance is missing or was changed, its settings do not belong to the key, or the table was
-            changed.
-    """
+    """Table and provenance of a result; a PaperError if a file is missing, changed, or not what its key says."""
     provenance = check(path)
     return read_table(path), provenance
 
 
 def read_provenance(path: Path) -> dict[str, Any]:
-    """The provenance of a result, checked against its own checksum and the result's key.
-
-    Raises:
-        PaperError: it is missing, was changed, or belongs to other settings.
-    """
+    """The provenance of a result; a PaperError if it is missing, was changed, or belongs to other settings."""
     name = path.with_suffix(".json").name
     try:
         provenance = json.loads(path.with_suffix(".json").read_bytes())
@@ -247,11 +216,7 @@ def read_provenance(path: Path) -> dict[str, Any]:
 
 
 def check(path: Path) -> dict[str, Any]:
-    """Check both files of a result; returns its provenance.
-
-    Raises:
-        PaperError: a file is missing or damaged.
-    """
+    """Check both files of a result; returns its provenance, or raises a PaperError if one is missing or damaged."""
     provenance = read_provenance(path)
     try:
         with path.open("rb") as file:
@@ -290,11 +255,9 @@ def problem(path: Path, spec: Mapping[str, Any]) -> str | None:
     """Why a result cannot be used for a spec: it is missing, damaged, or lacks rows; None if it can."""
     if not exists(path):
         return f"{path}: missing."
-    try:
-        provenance = check(path)
-    except PaperError as error:
-        return str(error)
-    lacking = missing_rows(provenance, spec)
+    if reason := damage(path):
+        return reason
+    lacking = missing_rows(read_provenance(path), spec) if "rows" in spec else None
     return f"{path}: lacks the rows {lacking}." if lacking else None
 
 
@@ -305,6 +268,14 @@ def missing_rows(provenance: Mapping[str, Any], spec: Mapping[str, Any]) -> dict
         name: [v for v in values if v not in found.get(name, ())] for name, values in spec.get("rows", {}).items()
     }
     return {name: values for name, values in lacking.items() if values}
+
+
+def recorded_sha256(path: Path) -> str | None:
+    """The sha256 in the JSON file beside a file; None if there is none."""
+    try:
+        return json.loads(path.with_suffix(".json").read_bytes()).get("sha256")
+    except (OSError, ValueError, AttributeError):
+        return None
 
 
 def delete(path: Path) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,11 +67,7 @@ def result_path(results: Path, spec: Mapping[str, Any]) -> Path:
 
 
 def index_of(folder: Path, specs: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Checksums of results by key, after checking each of them.
-
-    Raises:
-        PaperError: a result is missing or damaged.
-    """
+    """Checksums of results by key, after checking each of them."""
     from paper import results
 
     return {key(spec): results.check(result_path(folder, spec))["sha256"] for spec in specs}
@@ -83,14 +79,9 @@ def task(model: Mapping[str, Any]) -> str:
 
 
 def training_specs(grid: Mapping[str, Any], preset: str, sweeps: int | None = None) -> Iterator[Spec]:
-    """One spec per method, learning rate and seed of a training grid.
+    """One spec per method, learning rate and seed of a training grid, a dictionary of :func:`paper.settings.grids`.
 
-    Args:
-        grid: network (its name), model, methods, lrs, seeds, optimiser, batch, epochs, dataset, images, validation,
-            test_images (of a text, windows in place of images); where it has them, `clamp` (bound on abs(u)),
-            `longer` (learning rates with more epochs) and the settings of OPTIONAL.
-        preset: `paper`, `preview` or `tiny`.
-        sweeps: sweeps of coordinate descent, for methods that rescale by sweeps; None: the method's own number.
+    `sweeps` is for methods that rescale by sweeps of coordinate descent; None: the method's own number.
     """
     model = grid["model"]
     optional = {name: grid[name] for name in OPTIONAL if grid.get(name) is not None}
@@ -125,8 +116,8 @@ def training_specs(grid: Mapping[str, Any], preset: str, sweeps: int | None = No
 def measurement_specs(experiment: Experiment, settings: Any, preset: str) -> Iterator[Spec]:
     """One spec per part of a measured experiment.
 
-    An experiment's `rows` names a list in the settings of its parts. A part then has one row per entry. The list does
-    not enter the key, so that a part that lacks rows is completed instead of computed again.
+    The list that an experiment's `rows` names does not enter the key, so a part that lacks rows is completed instead of
+    computed again.
     """
     for part, chosen in experiment.all_parts(settings):
         spec = {
@@ -176,38 +167,22 @@ def family(spec: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Batch:
-    """Runs that one job computes.
+    """Runs that one job computes."""
 
-    Attributes:
-        stage: ``train`` or ``measure``.
-        name: name of the job's index file.
-        keys: keys of its runs.
-    """
-
-    stage: str
-    name: str
+    stage: str  # train or measure
+    name: str  # of the job's index file
     keys: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Every run of a preset.
-
-    Attributes:
-        preset: its name.
-        settings: checked settings of each experiment, as plain dictionaries.
-        specs: specs of all runs, by key.
-        asked: keys by experiment, in the order of its settings, with those of the experiments that it reads too.
-        missing: network, method and learning rate of the runs that the configuration leaves out, by experiment.
-        batches: the jobs, by (stage, name).
-    """
+    """Every run of a preset."""
 
     preset: str
-    settings: Mapping[str, dict[str, Any]]
-    specs: Mapping[str, Spec]
-    asked: Mapping[str, list[str]]
-    missing: Mapping[str, list[dict[str, Any]]]
-    batches: Mapping[tuple[str, str], Batch] = field(default_factory=dict)
+    specs: Mapping[str, Spec]  # by key
+    asked: Mapping[str, list[str]]  # keys by experiment, with those of the experiments that it reads too
+    missing: Mapping[str, list[dict[str, Any]]]  # network, method and lr of runs that are left out, by experiment
+    batches: Mapping[tuple[str, str], Batch]  # the jobs, by (stage, name)
 
     def batches_of(self, experiment: str) -> list[Batch]:
         """The jobs whose results an experiment's table is made of."""
@@ -235,7 +210,7 @@ def plan(config: Config, experiments: Mapping[str, Experiment]) -> Plan:
     }
     specs = {name: spec for found in own.values() for name, spec in found.items()}
     batches = _batches(own, specs, config.runs_per_job.model_dump())
-    return Plan(config.preset, config.plain, specs, asked, missing, {(b.stage, b.name): b for b in batches})
+    return Plan(config.preset, specs, asked, missing, {(b.stage, b.name): b for b in batches})
 
 
 def slice_of(config: Config, experiment: str, experiments: Mapping[str, Experiment]) -> dict[str, Any]:
@@ -293,7 +268,8 @@ def _batches(own: Mapping[str, Mapping[str, Spec]], specs: Mapping[str, Spec], s
         groups.setdefault((spec["stage"], experiments, size), []).append(name)
     found = []
     for (stage, experiments, size), names in groups.items():
-        ordered = sorted(names, key=lambda k: _shape(specs[k])) if stage == "train" else names
+        shape = {name: (specs[name]["network"], specs[name]["epochs"]) for name in names if stage == "train"}
+        ordered = sorted(names, key=lambda name: shape.get(name, ("", 0)))
         # Jobs of equal size; four are enough to spread the parts of a measurement.
         jobs = -(-len(names) // size)
         step = -(-len(names) // (jobs if stage == "train" else min(jobs, MEASURING_JOBS)))
@@ -302,10 +278,6 @@ def _batches(own: Mapping[str, Mapping[str, Spec]], specs: Mapping[str, Spec], s
             found.append(Batch(stage, f"{experiments}-{number:02d}", tuple(ordered[first : first + step])))
             number += 1
     return found
-
-
-def _shape(spec: Spec) -> tuple[str, int]:
-    return spec["network"], spec["epochs"]
 
 
 def packed(specs: Sequence[Spec]) -> str:
@@ -321,19 +293,12 @@ def packed(specs: Sequence[Spec]) -> str:
 def read_specs(texts: Sequence[str], stage: str, match: str = "") -> list[Spec]:
     """Specs of a stage from a command line: JSON text or files, of one spec, a list, or what `packed` wrote.
 
-    Args:
-        texts: the words of the command line.
-        stage: ``measure`` or ``train``; specs of the other stage in a list are skipped.
-        match: only specs whose key contains this text.
-
-    Raises:
-        PaperError: a file cannot be read, its content is not specs, or none is left.
+    Specs of the other stage, and those whose key does not contain `match`, are skipped.
     """
     specs = [spec for text in texts for spec in _read(text) if spec["stage"] == stage]
     if not specs:
-        raise PaperError(
-            f"{texts[0]:.60}: expected runs to {stage}, got none. `make specs` writes those of both stages."
-        )
+        found = f"expected runs to {stage}, got none. `make specs` writes those of both stages."
+        raise PaperError(f"{texts[0]:.60}: {found}")
     found = [spec for spec in specs if match in key(spec)]
     if match and not found:
         raise PaperError(f"--match: expected part of a key of the {len(specs)} {stage} runs given, got {match!r}.")
@@ -360,11 +325,7 @@ def _read(text: str) -> Iterator[Spec]:
 
 
 def check_specs(specs: Iterable[Spec]) -> None:
-    """Refuse invalid specs before anything is computed: of another version, with unsafe names, or impossible settings.
-
-    Raises:
-        PaperError: lists every mistake of the first such spec.
-    """
+    """Refuse the first spec that is of another version, has unsafe names or impossible settings; lists its mistakes."""
     try:
         from paper.config import check_spec
     except ModuleNotFoundError as error:  # on a machine without pydantic, specs were checked by `make specs`

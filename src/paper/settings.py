@@ -67,16 +67,17 @@ def _known_method(name: str) -> str:
 
 
 Number = Annotated[float, BeforeValidator(_number), Field(strict=True, allow_inf_nan=False)]
-Positive = Annotated[float, BeforeValidator(_number), Field(strict=True, allow_inf_nan=False, gt=0)]
-NonNegative = Annotated[float, BeforeValidator(_number), Field(strict=True, allow_inf_nan=False, ge=0)]
-Fraction = Annotated[float, BeforeValidator(_number), Field(strict=True, allow_inf_nan=False, gt=0, le=1)]
-Momentum = Annotated[float, BeforeValidator(_number), Field(strict=True, allow_inf_nan=False, ge=0, lt=1)]
+Positive = Annotated[Number, Field(gt=0)]
+NonNegative = Annotated[Number, Field(ge=0)]
+Fraction = Annotated[Number, Field(gt=0, le=1)]
+Momentum = Annotated[Number, Field(ge=0, lt=1)]
 LearningRate = Positive
-PositiveInt = Annotated[int, BeforeValidator(_integer), Field(strict=True, ge=1)]
-NonNegativeInt = Annotated[int, BeforeValidator(_integer), Field(strict=True, ge=0)]
-AtLeast2 = Annotated[int, BeforeValidator(_integer), Field(strict=True, ge=2)]
-AtLeast3 = Annotated[int, BeforeValidator(_integer), Field(strict=True, ge=3)]
-ImageSide = Annotated[int, BeforeValidator(_integer), Field(strict=True, ge=8)]
+Integer = Annotated[int, BeforeValidator(_integer), Field(strict=True)]
+PositiveInt = Annotated[Integer, Field(ge=1)]
+NonNegativeInt = Annotated[Integer, Field(ge=0)]
+AtLeast2 = Annotated[Integer, Field(ge=2)]
+AtLeast3 = Annotated[Integer, Field(ge=3)]
+ImageSide = Annotated[Integer, Field(ge=8)]
 Flag = Annotated[bool, BeforeValidator(_flag), Field(strict=True)]
 # Names are parts of paths, so they may not contain separators.
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_]*$")]
@@ -87,6 +88,7 @@ Pooling = Literal["plain", "exact"]
 DatasetName = Literal["cifar10", "mnist", "generated", "kjv", "generated_text"]
 # `eval`: loss and accuracy after the epoch; `running`: mean loss of the epoch's steps, in train mode; or both.
 TrainMetrics = Literal["eval", "running", "both"]
+Augmentation = Literal["flip_crop"]  # of every image: a flip or none, a crop after padding by 4 pixels
 Some = Annotated[list[T], Field(min_length=1)]
 Distinct = Annotated[list[T], Field(min_length=1), AfterValidator(_each_once)]
 SeedList = Distinct[NonNegativeInt]
@@ -273,31 +275,39 @@ class Schedule(Block):
     warmup: Momentum = 0.0  # fraction of the steps
 
 
-class TrainingSetup(Block):
-    """What runs that train alike share.
+class Protocol(Block):
+    """What runs of several networks may share.
 
-    The last five settings are optional, and without them training is the paper's: constant learning rate, images as
-    they are, bfloat16 for CIFAR-NV and TF32 for other networks on a GPU, no clipping, train metrics of eval mode.
+    Without the optional settings, images are as they are, and on a GPU training is in bfloat16 for CIFAR-NV and in TF32
+    for other networks, as for the paper.
     """
 
-    model: Network
     dataset: DatasetName
     images: AtLeast2
     validation: NonNegativeInt
     test_images: PositiveInt
     batch: AtLeast2
     epochs: PositiveInt
+    augmentation: Augmentation | None = None
+    precision: Literal["float32", "tf32", "bfloat16"] | None = None  # on a GPU
+
+
+class TrainingSetup(Protocol):
+    """What runs of one network share; by default the learning rate is constant and gradients are not clipped."""
+
+    model: Network
     optimiser: Optimiser
     schedule: Schedule | None = None
-    augmentation: Literal["flip_crop"] | None = None  # of every image: a flip or none, a crop after padding by 4 pixels
-    precision: Literal["float32", "tf32", "bfloat16"] | None = None  # on a GPU
     clip: Positive | None = None  # largest norm of the gradient
     train_metrics: TrainMetrics | None = None
 
     @model_validator(mode="after")
     def _fits(self) -> TrainingSetup:
         model, data = plain(self.model), DATASETS[self.dataset]
-        wrong = [*misfits(model, self.dataset), *images_alone(self.augmentation, self.dataset)]
+        wrong = list(misfits(model, self.dataset))
+        if self.augmentation is not None and data.window:
+            text = f"expected none for the text of {self.dataset}, got {self.augmentation}; set it to null"
+            wrong.append(("augmentation", text))
         for name, asked, there in (
             ("images and validation", self.images + self.validation, data.train),
             ("test_images", self.test_images, data.test),
@@ -325,10 +335,10 @@ class TrainingGrid(TrainingSetup):
         for name in self.methods:
             way = "enorm" if METHODS[name].enorm else "teleport" if METHODS[name].teleport else ""
             if way and self.optimiser.name == "muon":
-                raise ValueError(
-                    f"optimiser.name: expected sgd or adam with {way}, got muon: it leaves what is no matrix to adamw, "
-                    f"and the averages of two optimisers cannot follow a rescaling; drop {name}"
+                why = (
+                    "it leaves what is no matrix to adamw, and the averages of two optimisers cannot follow a rescaling"
                 )
+                raise ValueError(f"optimiser.name: expected sgd or adam with {way}, got muon: {why}; drop {name}")
         return self
 
 
@@ -342,10 +352,9 @@ class DepthGrid(TrainingGrid):
     def _has_depths(self) -> DepthGrid:
         swept = isinstance(self.model, MLP) and self.model.width is not None
         if swept != bool(self.hidden_layers):
-            raise ValueError(
-                f"hidden_layers: expected depths if, and only if, model is an mlp with a width, got "
-                f"{self.hidden_layers} for {plain(self.model)}; give both or neither"
-            )
+            expected = "depths if, and only if, model is an mlp with a width"
+            got = f"{self.hidden_layers} for {plain(self.model)}"
+            raise ValueError(f"hidden_layers: expected {expected}, got {got}; give both or neither")
         return self
 
 
@@ -370,13 +379,12 @@ class CompressionGrid(TrainingGrid):
     def _has_compressions(self) -> CompressionGrid:
         swept = isinstance(self.model, Autoencoder) and self.model.compression is None
         if swept != bool(self.compressions):
-            raise ValueError(
-                f"compressions: expected factors if, and only if, model is an autoencoder without compression, got "
-                f"{self.compressions} for {plain(self.model)}; give both or neither"
-            )
+            expected = "factors if, and only if, model is an autoencoder without compression"
+            got = f"{self.compressions} for {plain(self.model)}"
+            raise ValueError(f"compressions: expected {expected}, got {got}; give both or neither")
         for compression in self.compressions:
-            refuse(("compressions", text) for _, text in misfits(
-                {**plain(self.model), "compression": compression}, self.dataset))  # fmt: skip
+            model = {**plain(self.model), "compression": compression}
+            refuse(("compressions", text) for _, text in misfits(model, self.dataset))
         return self
 
 
@@ -420,13 +428,8 @@ def misfits(model: Mapping[str, Any], dataset: str) -> Iterator[Misfit]:
     if "inputs" in model:
         side = math.isqrt(model["inputs"] // data.channels)
         if side > data.side or data.channels * side**2 != model["inputs"]:
-            yield (
-                "model.inputs",
-                (
-                    f"expected {data.channels} x s x s, where s is at most {data.side}, the side of the images of "
-                    f"{dataset}, got {model['inputs']}"
-                ),
-            )
+            expected = f"{data.channels} x s x s, where s is at most {data.side}, the side of the images of {dataset}"
+            yield "model.inputs", f"expected {expected}, got {model['inputs']}"
     elif data.channels != 3:
         yield "model.kind", f"expected mlp or autoencoder for the grey images of {dataset}, got {model['kind']}"
     elif model["image"] > data.side:
@@ -434,14 +437,8 @@ def misfits(model: Mapping[str, Any], dataset: str) -> Iterator[Misfit]:
     if model.get("outputs", data.classes) != data.classes:
         yield "model.outputs", f"expected {data.classes}, the classes of {dataset}, got {model['outputs']}"
     if model.get("compression") and model["inputs"] < model["compression"] ** 2:
-        most = math.isqrt(model["inputs"])
-        yield (
-            "model.compression",
-            (
-                f"expected at most {most}, which leaves one of {model['inputs']} // compression^2 units, "
-                f"got {model['compression']}"
-            ),
-        )
+        expected = f"{math.isqrt(model['inputs'])}, which leaves one of {model['inputs']} // compression^2 units"
+        yield "model.compression", f"expected at most {expected}, got {model['compression']}"
 
 
 def _text_misfits(model: Mapping[str, Any], dataset: str) -> Iterator[Misfit]:
@@ -451,18 +448,10 @@ def _text_misfits(model: Mapping[str, Any], dataset: str) -> Iterator[Misfit]:
     elif model["kind"] != "gpt":
         yield "model.kind", f"expected gpt for the text of {dataset}, got {model['kind']}"
     else:
-        for key, good, expected in (
-            ("context", model["context"] <= data.window, f"at most {data.window}, the windows of {dataset}"),
-            ("vocabulary", model["vocabulary"] == data.classes, f"{data.classes}, the characters of {dataset}"),
-        ):
-            if not good:
-                yield f"model.{key}", f"expected {expected}, got {model[key]}"
-
-
-def images_alone(augmentation: str | None, dataset: str) -> Iterator[Misfit]:
-    """An augmentation of images with a data set that is a text."""
-    if augmentation is not None and DATASETS[dataset].window:
-        yield "augmentation", f"expected none for the text of {dataset}, got {augmentation}; set it to null"
+        if (context := model["context"]) > data.window:
+            yield "model.context", f"expected at most {data.window}, the windows of {dataset}, got {context}"
+        if (vocabulary := model["vocabulary"]) != data.classes:
+            yield "model.vocabulary", f"expected {data.classes}, the characters of {dataset}, got {vocabulary}"
 
 
 def odd_batch(model: Mapping[str, Any], images: int, batch: int) -> Iterator[Misfit]:
@@ -470,13 +459,15 @@ def odd_batch(model: Mapping[str, Any], images: int, batch: int) -> Iterator[Mis
     without = ("autoencoder", "vit_tiny", "mixer", "convnext_zepto", "gpt")
     normed = model["kind"] not in without and model.get("batchnorm", True)
     if normed and (images % batch or batch) == 1:
-        yield (
-            "batch",
-            (
-                f"expected no last batch of one image, which BatchNorm cannot take, got {images} images in batches of "
-                f"{batch}; take one image more or fewer, or another batch size"
-            ),
-        )
+        expected = "expected no last batch of one image, which BatchNorm cannot take"
+        way_out = "take one image more or fewer, or another batch size"
+        yield "batch", f"{expected}, got {images} images in batches of {batch}; {way_out}"
+
+
+def check_timed(model: Mapping[str, Any], dataset: str, batch: int, prefix: str = "") -> None:
+    """Refuse a network that cannot be trained on all images of a data set."""
+    found = [*misfits(model, dataset), *odd_batch(model, DATASETS[dataset].train, batch)]
+    refuse([(f"{prefix}{key}" if prefix else key.removeprefix("model."), text) for key, text in found])
 
 
 def refuse(found: Iterator[Misfit] | Sequence[Misfit]) -> None:

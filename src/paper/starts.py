@@ -24,17 +24,9 @@ if TYPE_CHECKING:
 
     from pathcond import DiagG, ScaleGraph, Solution
 
-TABLE = ("network", "method", "seed", "steps", "objective_first", "objective_last", "residual", "max_log_scale",
-         "seconds", "result")  # fmt: skip
-
 
 def network(spec: Mapping[str, Any], folder: Path | None = None) -> nn.Module:
-    """The network a run starts from, before any rescaling; methods share it at one seed.
-
-    Args:
-        spec: spec of the run.
-        folder: folder of the results; saved start weights are read from there.
-    """
+    """The network a run starts from, before any rescaling; saved weights are read from the `folder` of the results."""
     from paper import models
 
     path = None if folder is None else runs.start_path(folder, spec)
@@ -48,16 +40,10 @@ def network(spec: Mapping[str, Any], folder: Path | None = None) -> nn.Module:
 def log_scales(
     spec: Mapping[str, Any], module: nn.Module, folder: Path | None = None, batch: Tensor | None = None
 ) -> tuple[Any, dict[str, Tensor], dict[str, str]]:
-    """The scale graph of a network, and the solution of its rescaling.
+    """The scale graph of a run's network, and its rescaling: u, objective, mean_update; residual, seconds, result.
 
-    Args:
-        spec: spec of the run, whose method rescales.
-        module: its network, not yet rescaled.
-        folder: folder of the results; a saved solution is read from there.
-        batch: images on the device of the network, for a method that measures statistics of normalisations.
-
-    Returns:
-        The graph; u, objective and mean_update as tensors; residual, seconds and result as text.
+    A saved solution is read from the `folder` of the results. A method that measures statistics of normalisations needs
+    a batch of images on the device of the network.
     """
     import torch
 
@@ -118,14 +104,8 @@ def _solve_parts(graph: ScaleGraph, g: DiagG, **options: Any) -> Solution:
     parts = connected_parts(graph)
     if len(parts) < 2:  # one objective; parameters without a scale count in it
         return pathcond.solve(graph, g, **options)
-    found = [
-        pathcond.solve(
-            graph,
-            pathcond.DiagG({name: g[name] for name in part}, {name: g.log_scale[name] for name in part}),
-            **options,
-        )
-        for part in parts
-    ]
+    of_part = [pathcond.DiagG({n: g[n] for n in part}, {n: g.log_scale[n] for n in part}) for part in parts]
+    found = [pathcond.solve(graph, one, **options) for one in of_part]
     longest = max(len(one.objective) for one in found)
     objective = [sum(one.objective[min(step, one.steps)] for one in found) for step in range(longest)]
     updates = [sum(one.mean_update[step] for one in found if step < one.steps) for step in range(longest - 1)]
@@ -160,11 +140,15 @@ def row(spec: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """The row of a rescaling in the table."""
     tensors, told = _read(path)
     objective, u = tensors["objective"].tolist(), tensors["u"]
-    values = (
-        spec["network"], spec["method"], spec["seed"], len(objective) - 1, objective[0], objective[-1],
-        float(told["residual"]), float(u.abs().max()) / 2 if len(u) else 0.0, float(told["seconds"]), told["result"],
-    )  # fmt: skip
-    return dict(zip(TABLE, values, strict=True))
+    return {name: spec[name] for name in ("network", "method", "seed")} | {
+        "steps": len(objective) - 1,
+        "objective_first": objective[0],
+        "objective_last": objective[-1],
+        "residual": float(told["residual"]),
+        "max_log_scale": float(u.abs().max()) / 2 if len(u) else 0.0,
+        "seconds": float(told["seconds"]),
+        "result": told["result"],
+    }
 
 
 def _write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
@@ -176,11 +160,7 @@ def _write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and metadata of a file.
-
-    Raises:
-        PaperError: the file is damaged.
-    """
+    """Tensors and metadata of a file; a PaperError if it is damaged."""
     from safetensors import SafetensorError
     from safetensors.torch import load
 
@@ -233,7 +213,7 @@ def main() -> None:
         import pandas as pd
 
         rows = [row(spec, path) for path, spec in paths.items()]
-        results.write_table(given.index.with_suffix(".csv"), pd.DataFrame(rows, columns=list(TABLE)))
+        results.write_table(given.index.with_suffix(".csv"), pd.DataFrame(rows))
     if given.index:
         found = {path.as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
         results.write_json(given.index, found)

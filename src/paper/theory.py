@@ -16,122 +16,39 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = [
-    "ExpectedDiagonal",
-    "expected_diagonal",
-    "expected_general",
-    "expected_standard",
-    "large_variance_limit",
-    "printed_edges",
-    "small_variance_limit",
-    "toy_rescaled",
-    "toy_scale",
-]
-
-_PerLayer = float | Sequence[float]
 _Printed = Literal["expected_ak", "without_biases", "small_variance", "large_variance_widths", "small_variance_widths"]
 
 
 @dataclass(frozen=True)
 class ExpectedDiagonal:
-    """Expected diag(G) by layer.
-
-    Attributes:
-        edge: E[g] of a weight in layer k; L entries.
-        bias: E[g] of a bias, one entry for each layer that has biases, in layer order.
-
-    Example:
-        >>> ExpectedDiagonal(edge=(2.0, 1.0), bias=(2.0,)).edge[0]
-        2.0
-    """
+    """Expected diag(G) by layer: `edge` of a weight in layer k, `bias` of a bias in the layers that have them."""
 
     edge: tuple[float, ...]
     bias: tuple[float, ...]
 
 
-def expected_diagonal(
-    widths: Sequence[int],
-    weight_variances: _PerLayer,
-    bias_variances: _PerLayer | Literal["same"] | None = None,
-    output_bias: bool = False,
-) -> ExpectedDiagonal:
-    """Expected diag(G) for any widths and variances, by one forward and one backward recursion.
+def expected_general(widths: Sequence[int], weight_variances: Sequence[float], biases: bool = True) -> ExpectedDiagonal:
+    """Expected diag(G) for any widths n_0 .. n_L and variances sigma_k^2 of the L layers.
 
-    With m_k the expected sum of the squared products of the paths that reach one unit of level k, and d_k that of
-    the paths that leave it, a weight of layer k has E[g] = m_k d_{k+1} and a bias of layer k has E[g] = d_{k+1}.
-
-    Args:
-        widths: n_0 .. n_L; at least two positive entries.
-        weight_variances: E[w^2] for each of the L layers, or one number for all.
-        bias_variances: E[b^2] for each of the L - 1 hidden layers, one number for all, "same" for those of the
-            weights, or None for hidden layers without biases. Biases that start at zero have variance 0.0.
-        output_bias: Whether the last layer has a bias. It adds its own entry and changes no other.
-
-    Returns:
-        Edges of shape (L,); biases of shape (L - 1,), or () with None, and one more entry with `output_bias`.
+    Biases of hidden layers have the variance of their layer; the output layer has none. This is the paper's formula in
+    a_k = n_k sigma_k^2 with its edge term corrected: both products leave out k and k + 1, and n_L sigma_{k+1}^2 stands
+    for 1 in the last layer, where sigma_L does not exist.
 
     Example:
-        >>> expected_diagonal((2, 3, 1), weight_variances=0.5, bias_variances="same")
+        >>> expected_general((2, 3, 1), weight_variances=(0.5, 0.5))
         ExpectedDiagonal(edge=(0.5, 1.5), bias=(0.5,))
     """
-    n = tuple(widths)
-    layers = len(n) - 1
-    s = _by_layer(weight_variances, layers)
-    given = 0.0 if bias_variances is None else bias_variances
-    t = s[:-1] if given == "same" else _by_layer(given, layers - 1)
-
-    path_sum_in = [1.0]
-    for k in range(layers - 1):
-        path_sum_in.append(n[k] * s[k] * path_sum_in[k] + t[k])
-    path_sum_out = [1.0]
-    for k in range(layers - 1, 0, -1):
-        path_sum_out.insert(0, n[k + 1] * s[k] * path_sum_out[0])
-
-    first = layers - 1 if bias_variances is None else 0
-    last = layers if output_bias else layers - 1
-    return ExpectedDiagonal(
-        tuple(m * d for m, d in zip(path_sum_in, path_sum_out, strict=True)), tuple(path_sum_out[first:last])
-    )
-
-
-def expected_general(widths: Sequence[int], weight_variances: _PerLayer, biases: bool = True) -> ExpectedDiagonal:
-    """Closed form of `expected_diagonal` in a_k = n_k sigma_k^2, for biases with the variance of their layer.
-
-    This is the paper's formula with its edge term corrected: both products leave out k and k + 1, and
-    n_L sigma_{k+1}^2 stands for 1 in the last layer, where sigma_L does not exist.
-
-    Args:
-        widths: n_0 .. n_L.
-        weight_variances: sigma_k^2 for each of the L layers, or one number for all.
-        biases: Whether the hidden layers have biases. The output layer has none.
-
-    Returns:
-        Edges of shape (L,); biases of shape (L - 1,), or () without biases.
-
-    Example:
-        >>> expected_general((2, 3, 1), weight_variances=0.5)
-        ExpectedDiagonal(edge=(0.5, 1.5), bias=(0.5,))
-    """
-    n = tuple(widths)
-    s = _by_layer(weight_variances, len(n) - 1)
+    n, s = tuple(widths), tuple(weight_variances)
     edge = tuple(_general_edge(n, s, k, biases, skip=(k, k + 1)) for k in range(len(s)))
     bias = tuple(_first_step(n, s, k) * _product(n, s, k + 2) for k in range(len(s) - 1))
     return ExpectedDiagonal(edge, bias if biases else ())
 
 
 def expected_standard(widths: Sequence[int], a: float, biases: bool = True) -> ExpectedDiagonal:
-    """Closed form for a standard initialisation: n_k sigma_k^2 = a in all layers.
+    """The same for a standard initialisation: n_k sigma_k^2 = a in all layers.
 
     He initialisation with the ReLU gain has a = 2; the default of `torch.nn.Linear` has a = 1/3 and biases with the
     same variance.
-
-    Args:
-        widths: n_0 .. n_L.
-        a: Variance factor, positive.
-        biases: Whether the hidden layers have biases, with the variance of their layer. The output layer has none.
-
-    Returns:
-        Edges of shape (L,); biases of shape (L - 1,), or () without biases.
 
     Example:
         >>> expected_standard((2, 4, 1), a=1.0)
@@ -145,12 +62,10 @@ def expected_standard(widths: Sequence[int], a: float, biases: bool = True) -> E
 
 
 def large_variance_limit(widths: Sequence[int], a: float) -> ExpectedDiagonal:
-    """Leading term of `expected_standard` with biases as a grows.
+    """Leading term of `expected_standard` with biases as a grows; the biases are exact.
 
     The first layer has n_L / n_1 a^{L-1}; layer k >= 1 has n_L / n_{k+1} a^{L-1} (1 + 1 / n_0), since the biases of
     the first layer count as much as the inputs.
-
-    Takes widths of shape (L + 1,) and returns edges of shape (L,) and biases of shape (L - 1,); the biases are exact.
 
     Example:
         >>> large_variance_limit((2, 4, 4, 4), a=10.0).edge
@@ -163,12 +78,10 @@ def large_variance_limit(widths: Sequence[int], a: float) -> ExpectedDiagonal:
 
 
 def small_variance_limit(widths: Sequence[int], a: float) -> ExpectedDiagonal:
-    """Leading term of `expected_standard` with biases as a falls to 0.
+    """Leading term of `expected_standard` with biases as a falls to 0; the biases are exact.
 
     The first layer has n_L / n_1 a^{L-1}, the second n_L / n_2 a^{L-1} (1 + 1 / n_0), and layer k >= 2 has
     n_L / (n_{k+1} n_{k-1}) a^{L-k}: only the biases one layer below still count.
-
-    Takes widths of shape (L + 1,) and returns edges of shape (L,) and biases of shape (L - 1,); the biases are exact.
 
     Example:
         >>> small_variance_limit((2, 4, 4, 4), a=0.5).edge
@@ -180,7 +93,7 @@ def small_variance_limit(widths: Sequence[int], a: float) -> ExpectedDiagonal:
     return ExpectedDiagonal(tuple(n[-1] / n[k + 1] * inner[k] for k in range(layers)), bias)
 
 
-def printed_edges(name: _Printed, widths: Sequence[int], weight_variances: _PerLayer) -> tuple[float, ...]:
+def printed_edges(name: _Printed, widths: Sequence[int], weight_variances: Sequence[float]) -> tuple[float, ...]:
     """What the paper prints for E[g] of the weights where it is wrong, to stand beside the corrected value.
 
     Names, and the function that is right:
@@ -191,20 +104,13 @@ def printed_edges(name: _Printed, widths: Sequence[int], weight_variances: _PerL
     - "small_variance_widths": n_L / n_{k+1} a^{L-k} / n_{k-1}, NaN for k = 0; `small_variance_limit`.
     - "large_variance_widths": n_L / n_{k+1} a^{L-1}; `large_variance_limit`.
 
-    Args:
-        name: One of the names above.
-        widths: n_0 .. n_L; all equal for "small_variance".
-        weight_variances: sigma_k^2 for L layers, or one for all; must be a / n_k for all names but "expected_ak".
-
-    Returns:
-        The printed value by layer, shape (L,).
+    Widths are all equal for "small_variance", and variances a / n_k for all names but "expected_ak".
 
     Example:
-        >>> printed_edges("small_variance", (4, 4, 4, 4), 0.125), small_variance_limit((4, 4, 4, 4), a=0.5).edge
+        >>> printed_edges("small_variance", (4, 4, 4, 4), [0.125] * 3), small_variance_limit((4, 4, 4, 4), a=0.5).edge
         ((0.03125, 0.0625, 0.125), (0.25, 0.3125, 0.125))
     """
-    n = tuple(widths)
-    s = _by_layer(weight_variances, len(n) - 1)
+    n, s = tuple(widths), tuple(weight_variances)
     layers = range(len(s))
     if name == "expected_ak":
         return tuple(_general_edge(n, s, k, biases=True, skip=(k,)) for k in layers)
@@ -218,45 +124,20 @@ def printed_edges(name: _Printed, widths: Sequence[int], weight_variances: _PerL
     return tuple(a ** (len(s) - k) / n[0] for k in layers)
 
 
-def toy_scale(u: float, v: float, w: float) -> float:
-    """Optimal scale of the only hidden neuron of f(x) = u relu(v x + w): sqrt(|u| / ||(v, w)||).
-
-    Args:
-        u: Outgoing weight, not zero.
-        v: Incoming weight.
-        w: Bias; v and w are not both zero.
-
-    Returns:
-        The factor by which v and w are multiplied and u is divided.
-
-    Raises:
-        ValueError: The neuron is dead (u = 0 or v = w = 0) or a value is not finite: no optimal scale exists.
-
-    Example:
-        >>> toy_scale(u=20.0, v=3.0, w=4.0)
-        2.0
-    """
-    norm = math.hypot(v, w)
-    if not (math.isfinite(u) and math.isfinite(norm)) or u == 0.0 or norm == 0.0:
-        raise ValueError(f"toy example: expected finite u != 0 and (v, w) != (0, 0), got u={u}, v={v}, w={w}")
-    return math.sqrt(abs(u) / norm)
-
-
 def toy_rescaled(u: float, v: float, w: float) -> tuple[float, float, float]:
-    """The same function f(x) = u relu(v x + w) at its optimal scale, where |u| = ||(v, w)||.
+    """The same function f(x) = u relu(v x + w) at its optimal scale sqrt(|u| / ||(v, w)||), where |u| = ||(v, w)||.
 
-    Takes what `toy_scale` takes and returns the rescaled (u, v, w).
+    A dead neuron (u = 0 or v = w = 0) has none, which is a ValueError.
 
     Example:
         >>> toy_rescaled(u=20.0, v=3.0, w=4.0)
         (10.0, 6.0, 8.0)
     """
-    scale = toy_scale(u, v, w)
+    norm = math.hypot(v, w)
+    if not (math.isfinite(u) and math.isfinite(norm)) or u == 0.0 or norm == 0.0:
+        raise ValueError(f"toy example: expected finite u != 0 and (v, w) != (0, 0), got u={u}, v={v}, w={w}")
+    scale = math.sqrt(abs(u) / norm)
     return u / scale, scale * v, scale * w
-
-
-def _by_layer(values: _PerLayer, count: int) -> tuple[float, ...]:
-    return tuple(values) if isinstance(values, Sequence) else (values,) * count
 
 
 def _standard(widths: Sequence[int], a: float) -> tuple[tuple[int, ...], tuple[float, ...]]:

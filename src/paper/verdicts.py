@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, TypeVar
 
 from paper.lazy import np, pd, scipy
 
@@ -39,11 +39,12 @@ WORDS = {
     ERRATUM: {YES: "confirmed", PARTLY: "confirmed partly", NO: "not confirmed"},
 }
 NOT_RUN = "not judged at this preset"
-NOT_YET = "not run yet"
 COLUMNS = ("claim", "paper", "ours", "estimate", "verdict", "experiment")
 
+T = TypeVar("T")
 LR = 1e-3  # of the paper's main figures
 AT_LEAST, AT_MOST = ">= ", "<= "
+LEAST = 3  # pairs of a rank correlation over networks
 
 
 # ---- levels
@@ -51,12 +52,7 @@ AT_LEAST, AT_MOST = ">= ", "<= "
 
 @dataclass(frozen=True)
 class Levels:
-    """Which values of a claim's statistic answer yes, and which partly.
-
-    Attributes:
-        yes: smallest and largest value for yes.
-        partly: the same for partly; None if there is nothing between yes and no.
-    """
+    """Smallest and largest value of a claim's statistic for yes, and for partly (None if there is no such range)."""
 
     yes: tuple[float, float]
     partly: tuple[float, float] | None = None
@@ -178,21 +174,16 @@ TOLERATED = 0.1  # share of cases that may answer no where a claim says "everywh
 
 @dataclass(frozen=True)
 class Finding:
-    """What the runs show about a claim.
+    """What the runs show about a claim."""
 
-    Attributes:
-        ours: our value in words, as printed.
-        answer: the answer of the runs.
-        estimate: the number that decides, if there is one.
-        unit: what that number is, with its unit.
-        cases: the numbers of several cases, by their name.
-    """
-
-    ours: str
+    ours: str  # our value in words, as printed
     answer: Answer
-    estimate: Estimate | None = None
-    unit: str = ""
-    cases: Mapping[Any, Estimate | None] = field(default_factory=dict)
+    estimate: Estimate | None = None  # the number that decides, if there is one
+    unit: str = ""  # what that number is, with its unit
+    cases: Mapping[Any, Estimate | None] = field(default_factory=dict)  # the numbers of several cases, by their name
+
+
+Judge = Callable[["pd.DataFrame"], Finding]
 
 
 class NotMeasured(Exception):
@@ -201,25 +192,20 @@ class NotMeasured(Exception):
 
 @dataclass(frozen=True)
 class Claim:
-    """A statement that is decided by runs.
+    """A statement that is decided by runs."""
 
-    Attributes:
-        id: slug, unique.
-        text: the claim in our words.
-        paper: the paper's value.
-        rule: the statistic that is judged, in words.
-        judge: function from the experiment's table to the finding.
-        kind: PAPER for a claim of the paper, OURS for a hypothesis of ours, ERRATUM for an error in a printed formula.
-        cases: name of the cases that the claim is about, such as "depth"; empty if it is one statement.
-    """
+    id: str  # unique
+    text: str  # in our words
+    paper: str  # the paper's value
+    rule: str  # the statistic that is judged, in words
+    judge: Judge
+    kind: str = PAPER  # OURS for a hypothesis of ours, ERRATUM for an error in a printed formula
+    cases: str = ""  # name of the cases that it is about, such as "depth"; empty if it is one statement
 
-    id: str
-    text: str
-    paper: str
-    rule: str
-    judge: Callable[[pd.DataFrame], Finding]
-    kind: str = PAPER
-    cases: str = ""
+    @classmethod
+    def ours(cls, id: str, text: str, rule: str, judge: Judge, paper: str = "not studied", cases: str = "") -> Claim:
+        """A hypothesis of ours; `paper` is what the paper says about it."""
+        return cls(id, text, paper, rule, judge, OURS, cases)
 
     @property
     def full_rule(self) -> str:
@@ -246,7 +232,7 @@ def judged(
     Args:
         claim: what is judged.
         experiment: name of its experiment.
-        table: table of that experiment.
+        table: table of that experiment, at the path `artifact`.
         is_paper: whether its settings are the paper's.
         artifact: path of the table.
         missing: network, method and lr of the runs that the table lacks.
@@ -316,7 +302,7 @@ def counted(claims: Sequence[Mapping[str, Any]]) -> str:
     parts = []
     for kind, name in ((PAPER, "Claims of the paper"), (OURS, "hypotheses of ours"), (ERRATUM, "errata")):
         found = [claim["verdict"] for claim in claims if claim["kind"] == kind]
-        order = (*WORDS[kind].values(), *(answer.value for answer in (UNDECIDED, NOT_COMPARABLE)), NOT_RUN, NOT_YET)
+        order = (*WORDS[kind].values(), UNDECIDED, NOT_COMPARABLE, NOT_RUN)
         counts = ", ".join(f"{verdict} {found.count(verdict)}" for verdict in order if verdict in found)
         if found:
             parts.append(f"{name} ({len(found)}): {counts}")
@@ -326,8 +312,12 @@ def counted(claims: Sequence[Mapping[str, Any]]) -> str:
 # ---- deciding
 
 
-def decide(estimate: Estimate, levels: Levels) -> Answer:
-    """Yes or partly if the whole interval lies there, no if none of it does, else undecided."""
+def decide(estimate: Estimate, levels: Levels | str) -> Answer:
+    """Yes or partly if the whole interval lies there, no if none of it does, else undecided.
+
+    `levels` may be the id of a claim, which stands for its entry in :data:`LEVELS`.
+    """
+    levels = LEVELS[levels] if isinstance(levels, str) else levels
     low, high = estimate.interval
     partly = levels.partly or levels.yes
     if levels.yes[0] <= low and high <= levels.yes[1]:
@@ -338,11 +328,7 @@ def decide(estimate: Estimate, levels: Levels) -> Answer:
 
 
 def over_cases(answers: Iterable[Answer]) -> Answer:
-    """One answer for several cases: theirs if all agree; no if none is yes or partly; else partly.
-
-    Raises:
-        NotMeasured: there are none.
-    """
+    """One answer for several cases: theirs if all agree; no if none is yes or partly; else partly."""
     found = list(answers)
     if not found:
         raise NotMeasured("nothing to compare")
@@ -353,12 +339,14 @@ def over_cases(answers: Iterable[Answer]) -> Answer:
     return NO if NO in found else UNDECIDED
 
 
-def never(answers: Iterable[Answer], tolerated: float = 0.0) -> Answer:
-    """One answer for a claim without exceptions: partly if at most a share `tolerated` of the cases answers no.
+def worst(answers: Iterable[Answer]) -> Answer:
+    """One answer for conditions that must all hold: no if one does not, undecided if one is, else yes."""
+    found = list(answers)
+    return NO if NO in found else UNDECIDED if UNDECIDED in found else YES
 
-    Raises:
-        NotMeasured: there are no cases.
-    """
+
+def never(answers: Iterable[Answer], tolerated: float = 0.0) -> Answer:
+    """One answer for a claim without exceptions: partly if at most a share `tolerated` of the cases answers no."""
     found = list(answers)
     if not found:
         raise NotMeasured("nothing to compare")
@@ -375,26 +363,23 @@ def of_all(true: Iterable[bool]) -> Answer:
     return over_cases(YES if case else NO for case in true)
 
 
+def agreed(claim: str, found: Mapping[Any, Estimate | None]) -> Answer:
+    """One answer for the cases of a claim, each decided by its estimate; open ones are left out."""
+    return over_cases(decide(estimate, claim) for estimate in known(found).values())
+
+
 # ---- estimates
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over seeds with its 95% interval.
+    """A mean over seeds with its 95% interval, which is open on the other side of a bound."""
 
-    Attributes:
-        value: the mean; of a bound, the mean of the bounds.
-        low: lower end of the interval; minus infinity where only an upper bound is known.
-        high: upper end.
-        bound: AT_LEAST or AT_MOST where targets were missed, else empty.
-        digits: number of digits printed after the point.
-    """
-
-    value: float
+    value: float  # of a bound, the mean of the bounds
     low: float
     high: float
-    bound: str = ""
-    digits: int = 2
+    bound: str = ""  # AT_LEAST or AT_MOST where targets were missed
+    digits: int = 2  # printed after the point
 
     @classmethod
     def of(cls, values: Iterable[float], bound: str = "", digits: int = 2) -> Estimate:
@@ -456,21 +441,14 @@ def some(table: pd.DataFrame, **where: Any) -> pd.DataFrame:
 
 
 def runs(table: pd.DataFrame, kind: str | None = None, **where: object) -> pd.DataFrame:
-    """The runs with these values, one row per seed.
+    """The runs with these values, one row per seed; NotMeasured if there are none.
 
-    Args:
-        table: the table of a trained experiment.
-        kind: "hidden_layers" for MLPs alone, "compression" for autoencoders alone.
-        where: values of columns.
-
-    Raises:
-        NotMeasured: there are none.
+    `kind` is "hidden_layers" for MLPs alone, "compression" for autoencoders alone.
     """
     rows = some(table, panel="run", **where)
-    if kind is not None:
-        rows = rows[rows[kind].notna()]
-        if rows.empty:
-            raise NotMeasured(f"no run with {kind}")
+    rows = rows if kind is None else rows[rows[kind].notna()]
+    if rows.empty:
+        raise NotMeasured(f"no run with {kind}")
     return rows
 
 
@@ -481,16 +459,12 @@ def of(rows: pd.DataFrame, method: str) -> pd.DataFrame:
 
 def by(rows: pd.DataFrame, column: str) -> Iterator[tuple[float, pd.DataFrame]]:
     """The rows of each value of a column of numbers, smallest first."""
-    for value in sorted(set(rows[column].dropna())):
-        yield float(value), rows[rows[column] == value]
+    for value, part in rows.groupby(column):
+        yield float(value), part  # type: ignore[arg-type]
 
 
 def paired(rows: pd.DataFrame, value: str, first: str, second: str) -> pd.Series:
-    """A value of the first method less that of the second, by seed.
-
-    Raises:
-        NotMeasured: no seed has both.
-    """
+    """A value of the first method less that of the second, by seed; NotMeasured if no seed has both."""
     wide = [of(rows, method).set_index("seed")[value] for method in (first, second)]
     difference = (wide[0] - wide[1]).dropna()
     if difference.empty:
@@ -501,12 +475,7 @@ def paired(rows: pd.DataFrame, value: str, first: str, second: str) -> pd.Series
 def epochs_ratio(slow: pd.DataFrame, fast: pd.DataFrame) -> Estimate | None:
     """Epochs to the target of some runs over those of others, paired by seed.
 
-    Args:
-        slow: runs of the numerator.
-        fast: runs of the denominator.
-
-    Returns:
-        The ratio; None if there is no pair, if a seed meets the target in neither, or bounds point both ways.
+    It is None if there is no pair, if a seed meets the target in neither, or if bounds point both ways.
     """
     found = epochs_ratios_by_seed(slow, fast)
     return None if found is None else Estimate.of(*found)
@@ -528,8 +497,7 @@ def epochs_ratios_by_seed(slow: pd.DataFrame, fast: pd.DataFrame) -> tuple[pd.Se
 def loss_ratio(high: pd.DataFrame, low: pd.DataFrame) -> Estimate | None:
     """Final train loss of some runs over that of others, paired by seed; a run that diverged has an infinite one.
 
-    Returns:
-        The ratio, 0 or infinite where one side diverged; None if there is no pair or both sides of one diverged.
+    It is None if there is no pair, or if both sides of one diverged.
     """
     columns = ["seed", "final_train_loss"]
     pairs = high[columns].merge(low[columns], on="seed", suffixes=("", "_low")).fillna(math.inf)
@@ -547,12 +515,8 @@ def loss_ratios(rows: pd.DataFrame, column: str, low: str = "pathcond", high: st
     return {value: loss_ratio(of(part, high), of(part, low)) for value, part in by(rows, column)}
 
 
-def known(found: Estimates, least: int = 1) -> dict[float, Estimate]:
-    """The ratios that are not open.
-
-    Raises:
-        NotMeasured: there are fewer than `least`.
-    """
+def known(found: Mapping[T, Estimate | None], least: int = 1) -> dict[T, Estimate]:
+    """The ratios that are not open; NotMeasured if there are fewer than `least`."""
     kept = {key: value for key, value in found.items() if value is not None}
     if len(kept) < least:
         raise NotMeasured(f"{len(kept)} of {len(found)} ratios known, {least} needed: targets missed or runs left out")
@@ -563,12 +527,6 @@ def listed(found: Mapping[float, Estimate | None], name: str, intervals: bool = 
     """Estimates in words, such as "hidden layers 2: >= 1.54, 3: 1.72, 4: open"."""
     texts = ("open" if value is None else value.words if intervals else str(value) for value in found.values())
     return f"{name} " + ", ".join(f"{key:g}: {text}" for key, text in zip(found, texts, strict=True))
-
-
-def span(found: Mapping[float, Estimate]) -> tuple[float, float]:
-    """Smallest and largest value."""
-    values = [estimate.value for estimate in found.values()]
-    return min(values), max(values)
 
 
 def rank(first: Sequence[float], second: Sequence[float]) -> float:
@@ -584,8 +542,13 @@ def correlation(values: Sequence[float]) -> Estimate:
     return Estimate(found.value, max(-1.0, found.low), min(1.0, found.high))
 
 
-def rank_estimate(first: Sequence[float], second: Sequence[float]) -> Estimate:
-    """Spearman's rank correlation with a bootstrap interval (percentiles) over the pairs."""
+def rank_estimate(first: Sequence[float], second: Sequence[float], what: str = "") -> Estimate:
+    """Spearman's rank correlation with a bootstrap interval (percentiles) over the pairs.
+
+    `what` names the pairs if they are few, so that at least `LEAST` are needed.
+    """
+    if what and len(first) < LEAST:
+        raise NotMeasured(f"{what}: {len(first)}; {LEAST} needed for a rank correlation")
     value = rank(first, second)
     if math.isnan(value):
         raise NotMeasured("constant values have no rank correlation")
@@ -600,11 +563,7 @@ def rank_estimate(first: Sequence[float], second: Sequence[float]) -> Estimate:
 
 
 def steps(values: pd.DataFrame) -> list[Estimate]:
-    """How much values grow from each column to the next, by seed (rows).
-
-    Raises:
-        NotMeasured: one column shows no trend.
-    """
+    """How much values grow from each column to the next, by seed (rows); NotMeasured if there is one column."""
     if values.shape[1] < 2:
         raise NotMeasured("one value shows no trend")
     columns = [values[name] for name in sorted(values)]
@@ -615,9 +574,8 @@ def steps(values: pd.DataFrame) -> list[Estimate]:
 def tuned(rows: pd.DataFrame, value: str) -> tuple[pd.DataFrame, str]:
     """A method's runs at the learning rate where its mean is least, among those where every seed has a finite value.
 
-    Returns:
-        The runs, none if there is no such rate, and the mean and rate in words, with a remark if the rate is at an end
-        of those tried.
+    There are no runs if there is no such rate. The mean and rate in words follow, with a remark if the rate is at an
+    end of those tried.
     """
     means = rows.assign(value=rows[value].replace(float("inf"), float("nan"))).groupby("lr")["value"]
     complete = means.mean()[means.count() == means.size()]
@@ -636,18 +594,10 @@ def accuracy_gain(rows: pd.DataFrame, first: str, second: str, value: str = "bes
 def head_starts(table: pd.DataFrame, value: str = "test_accuracy", level: float | None = None) -> pd.DataFrame:
     """How many epochs earlier each of PathCond's seeds gets to a level of accuracy than the baseline's.
 
-    Args:
-        table: rows of one network and learning rate, with the curves of seeds.
-        value: metric of the curves.
-        level: the accuracy; None for the accuracy at which the baseline's curve of that seed ends.
-
-    Returns:
-        One row per seed: early (epochs between the first times that both reach the level; NaN if the baseline never
-        does; an upper bound if PathCond never does, which then counts as one epoch after the last), reached (whether
-        PathCond reaches it), and epochs of the run.
-
-    Raises:
-        NotMeasured: a method was left out, or the baseline diverged.
+    The table has the curves of seeds of one network and learning rate. Without a level, it is the accuracy at which the
+    baseline's curve of that seed ends. Columns: early (epochs between the first times that both reach the level; NaN if
+    the baseline never does; an upper bound if PathCond never does, which then counts as one epoch after the last),
+    reached (whether PathCond reaches it), and epochs of the run. NotMeasured if a method was left out or diverged.
     """
     rows = some(table, panel="seed")
     curves = {m: some(rows, method=m).pivot(index="epoch", columns="seed", values=value) for m in METHODS}

@@ -93,11 +93,7 @@ def pick(specs: Sequence[Spec], count: int, seed: int) -> list[tuple[Spec, int |
     """Random runs, each with a random seed if it is a measurement of several seeds, else with None."""
     chance = random.Random(seed)  # noqa: S311 - no secret
     chosen = chance.sample(sorted(specs, key=key), min(count, len(specs)))
-    return [(spec, chance.choice(_seeds(spec) or [None])) for spec in chosen]
-
-
-def _seeds(spec: Spec) -> list[int]:
-    return list(spec.get("settings", {}).get("seeds", []))
+    return [(spec, chance.choice(spec.get("settings", {}).get("seeds") or [None])) for spec in chosen]
 
 
 def check_measurement(
@@ -116,7 +112,7 @@ def check_measurement(
         else:
             same = first.astype(str).tolist() == second.astype(str).tolist()
             found.append(Difference(name, 0.0 if same else math.nan, MEASURED))
-    return Check(_name(spec, seed), f"{len(rows)} rows", found)
+    return Check(key(spec) if seed is None else f"{key(spec)} seed {seed}", f"{len(rows)} rows", found)
 
 
 def check_training(
@@ -159,18 +155,13 @@ def _differences(first: pd.DataFrame, second: pd.DataFrame, precisions: tuple[st
             part = (second["epoch"] > 0) == trained
             one, other = first[name] / size, second[name] / size
             off = _furthest(one[part], other[part]) if len(first) == len(second) else math.nan
-            found.append(Difference(name, off, _allowed(name, trained, *precisions)))
+            kinds = () if name == "max_log_scale" else (ALLOWED[precision][_kind(name)] for precision in precisions)
+            found.append(Difference(name, off, max((kind[trained] for kind in kinds), default=LOG_SCALE)))
     return found
 
 
 def _kind(column: str) -> str:
     return column.rpartition("_")[2]
-
-
-def _allowed(column: str, trained: bool, *precisions: str) -> float:
-    if column == "max_log_scale":
-        return LOG_SCALE
-    return max(ALLOWED[precision][_kind(column)][trained] for precision in precisions)
 
 
 def _furthest(first: pd.Series, second: pd.Series) -> float:
@@ -179,10 +170,6 @@ def _furthest(first: pd.Series, second: pd.Series) -> float:
         return math.nan
     apart = (first - second).abs()[~(first.isna() & second.isna())]
     return float(apart.max(skipna=False)) if len(apart) else 0.0
-
-
-def _name(spec: Spec, seed: int | None) -> str:
-    return key(spec) if seed is None else f"{key(spec)} seed {seed}"
 
 
 def verify(picked: Sequence[tuple[Spec, int | None]], folder: Path, options: Options, epochs: int) -> list[Check]:
@@ -197,8 +184,8 @@ def verify(picked: Sequence[tuple[Spec, int | None]], folder: Path, options: Opt
             data.prepare(dataset, path)
         if measure:
             checks.append(check_measurement(spec, seed, recorded, options.device, options.data))
-            continue
-        checks.append(check_training(spec, recorded, provenance, options, epochs))
+        else:
+            checks.append(check_training(spec, recorded, provenance, options, epochs))
     return checks
 
 

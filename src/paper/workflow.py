@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterable, Mapping
-from functools import cache, cached_property
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -30,17 +30,14 @@ COMPUTING = ("download", "init", "rescale", "train", "measure", "measure_time")
 
 
 class Workflow:
-    """The workflow of a checkout.
+    """The workflow of a checkout, with the values of Snakemake's --config and --configfile.
 
-    Args:
-        folder: the checkout.
-        over: values of Snakemake's --config and --configfile.
-        main: whether this is the main process. A job on a cluster parses the Snakefile again, but checks no results.
+    `main` is false in a job on a cluster, which parses the Snakefile again, but checks no results.
     """
 
     def __init__(self, folder: Path, over: Mapping[str, Any], main: bool = True) -> None:
         self.folder, self.over, self.main = folder, over, main
-        self.results = Path("results")
+        self.results, self.presets = Path("results"), config.presets(folder)
         self.forced_by_experiment: set[str] = set()  # indices of jobs that `-R EXPERIMENT` forces
         self.outdated: set[str] = set()  # indices whose results were deleted, damaged or replaced
         self.preset = self.config(over.get("preset")).preset
@@ -54,18 +51,13 @@ class Workflow:
 
     def plan(self, preset: str) -> Plan:
         """The runs of a preset."""
-        if preset not in config.presets(self.folder):
-            raise PaperError(f"preset: expected one of {', '.join(config.presets(self.folder))}, got {preset!r}.")
+        if preset not in self.presets:
+            raise PaperError(f"preset: expected one of {', '.join(self.presets)}, got {preset!r}.")
         return runs.plan(self.config(preset), EXPERIMENTS)
 
     def experiments(self, preset: str) -> dict[str, Experiment]:
         """The experiments of a preset whose runs are recorded or to be computed now, in the paper's order."""
         return {name: found for name, found in EXPERIMENTS.items() if name not in self.config(preset).not_recorded}
-
-    @cached_property
-    def presets(self) -> list[str]:
-        """Names of the presets."""
-        return config.presets(self.folder)
 
     # Jobs of the computing stages: each computes the missing results of a batch and writes an index of all of them
 
@@ -98,11 +90,9 @@ class Workflow:
 
     def pending(self, preset: str, stage: str, name: str) -> list[str]:
         """Keys of a batch's runs that are missing or damaged."""
-        plan = self.plan(preset)
-        return [key for key in plan.batches[stage, name].keys if self._problem(plan, key) is not None]
-
-    def _problem(self, plan: Plan, key: str) -> str | None:
-        return results.problem(self.results / plan.preset / f"{key}.csv", plan.specs[key])
+        plan, folder = self.plan(preset), self.results / preset
+        keys = plan.batches[stage, name].keys
+        return [key for key in keys if results.problem(folder / f"{key}.csv", plan.specs[key]) is not None]
 
     def index(self, preset: str, stage: str, name: str) -> str:
         """The file that lists a job's results with their checksums."""
@@ -159,8 +149,7 @@ class Workflow:
 
     def slice(self, preset: str, experiment: str) -> str:
         """The part of the configuration that an experiment's table depends on, as JSON."""
-        chosen = self.config(preset)
-        return json.dumps(runs.slice_of(chosen, experiment, EXPERIMENTS), sort_keys=True)
+        return json.dumps(runs.slice_of(self.config(preset), experiment, EXPERIMENTS), sort_keys=True)
 
     def overrides(self) -> str:
         """Values of Snakemake's --config and --configfile, as JSON."""
@@ -194,10 +183,6 @@ class Workflow:
         number = list(EXPERIMENTS).index(experiment) + 1
         return f"{number:02d} {EXPERIMENTS[experiment].title} ({EXPERIMENTS[experiment].where})"
 
-    def labels(self, kind: str) -> dict[str, str]:
-        """The line of a file in the report's menu."""
-        return {"file": kind}
-
     # Forced jobs, known once Snakemake has read its command line
 
     dag: Any = None
@@ -208,9 +193,7 @@ class Workflow:
         """This object, with what Snakemake's command line forces; `workflow` is Snakemake's."""
         given = workflow.dag_settings
         self.dag, self.forced_all = workflow.dag, given.forceall
-        self.forced_names = frozenset(given.forcerun) | (
-            frozenset(given.targets) if given.forcetargets else frozenset()
-        )
+        self.forced_names = frozenset([*given.forcerun, *(given.targets if given.forcetargets else ())])
         return self
 
     @property
@@ -246,14 +229,8 @@ class Workflow:
     def before_jobs(self, jobs: Iterable[Any], forced: set[Any], can_train: bool, cores: int) -> None:
         """Refuse training that cannot run here; delete the results of forced jobs, which Snakemake does not know.
 
-        Args:
-            jobs: jobs that are about to run, with `rule.name` and `wildcards`.
-            forced: those of them that are forced, or follow from a forced one.
-            can_train: whether there is a GPU, or the configuration asks for a CPU.
-            cores: number of cores of this machine.
-
-        Raises:
-            PaperError: training is due and cannot run here, or recorded results of the paper's preset are damaged.
+        `forced` are those of the jobs about to run that are forced, or follow from a forced one. Training needs a GPU,
+        or a configuration that asks for a CPU (`can_train`). Damaged results of the paper's preset are refused too.
         """
         due: dict[str, Spec] = {}
         damaged: list[str] = []
@@ -271,11 +248,11 @@ class Workflow:
                 if again:
                     doomed += paths.values()
                 elif plan.preset == config.PAPER:
-                    damaged += [
-                        found for path in paths.values() if results.exists(path) and (found := results.damage(path))
-                    ]
+                    damaged += filter(None, (results.damage(path) for path in paths.values() if results.exists(path)))
             elif rule in ("init", "rescale") and job in forced:
-                doomed += self._start_files(rule, wildcards)
+                path = runs.start_path if rule == "init" else runs.scales_path
+                specs = self.plan(wildcards.preset).training(wildcards.family).values()
+                doomed += [path(self.results, spec) for spec in specs if rule == "init" or runs.has_scales(spec)]
         if damaged:
             raise PaperError("\n".join([*damaged, "Or restore what was recorded: git restore results/paper"]))
         if due and not can_train:
@@ -288,35 +265,18 @@ class Workflow:
         """Write damaged data files again, before the jobs that read them."""
         for name in sorted(names):
             path = self.results / "data" / f"{name}.pt"
-            if path.exists() and hashlib.sha256(path.read_bytes()).hexdigest() != _recorded_sha256(path):
+            if path.exists() and hashlib.sha256(path.read_bytes()).hexdigest() != results.recorded_sha256(path):
                 from paper import data  # imports torch
 
                 cli.say(f"{path}: damaged; it is written again.")
                 directory = self.config(self.preset).top.data.directory
                 data.prepare(name, path, None if directory is None else Path(directory))
 
-    def _start_files(self, stage: str, wildcards: Any) -> list[Path]:
-        path = runs.start_path if stage == "init" else runs.scales_path
-        specs = self.plan(wildcards.preset).training(wildcards.family).values()
-        return [path(self.results, spec) for spec in specs if stage == "init" or runs.has_scales(spec)]
-
-
-def _recorded_sha256(path: Path) -> str | None:
-    try:
-        return json.loads(path.with_suffix(".json").read_bytes()).get("sha256")
-    except (OSError, ValueError, AttributeError):
-        return None
-
 
 def forced_jobs(dag: Any, jobs: Iterable[Any], files: Iterable[Any] = ()) -> set[Any]:
-    """Jobs that the command line forces, or that follow from a forced one.
+    """Those of the jobs that the command line forces by rule or by file, or that follow from a forced one.
 
     Snakemake also calls jobs forced whose last run was interrupted. Those keep the results that they finished.
-
-    Args:
-        dag: Snakemake's graph of jobs.
-        jobs: jobs that are about to run.
-        files: files that the command line forces.
     """
     found: dict[Any, bool] = {}
     asked = {str(file) for file in files}

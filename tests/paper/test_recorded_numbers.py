@@ -9,7 +9,7 @@ from paper.experiments import EXPERIMENTS
 
 ROOT = Path(__file__).parents[2]
 RECORDED = ROOT / "results/paper"
-# tools/migrate_results.py wrote it from the old files: old key, seed or part, sha256 of those lines, new key.
+# Of the old files: old key, seed or part, sha256 of those lines, new key.
 ROWS = list(csv.DictReader((ROOT / "tests/recorded_numbers.csv").read_text().splitlines()))
 
 

@@ -7,7 +7,7 @@ rule aggregate:
         report(
             AGGREGATE,
             category=lambda wildcards: FLOW.category(wildcards.experiment),
-            labels=lambda wildcards: FLOW.labels("table (CSV)"),
+            labels={"file": "table (CSV)"},
             caption="../report/table.rst",
         ),
     log:

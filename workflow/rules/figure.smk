@@ -7,7 +7,7 @@ rule figure:
         pdf=report(
             FIGURE.replace("{suffix}", "pdf"),
             category=lambda wildcards: FLOW.category(wildcards.experiment),
-            labels=lambda wildcards: FLOW.labels("figure (PDF)"),
+            labels={"file": "figure (PDF)"},
             caption="../report/figure.rst",
         ),
         png=FIGURE.replace("{suffix}", "png"),

@@ -16,22 +16,10 @@ rule measure:
         f"python -m paper.experiments measure {{params.specs:q}} --device {DEVICE} --index {{output}} > {{log}} 2>&1"
 
 
-rule measure_time:
-    """Measure an experiment that times something: the job has all cores and the GPU for itself."""
-    input:
-        inputs("measure"),
-    output:
-        MEASURE,
-    log:
-        "logs/{preset}/measure/{batch}.log",
+use rule measure as measure_time with:
+    # An experiment that times something has all cores and the GPU for itself.
     wildcard_constraints:
         batch=rf"(?:{EXCLUSIVE})-\d+",
-    conda:
-        "../../environment.yml"
     threads: CORES
     resources:
         gpu=GPU,
-    params:
-        specs=lambda wildcards: FLOW.specs("measure", wildcards),
-    shell:
-        f"python -m paper.experiments measure {{params.specs:q}} --device {DEVICE} --index {{output}} > {{log}} 2>&1"

@@ -17,7 +17,7 @@ rule page:
                 PAGE.replace("{page}", name),
                 category=FLOW.category(name),
                 caption="../report/page.rst",
-                labels=FLOW.labels("page"),
+                labels={"file": "page"},
             )
             for name in EXPERIMENTS
         ],
@@ -26,7 +26,7 @@ rule page:
                 PAGE.replace("{page}", page),
                 category="Claims, settings, runtimes",
                 caption="../report/page.rst",
-                labels=FLOW.labels(page),
+                labels={"file": page},
             )
             for page in MORE_PAGES
         ],

@@ -25,9 +25,8 @@ def _found() -> dict[str, Experiment]:
         loaded = importlib.import_module(f"{__name__}.{module.name}")
         experiment = getattr(loaded, "EXPERIMENT", None)
         if not isinstance(experiment, Experiment) or experiment.name != module.name:
-            raise ImportError(
-                f"{loaded.__file__}: expected EXPERIMENT, an Experiment named {module.name!r}, got {experiment!r:.60}."
-            )
+            expected = f"EXPERIMENT, an Experiment named {module.name!r}"
+            raise ImportError(f"{loaded.__file__}: expected {expected}, got {experiment!r:.60}.")
         experiments.append(experiment)
     return {experiment.name: experiment for experiment in sorted(experiments, key=order)}
 
@@ -36,13 +35,7 @@ EXPERIMENTS: dict[str, Experiment] = _found()
 
 
 def measured(spec: Mapping[str, Any], device: torch.device, data: Path | None = None) -> pd.DataFrame:
-    """The table of a measurement.
-
-    Args:
-        spec: `experiment` and `settings`, and `rows` if the experiment has them.
-        device: where it is computed, or what is timed.
-        data: folder of the data sets, for settings that name one.
-    """
+    """The table of a measurement on a device; `data` is the folder of the data sets, for settings that name one."""
     experiment, settings = EXPERIMENTS[spec["experiment"]], {**spec["settings"], **spec.get("rows", {})}
     if experiment.measure is None:
         raise ValueError(f"{spec['experiment']}: expected a measured experiment, got one that is trained.")

@@ -17,14 +17,7 @@ from paper.verdicts import judged, markdown
 
 
 def make(spec: Spec, path: Path, device: "torch.device", data: Path) -> None:
-    """Make one measurement, or the rows that it lacks, and write its table and provenance.
-
-    Args:
-        spec: spec of the measurement.
-        path: path of its table.
-        device: where it is computed, or what is timed.
-        data: folder of the data sets.
-    """
+    """Make one measurement, or the rows that it lacks, and write its table and provenance."""
     start = time.perf_counter()
     table, spec, before = _completed(spec, path, device, data)
     seconds = before + time.perf_counter() - start
@@ -51,16 +44,9 @@ def _completed(spec: Spec, path: Path, device: "torch.device", data: Path) -> tu
 
 
 def aggregate(name: str, specs: list[Spec], block: dict, folder: Path) -> "pd.DataFrame":
-    """The table of an experiment, from the results it is made of.
+    """The table of an experiment with these settings, from the results of its runs.
 
-    Args:
-        name: name of the experiment.
-        specs: specs of its runs.
-        block: the experiment's settings.
-        folder: the folder that holds the presets' folders.
-
-    Raises:
-        PaperError: a run is damaged, or lacks or repeats a seed (or repeat) that its settings ask for.
+    A PaperError says which run is damaged, or lacks or repeats a seed (or repeat) that its settings ask for.
     """
     found = []
     for spec in specs:
@@ -68,33 +54,21 @@ def aggregate(name: str, specs: list[Spec], block: dict, folder: Path) -> "pd.Da
         table, provenance = results.read_result(path)
         trained = spec["stage"] == "train"
         keys = ("epoch",) if trained else EXPERIMENTS[spec["experiment"]].keys
-        asked = {"seeds": [spec["seed"]]} if trained else spec["settings"]
-        if not trained and "seed" in asked:
+        asked = spec if trained else spec["settings"]
+        if "seed" in asked:
             asked = {**asked, "seeds": [asked["seed"]]}
         for column, values in spec.get("rows", {}).items():
-            table = _chosen(path, table, column.removesuffix("s"), values)
+            column = column.removesuffix("s")
+            if lacking := sorted(set(values).difference(table[column])):
+                raise PaperError(f"{path}: expected rows with {column} {lacking}, got none. {results.RECOMPUTE}")
+            table = table[table[column].isin(values)].reset_index(drop=True)
         tables.check_counts(path, table, asked, keys)
         found.append((table, provenance))
     return EXPERIMENTS[name].table(found, block)
 
 
-def _chosen(path: Path, table: "pd.DataFrame", column: str, values: list) -> "pd.DataFrame":
-    """The rows with these values; raises if one is missing."""
-    if lacking := sorted(set(values).difference(table[column])):
-        raise PaperError(f"{path}: expected rows with {column} {lacking}, got none. {results.RECOMPUTE}")
-    return table[table[column].isin(values)].reset_index(drop=True)
-
-
 def pictures(name: str, table: "pd.DataFrame", stamp: str, dpi: int, font_size: float) -> dict[str, bytes]:
-    """An experiment drawn from its table, as the bytes of a PDF and a PNG file that hold no date or version.
-
-    Args:
-        name: name of the experiment.
-        table: its aggregated table.
-        stamp: the line printed below the figure.
-        dpi: resolution of the PNG file.
-        font_size: font size in points.
-    """
+    """An experiment drawn from its table, as the bytes of a PDF and a PNG file that hold no date or version."""
     found = {}
     with plotting.theme(font_size):
         figure = EXPERIMENTS[name].plot(table)
@@ -165,9 +139,8 @@ def _join(given: argparse.Namespace) -> None:
     for path in given.claims:
         found = results.read_json(path)
         if not isinstance(found, list) or not all(isinstance(claim, dict) and "verdict" in claim for claim in found):
-            raise PaperError(
-                f"{path}: expected claims, as `python -m paper.experiments claims` writes them, got {found!r:.60}."
-            )
+            expected = "claims, as `python -m paper.experiments claims` writes them"
+            raise PaperError(f"{path}: expected {expected}, got {found!r:.60}.")
         claims += found
     results.write_json(given.output, claims)
     results.write_text(given.table, markdown(claims))
@@ -179,16 +152,12 @@ def main() -> None:
     commands = parser.add_subparsers(required=True, metavar="STAGE")
 
     measure = commands.add_parser("measure", help="make measurements from their specs")
-    measure.add_argument("specs", nargs="+", metavar="SPEC", help="JSON text, or a JSON file (see `make specs`)")
-    measure.add_argument("--data", type=Path, default=Path("results/data"), help="folder of the data sets")
-    measure.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    measure.add_argument("--index", type=Path, help="file that lists all results of the specs, with checksums")
-    measure.add_argument("--match", default="", help="only runs whose name holds this text")
-    cli.add_threads(measure)
+    cli.add_run_options(measure)
     measure.set_defaults(run=_measure)
 
     table = commands.add_parser("aggregate", help="one table from the runs of an experiment")
     # The tables are not listed here: the paths of a few thousand would exceed the length of a command line.
+    table.add_argument("--results", type=Path, default=Path("results"), help="folder of the presets' folders")
     table.add_argument("--config", required=True, help="the experiment's part of the configuration, as JSON")
     table.set_defaults(run=_aggregate)
 
@@ -212,8 +181,6 @@ def main() -> None:
         command.add_argument("name", choices=EXPERIMENTS, metavar="NAME", help=f"one of {', '.join(EXPERIMENTS)}")
     for command in (figure, claims):
         command.add_argument("table", type=Path)
-    for command in (measure, table):
-        command.add_argument("--results", type=Path, default=Path("results"), help="folder of the presets' folders")
     for command in (table, figure, claims, join):
         command.add_argument("--output", type=Path, required=True)
     given = parser.parse_args()

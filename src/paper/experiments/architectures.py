@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
-from paper.cli import PaperError
 from paper.experiments.base import Experiment
 from paper.lazy import models, nn, pathcond, pd, plotting, torch, torchvision
 from paper.settings import Block, Distinct, Field, PositiveInt
@@ -54,8 +53,6 @@ def build(name: str, image: int) -> nn.Module:
     The MLP has biases everywhere and no BatchNorm, CIFAR-NV has BatchNorm and no biases, and the others are
     torchvision's for ImageNet, with 1000 classes.
     """
-    if name not in TABLE_1:
-        raise PaperError(f"networks of `architectures`: expected among {', '.join(TABLE_1)}, got {name!r}.")
     if name == "mlp":
         return models.mlp(3 * image**2, batchnorm=False)
     return models.cifar_nv(bias=False) if name == "cifar_nv" else getattr(torchvision.models, name)()
@@ -64,18 +61,10 @@ def build(name: str, image: int) -> nn.Module:
 def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
     """One row per network, counted on the CPU whatever the device.
 
-    Args:
-        settings: ``networks``, names in :data:`TABLE_1`; ``image``, the side of the input images.
-        device: not used.
-
-    Returns:
-        Columns network, parameters, units_table (output channels of all convolutions and widths of all linear layers,
-        without the last layer), units_free (units of the scale graph, where tied channels are one), paths_paper and
-        log10_paths_paper (pools left as they are), paths_all and log10_paths_all (a pool counts each of its inputs);
-        paths are text with 12 significant digits.
-
-    Raises:
-        PaperError: a network is unknown.
+    Columns network, parameters, units_table (output channels of all convolutions and widths of all linear layers,
+    without the last layer), units_free (units of the scale graph, where tied channels are one), paths_paper and
+    log10_paths_paper (pools left as they are), paths_all and log10_paths_all (a pool counts each of its inputs); paths
+    are text with 12 significant digits.
     """
     return pd.DataFrame([_row(name, settings["image"]) for name in settings["networks"]])
 
@@ -84,22 +73,18 @@ def _row(name: str, image: int) -> dict[str, Any]:
     with torch.random.fork_rng(devices=[]):  # the weights do not matter
         model = build(name, image).eval()
     x = torch.ones(1, 3, image, image)
+    layers = [layer for layer in model.modules() if isinstance(layer, nn.Conv2d | nn.Linear)]
+    units = sum(m.out_channels if isinstance(m, nn.Conv2d) else m.out_features for m in layers[:-1])
     row: dict[str, Any] = {
         "network": name,
         "parameters": models.parameters(model),
-        "units_table": _units(model),
+        "units_table": units,
         "units_free": pathcond.extract_graph(model, x).units,
     }
     for pooling in ("paper", "all"):
         paths = pathcond.count_paths(model, x, pooling=pooling)
         row |= {f"paths_{pooling}": f"{paths:.11e}", f"log10_paths_{pooling}": math.log10(paths)}
     return row
-
-
-def _units(model: nn.Module) -> int:
-    """Outputs of all convolutions and linear layers but the last."""
-    layers = [layer for layer in model.modules() if isinstance(layer, nn.Conv2d | nn.Linear)]
-    return sum(m.out_channels if isinstance(m, nn.Conv2d) else m.out_features for m in layers[:-1])
 
 
 def plot(table: pd.DataFrame) -> plotting.Figure:
@@ -144,25 +129,26 @@ def _draw_row(axes: plotting.Axes, y: float, row: dict[str, object]) -> None:
             axes.text(x + 0.006, y, mark, ha="left", va="center", color=colour)
 
 
-def _rows(table: pd.DataFrame) -> list[tuple[pd.Series, tuple[int, int, str]]]:
-    return [(row, TABLE_1[row["network"]]) for _, row in table.iterrows()]
+def _equal(column: str, place: int, shown: Callable[[Any], str]) -> Callable[[pd.DataFrame], Finding]:
+    """Judges whether every number of a column is the paper's, as `shown` prints both."""
 
-
-def _compare(matches: list[bool], differ: list[str]) -> Finding:
-    text = f"{sum(matches)} of {len(matches)} rows equal" + (f"; {', '.join(differ)}" if differ else "")
-    if not matches:
-        raise NotMeasured("no networks")
-    missing = [False] * (len(TABLE_1) - len(matches))  # rows that the settings leave out
-    return Finding(text, of_all([*matches, *missing]))
-
-
-def _count(column: str, place: int) -> Callable[[pd.DataFrame], Finding]:
     def judge(table: pd.DataFrame) -> Finding:
-        rows = _rows(table)
-        differ = [f"{row['network']} {row[column]:,}" for row, printed in rows if row[column] != printed[place]]
-        return _compare([row[column] == printed[place] for row, printed in rows], differ)
+        if table.empty:
+            raise NotMeasured("no networks")
+        pairs = zip(table["network"], table[column], strict=True)
+        found = {network: (shown(value), shown(TABLE_1[network][place])) for network, value in pairs}
+        differ = [f"{network} {ours}" for network, (ours, printed) in found.items() if ours != printed]
+        text = f"{len(found) - len(differ)} of {len(found)} rows equal" + "".join(
+            [f"; {', '.join(differ)}"] * bool(differ)
+        )
+        missing = [False] * (len(TABLE_1) - len(found))  # rows that the settings leave out
+        return Finding(text, of_all([*(ours == printed for ours, printed in found.values()), *missing]))
 
     return judge
+
+
+def _count(number: int) -> str:
+    return f"{number:,}"
 
 
 def as_printed(number: str) -> str:
@@ -170,37 +156,35 @@ def as_printed(number: str) -> str:
     return f"{float(number):.2e}"
 
 
-def _paths(column: str) -> Callable[[pd.DataFrame], Finding]:
-    def judge(table: pd.DataFrame) -> Finding:
-        rows = _rows(table)
-        matches = [as_printed(row[column]) == as_printed(printed[2]) for row, printed in rows]
-        differ = [
-            f"{row['network']} {as_printed(row[column])}"
-            for (row, _), equal in zip(rows, matches, strict=True)
-            if not equal
-        ]
-        return _compare(matches, differ)
-
-    return judge
-
-
 def _not_exact(table: pd.DataFrame) -> Finding:
-    found = _paths("paths_all")(table)
+    found = _equal("paths_all", 2, as_printed)(table)
     return Finding(found.ours, NO if found.answer == YES else YES)
 
 
 _RULE = "equal to every printed digit"
 _CLAIMS = (
     Claim(
-        "table1_parameters", "Table 1: numbers of parameters", "six rows", _RULE, _count("parameters", 0), cases="row"
+        "table1_parameters",
+        "Table 1: numbers of parameters",
+        "six rows",
+        _RULE,
+        _equal("parameters", 0, _count),
+        cases="row",
     ),
-    Claim("table1_units", "Table 1: numbers of hidden units", "six rows", _RULE, _count("units_table", 1), cases="row"),
+    Claim(
+        "table1_units",
+        "Table 1: numbers of hidden units",
+        "six rows",
+        _RULE,
+        _equal("units_table", 1, _count),
+        cases="row",
+    ),
     Claim(
         "table1_paths",
         "Table 1: numbers of paths, with max pools kept as maxima and average pools as averages",
         "six rows",
         _RULE,
-        _paths("paths_paper"),
+        _equal("paths_paper", 2, as_printed),
         cases="row",
     ),
     Claim(

@@ -2,36 +2,16 @@
 
 from __future__ import annotations
 
+from paper import verdicts
 from paper.aggregate import trained
 from paper.experiments.base import Experiment
 from paper.lazy import np, pd, plotting
 from paper.settings import CompressionGrid, grids
-from paper.verdicts import (
-    LEVELS,
-    LR,
-    NO,
-    UNDECIDED,
-    YES,
-    Answer,
-    Claim,
-    Estimate,
-    Finding,
-    NotMeasured,
-    by,
-    decide,
-    known,
-    listed,
-    loss_ratios,
-    of,
-    over_cases,
-    paired,
-    runs,
-    steps,
-)
+from paper.verdicts import LR, Answer, Claim, Estimate, Finding, NotMeasured
 
 
 def plot(table: pd.DataFrame) -> plotting.Figure:
-    """Final loss and log-rescaling against the compression factor: two panels, a page wide."""
+    """Final loss and log-rescaling against the compression factor."""
     figure, axes = plotting.panels(1, 2, plotting.PAGE, 2.6)
     table = plotting.at_paper_lr(table)
     plotting.final_losses(axes[:1], [table])
@@ -49,48 +29,51 @@ def smaller(rows: pd.DataFrame) -> tuple[list[Answer], list[str]]:
     texts = []
     for method, name in (("baseline", "baseline"), ("enorm", "ENorm")):
         if method in set(rows["method"]):
-            found = loss_ratios(rows, "compression", high=method)
-            for factor, ratio in known(found).items():
-                answers.setdefault(factor, []).append(decide(ratio, LEVELS["autoencoder_loss"]))
-            texts.append(f"{name} over PathCond at {listed(found, 'compression', intervals=True)}")
-    worst = [NO if NO in found else UNDECIDED if UNDECIDED in found else YES for found in answers.values()]
-    return worst, texts
+            found = verdicts.loss_ratios(rows, "compression", high=method)
+            for factor, ratio in verdicts.known(found).items():
+                answers.setdefault(factor, []).append(verdicts.decide(ratio, "autoencoder_loss"))
+            texts.append(f"{name} over PathCond at {verdicts.listed(found, 'compression', intervals=True)}")
+    return list(map(verdicts.worst, answers.values())), texts
 
 
 def scales(rows: pd.DataFrame) -> pd.DataFrame:
     """PathCond's largest abs(log lambda), one row per seed and one column per compression."""
-    return of(rows, "pathcond").pivot(index="seed", columns="compression", values="max_log_scale")
+    return verdicts.of(rows, "pathcond").pivot(index="seed", columns="compression", values="max_log_scale")
 
 
 def grows(rows: pd.DataFrame) -> Answer:
     """Whether the largest abs(log lambda) grows from each compression to the next."""
-    return over_cases(decide(step, LEVELS["autoencoder_rescaling"]) for step in steps(scales(rows)))
+    return verdicts.over_cases(verdicts.decide(step, "autoencoder_rescaling") for step in verdicts.steps(scales(rows)))
 
 
 def _loss(table: pd.DataFrame) -> Finding:
-    rows = runs(table, lr=LR)
+    rows = verdicts.runs(table, lr=LR)
     answers, texts = smaller(rows)
-    enorm = {f"enorm {factor:g}": ratio for factor, ratio in loss_ratios(rows, "compression", high="enorm").items()}
-    cases = loss_ratios(rows, "compression") | enorm
-    return Finding(f"final train loss, {'; '.join(texts)}", over_cases(answers), cases=cases)
+    enorm = {
+        f"enorm {factor:g}": ratio for factor, ratio in verdicts.loss_ratios(rows, "compression", high="enorm").items()
+    }
+    cases = verdicts.loss_ratios(rows, "compression") | enorm
+    return Finding(f"final train loss, {'; '.join(texts)}", verdicts.over_cases(answers), cases=cases)
 
 
 def _compression(table: pd.DataFrame) -> Finding:
-    rows = runs(table, lr=LR)
+    rows = verdicts.runs(table, lr=LR)
     pair = ("final_train_loss", "baseline", "pathcond")
-    gaps = pd.DataFrame({factor: paired(part, *pair) for factor, part in by(rows, "compression")}).dropna()
+    gaps = pd.DataFrame(
+        {factor: verdicts.paired(part, *pair) for factor, part in verdicts.by(rows, "compression")}
+    ).dropna()
     if gaps.shape[1] < 2 or gaps.empty:
         raise NotMeasured("one compression shows no trend")
     slopes = [float(np.polyfit(np.log2(list(gaps)), values, 1)[0]) for values in gaps.to_numpy()]
     slope = Estimate.of(slopes, digits=4)
     each = {factor: Estimate.of(gaps[factor], digits=4) for factor in gaps}
-    text = f"final train loss, baseline minus PathCond at {listed(each, 'compression', intervals=True)}"
+    text = f"final train loss, baseline minus PathCond at {verdicts.listed(each, 'compression', intervals=True)}"
     unit = "more for each doubling of the compression"
-    return Finding(text, decide(slope, LEVELS["autoencoder_compression"]), slope, unit)
+    return Finding(text, verdicts.decide(slope, "autoencoder_compression"), slope, unit)
 
 
 def _rescaling(table: pd.DataFrame) -> Finding:
-    rows = runs(table, lr=LR)
+    rows = verdicts.runs(table, lr=LR)
     text = ", ".join(f"{factor:g}: {value:.2f}" for factor, value in scales(rows).mean().items())
     return Finding(f"largest |log lambda| at compression {text}", grows(rows))
 
@@ -136,7 +119,6 @@ EXPERIMENT = Experiment(
     settings=CompressionGrid,
     plot=plot,
     claims=_CLAIMS,
-    keys=("epoch",),
     grids=grids,
     table=trained,
 )

@@ -7,7 +7,7 @@ from paper.experiments.autoencoder import grows, scales, smaller
 from paper.experiments.base import Experiment
 from paper.lazy import pd, plotting
 from paper.settings import CompressionGrid, grids
-from paper.verdicts import OURS, YES, Claim, Finding, by, over_cases, runs
+from paper.verdicts import YES, Claim, Finding, by, over_cases, runs
 
 
 def plot(table: pd.DataFrame) -> plotting.Figure:
@@ -52,14 +52,13 @@ _CLAIMS = (
         _rescaling,
         cases="rate",
     ),
-    Claim(
+    Claim.ours(
         "autoencoder_lrs_loss",
         "At every learning rate and compression the final train loss is smaller after PathCond",
-        "drawn for three rates, stated for one",
         "ratio of final train losses, baseline over PathCond and ENorm over PathCond; a run that diverged has an "
         "infinite loss",
         _loss,
-        OURS,
+        paper="drawn for three rates, stated for one",
         cases="rate and compression",
     ),
 )
@@ -77,7 +76,6 @@ EXPERIMENT = Experiment(
     settings=CompressionGrid,
     plot=plot,
     claims=_CLAIMS,
-    keys=("epoch",),
     grids=grids,
     table=trained,
 )

@@ -19,46 +19,27 @@ Part = tuple[str, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Experiment:
-    """A figure or table of the paper.
+    """A figure or table of the paper: it has either `measure` or `grids`, if it is trained."""
 
-    Attributes:
-        name: its name, that of its module.
-        title: its heading.
-        where: its place in the paper, such as "Figure 2" or "appendix"; "ours" if it is not in the paper.
-        caption: what is drawn; placeholders are filled by :meth:`described`.
-        settings: the model of its block in config.yaml.
-        plot: draws its table.
-        claims: claims of the paper, or our own, that it decides.
-        keys: columns that identify a row within one seed or repeat.
-        version: version of the measurement, part of its specs; raised by hand when its results change.
-        measure: function from the settings of one part and a device to the table of that part; None if it is trained.
-            If the settings have a `dataset`, they also have `data`, the path of its file.
-        parts: name and settings of each part, which is one result; None for one part `all` with all settings.
-        grids: the training grids of a trained experiment; None if it is measured.
-        table: function from its runs and settings to the table that is drawn and judged.
-        exclusive: whether it measures time, and so runs alone on the machine.
-        precision: numerical precision of the measurement in words, for the provenance.
-        also: other experiments whose runs its table reads.
-        rows: name of a list in the settings of its parts with one row per entry; a part that lacks rows is completed.
-    """
-
-    name: str
+    name: str  # that of its module
     title: str
-    where: str
-    caption: str
-    settings: type[BaseModel]
+    where: str  # its place in the paper, such as "Figure 2" or "appendix"; "ours" if it is not in the paper
+    caption: str  # what is drawn; `described` fills its placeholders
+    settings: type[BaseModel]  # the model of its block in config.yaml
     plot: Callable[[pd.DataFrame], plotting.Figure]
-    claims: tuple[Claim, ...]
-    keys: tuple[str, ...] = ()
-    version: int = 1
+    claims: tuple[Claim, ...]  # of the paper, or our own, that it decides
+    keys: tuple[str, ...] = ()  # columns that identify a row within one seed or repeat of a measurement
+    version: int = 1  # of the measurement, part of its specs; raised by hand when its results change
+    # From the settings of one part and a device to the table of that part. Settings with a `dataset` also have `data`,
+    # the path of its file.
     measure: Callable[[Mapping[str, Any], torch.device], pd.DataFrame] | None = None
-    parts: Callable[[Any], Iterable[Part]] | None = None
-    grids: Callable[[Any], Iterable[Mapping[str, Any]]] | None = None
-    table: Callable[[Runs, Mapping[str, Any]], pd.DataFrame] = joined
-    exclusive: bool = False
-    precision: str = "float64"
-    also: tuple[str, ...] = ()
-    rows: str | None = None
+    parts: Callable[[Any], Iterable[Part]] | None = None  # each is one result; None for one part `all`
+    grids: Callable[[Any], Iterable[Mapping[str, Any]]] | None = None  # the training grids
+    table: Callable[[Runs, Mapping[str, Any]], pd.DataFrame] = joined  # what is drawn and judged, from its runs
+    exclusive: bool = False  # whether it measures time, and so runs alone on the machine
+    precision: str = "float64"  # of the measurement in words, for the provenance
+    also: tuple[str, ...] = ()  # other experiments whose runs its table reads
+    rows: str | None = None  # a list in the settings of its parts with one row per entry; missing rows are completed
 
     def __post_init__(self) -> None:
         if not self.claims:
@@ -76,12 +57,7 @@ class Experiment:
         return [("all", plain(settings))] if self.parts is None else list(self.parts(settings))
 
     def described(self, settings: Mapping[str, Any]) -> str:
-        """The caption with its placeholders filled.
-
-        Args:
-            settings: settings of the experiment, as a plain dictionary. For each list or dictionary NAME a caption
-                may use NAME_count, and for numbers NAME_min and NAME_max.
-        """
+        """The caption filled with settings; of a list or dictionary NAME it may use NAME_count, NAME_min, NAME_max."""
         values = dict(settings)
         for name, value in settings.items():
             if isinstance(value, list | dict) and value:

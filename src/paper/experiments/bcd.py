@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from paper.aggregate import joined, summary
-from paper.experiments.base import Experiment, Part, Runs
-from paper.experiments.timing import LABELS
+from paper.experiments.base import Experiment, Runs
+from paper.experiments.timing import LABELS, parts
 from paper.lazy import models, pathcond, pd, plotting, torch
-from paper.settings import Block, Distinct, Field, Name, Network, Pooling, PositiveInt, SeedList, plain
-from paper.verdicts import (
-    ERRATUM,
-    LEVELS,
-    OURS,
-    Claim,
-    Estimate,
-    Finding,
-    decide,
-    interval,
-    one,
-    over_cases,
-    some,
-)
+from paper.settings import Block, Distinct, Field, Name, Network, Pooling, PositiveInt, SeedList
+from paper.verdicts import ERRATUM, Claim, Estimate, Finding, agreed, decide, interval, one, some
 
 LINES = {"plain": ("-", "pools as they are"), "exact": ("--", "exact pools")}
 USED = 10  # sweeps of the paper's experiments
@@ -39,42 +27,25 @@ class Settings(Block):
     seeds: SeedList
 
 
-def parts(settings: Settings) -> Iterator[Part]:
-    """One part per network."""
-    common = plain(settings)
-    for network, model in common.pop("networks").items():
-        yield network, {**common, "network": network, "model": model}
-
-
 def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
     """One row per pooling, seed and sweep of one network at initialisation, without the units of BatchNorm.
 
-    Args:
-        settings: ``network``, its name; ``model``; ``poolings``, ``sweeps``, ``seeds``.
-        device: where diag(G) is computed and the problem solved.
-
-    Returns:
-        Columns network, pooling, seed, sweep (0 is the start), objective, normalised (F above its last value, as a
-        fraction of the whole decrease), to_optimum (the same above the minimum of F), update (mean absolute change of
-        u in the sweep, NaN at 0), and of the last sweep's u, the same in all rows of a run: max_u (largest absolute u)
-        and printed (as ``normalised``, had it been applied as exp(Bu) instead of exp(-Bu/2); 1 is no rescaling).
+    Columns network, pooling, seed, sweep (0 is the start), objective, normalised (F above its last value, as a
+    fraction of the whole decrease), to_optimum (the same above the minimum of F), update (mean absolute change of
+    u in the sweep, NaN at 0), and of the last sweep's u, the same in all rows of a run: max_u (largest absolute u)
+    and printed (as ``normalised``, had it been applied as exp(Bu) instead of exp(-Bu/2); 1 is no rescaling).
     """
-    return pd.concat([_seed(settings, seed, device) for seed in settings["seeds"]], ignore_index=True)
-
-
-def _seed(settings: Mapping[str, Any], seed: int, device: torch.device) -> pd.DataFrame:
-    model = models.make(settings["model"], seed, settings["model"]["kind"]).to(device).eval()
-    x = models.example_input(settings["model"]).to(device)
-    graph = models.units(model, x, settings["model"])
-    frames = []
-    for pooling in settings["poolings"]:
-        g = pathcond.compute_diag_g(model, x, graph=graph, pooling=pooling, dtype=torch.float64)
-        frame = trajectory(graph, g, settings["sweeps"])
-        frame.insert(0, "network", settings["network"])
-        frame.insert(1, "pooling", pooling)
-        frame.insert(2, "seed", seed)
-        frames.append(frame)
-    return pd.concat(frames)
+    model, frames = settings["model"], []
+    x = models.example_input(model).to(device)
+    for seed in settings["seeds"]:
+        module = models.make(model, seed, model["kind"]).to(device).eval()
+        graph = models.units(module, x, model)
+        for pooling in settings["poolings"]:
+            g = pathcond.compute_diag_g(module, x, graph=graph, pooling=pooling, dtype=torch.float64)
+            names = {"network": settings["network"], "pooling": pooling, "seed": seed}
+            found = trajectory(graph, g, settings["sweeps"])
+            frames.append(found.assign(**names)[[*names, *found]])
+    return pd.concat(frames, ignore_index=True)
 
 
 def trajectory(graph: pathcond.ScaleGraph, g: Mapping[str, torch.Tensor], sweeps: int) -> pd.DataFrame:
@@ -114,7 +85,7 @@ def table(runs: Runs, settings: Mapping[str, Any]) -> pd.DataFrame:
 
 
 def plot(table: pd.DataFrame) -> plotting.Figure:
-    """Objective and mean update by sweep: two panels, a page wide."""
+    """Objective and mean update by sweep."""
     figure, axes = plotting.panels(1, 2, plotting.PAGE, 2.6, gridspec_kw={"wspace": 0.08})
     networks = [name for name in plotting.NETWORKS if name in set(table["network"])]
     poolings = [name for name in LINES if name in set(table["pooling"])]
@@ -132,15 +103,12 @@ def plot(table: pd.DataFrame) -> plotting.Figure:
             place.axvline(USED, color=plotting.GREY, linewidth=0.8, linestyle=":", zorder=1)
     axes[0].set(ylabel="fraction of the decrease left", ylim=(-0.02, 1.02), title="Normalised objective")
     axes[1].set(ylabel=r"mean $|u^{(k)} - u^{(k-1)}|$", yscale="log", title=r"Mean update of $u = 2\,\log\,\lambda$")
-    handles = []
-    for network in networks:
-        colour, marker, label = plotting.NETWORKS[network]
-        handles.append(plotting.handle(color=colour, marker=marker, label=label))
+    looks = (plotting.NETWORKS[network] for network in networks)
+    handles = [plotting.handle(color=colour, marker=marker, label=label) for colour, marker, label in looks]
     handles += [plotting.handle(color=plotting.GREY, linestyle=LINES[p][0], label=LINES[p][1]) for p in poolings]
     if last > USED:
-        handles.append(
-            plotting.handle(color=plotting.GREY, linestyle=":", linewidth=0.8, label="the paper's 10 sweeps")
-        )
+        label = "the paper's 10 sweeps"
+        handles.append(plotting.handle(color=plotting.GREY, linestyle=":", linewidth=0.8, label=label))
     plotting.letters(axes)
     figure.legend(handles=handles, loc="outside upper center", ncols=4, handlelength=2.6)
     return figure
@@ -160,30 +128,22 @@ def _rest(share: Estimate) -> Estimate:
 
 
 def _words(found: Mapping[str, Estimate]) -> str:
-    return ", ".join(f"{_label(network, found)} {estimate.words}" for network, estimate in found.items())
-
-
-def _label(network: str, among: Mapping[str, Estimate]) -> str:
-    """The network's name, with a remark where both variants of ResNet-18-C are listed."""
-    held = " held" if network.endswith("_held") and network.removesuffix("_held") in among else ""
-    return LABELS.get(network, network) + held
+    """Estimates by network, with a remark where both variants of ResNet-18-C are listed."""
+    held = {
+        network: " held" for network in found if network.endswith("_held") and network.removesuffix("_held") in found
+    }
+    names = {network: LABELS.get(network, network) + held.get(network, "") for network in found}
+    return ", ".join(f"{names[network]} {estimate.words}" for network, estimate in found.items())
 
 
 def _mlp_decrease(table: pd.DataFrame) -> Finding:
     made = _rest(_at(table, "mlp", 5, "normalised"))
-    return Finding(f"{100 * made.value:.1f}%", decide(made, LEVELS["bcd_mlp_five"]), made, "of the decrease")
+    return Finding(f"{100 * made.value:.1f}%", decide(made, "bcd_mlp_five"), made, "of the decrease")
 
 
 def _realised(table: pd.DataFrame) -> Finding:
     found = {network: _rest(_at(table, network, 10, "normalised")) for network in CONVOLUTIONAL}
-    answers = [decide(share, LEVELS["bcd_conv_ten"]) for share in found.values()]
-    return Finding(f"share of the decrease that is made: {_words(found)}", over_cases(answers), cases=found)
-
-
-def _remaining(table: pd.DataFrame) -> Finding:
-    found = {network: _at(table, network, 10, "normalised") for network in CONVOLUTIONAL}
-    answers = [decide(share, LEVELS["bcd_conv_ten_remaining"]) for share in found.values()]
-    return Finding(f"share of the decrease that is left: {_words(found)}", over_cases(answers))
+    return Finding(f"share of the decrease that is made: {_words(found)}", agreed("bcd_conv_ten", found), cases=found)
 
 
 def _needed(table: pd.DataFrame) -> Finding:
@@ -194,8 +154,7 @@ def _needed(table: pd.DataFrame) -> Finding:
         curves = (rows["normalised_mean"], [low for low, _ in ends], [high for _, high in ends])
         mean, low, high = (_first(rows["sweep"], curve) for curve in curves)
         found[network] = Estimate(mean, low, high, digits=0)
-    answers = [decide(sweeps, LEVELS["bcd_conv_needed"]) for sweeps in found.values()]
-    return Finding(f"sweeps to 95% of the decrease: {_words(found)}", over_cases(answers))
+    return Finding(f"sweeps to 95% of the decrease: {_words(found)}", agreed("bcd_conv_needed", found))
 
 
 def _first(sweeps: Iterable[int], left: Iterable[float]) -> float:
@@ -205,24 +164,17 @@ def _first(sweeps: Iterable[int], left: Iterable[float]) -> float:
 
 def _mlp_update(table: pd.DataFrame) -> Finding:
     found = _at(table, "mlp", 20, "update", digits=4)
-    return Finding(str(found), decide(found, LEVELS["bcd_mlp_update"]), found, "mean |change of u|")
+    return Finding(str(found), decide(found, "bcd_mlp_update"), found, "mean |change of u|")
 
 
-def _conv_update(table: pd.DataFrame) -> Finding:
-    found = {network: _at(table, network, 20, "update") for network in CONVOLUTIONAL}
-    return Finding(_words(found), over_cases(decide(value, LEVELS["bcd_conv_update"]) for value in found.values()))
+def _by_network(claim: str, text: str, networks: Sequence[str], *at: Any) -> Callable[[pd.DataFrame], Finding]:
+    """Judges a value of each network (all if none is named) at a sweep, `at`; `{}` in the text stands for them."""
 
+    def judge(table: pd.DataFrame) -> Finding:
+        found = {str(network): _at(table, network, *at) for network in networks or table["network"].unique()}
+        return Finding(text.format(_words(found)), agreed(claim, found))
 
-def _optimum(table: pd.DataFrame) -> Finding:
-    found = {str(network): _at(table, network, 10, "to_optimum") for network in table["network"].unique()}
-    answers = [decide(left, LEVELS["bcd_converged_in_ten"]) for left in found.values()]
-    return Finding(f"share of the decrease to the optimum that is left: {_words(found)}", over_cases(answers))
-
-
-def _printed(table: pd.DataFrame) -> Finding:
-    found = {str(network): _at(table, network, 0, "printed", digits=1) for network in table["network"].unique()}
-    answers = [decide(value, LEVELS["bcd_printed_scale"]) for value in found.values()]
-    return Finding(f"{_words(found)}, where 1 is no rescaling and 0 the solution", over_cases(answers))
+    return judge
 
 
 _CLAIMS = (
@@ -241,13 +193,14 @@ _CLAIMS = (
         _realised,
         cases="network",
     ),
-    Claim(
+    Claim.ours(
         "bcd_conv_ten_remaining",
         "For CIFAR-NV and ResNet-18-C, ten sweeps leave 20-30% of the decrease, as the paper may have meant",
-        "20-30% made",
         "share of the decrease that is left",
-        _remaining,
-        OURS,
+        _by_network(
+            "bcd_conv_ten_remaining", "share of the decrease that is left: {}", CONVOLUTIONAL, 10, "normalised"
+        ),
+        paper="20-30% made",
         cases="network",
     ),
     Claim(
@@ -271,7 +224,7 @@ _CLAIMS = (
         "After 20 sweeps the mean update of CIFAR-NV and ResNet-18-C is still about 0.1",
         "about 0.1",
         "mean absolute change of u in sweep 20",
-        _conv_update,
+        _by_network("bcd_conv_update", "{}", CONVOLUTIONAL, 20, "update"),
         cases="network",
     ),
     Claim(
@@ -279,7 +232,9 @@ _CLAIMS = (
         "Typically the solver converges in fewer than ten sweeps",
         "fewer than 10",
         "share of the decrease to the true optimum that is left after ten sweeps",
-        _optimum,
+        _by_network(
+            "bcd_converged_in_ten", "share of the decrease to the optimum that is left: {}", (), 10, "to_optimum"
+        ),
         cases="network",
     ),
     Claim(
@@ -287,7 +242,7 @@ _CLAIMS = (
         "Applied as printed, D = exp(Bu), the solution is worse than no rescaling; D = exp(-Bu/2) is meant",
         "exp(Bu) in the text and both algorithms",
         "the objective at exp(Bu), normalised so that no rescaling is 1 and exp(-Bu/2) is 0",
-        _printed,
+        _by_network("bcd_printed_scale", "{}, where 1 is no rescaling and 0 the solution", (), 0, "printed", 1),
         ERRATUM,
         cases="network",
     ),

@@ -19,29 +19,20 @@ from typing import Any, NamedTuple
 
 from paper.experiments import practice
 from paper.experiments.base import Experiment, Part, Runs
-from paper.experiments.conditioning import LEAST, numbers
+from paper.experiments.conditioning import numbers
 from paper.lazy import functional, models, nn, np, pathcond, pd, plotting, starts, torch
 from paper.methods import describe
 from paper.settings import AtLeast2, Block, PositiveInt, plain
-from paper.verdicts import LEVELS, OURS, Claim, Estimate, Finding, NotMeasured, decide, rank, rank_estimate
-
-KEYS = ("network",)
+from paper.verdicts import Claim, Estimate, Finding, NotMeasured, decide, rank, rank_estimate
 
 
 class Settings(Block):
-    """The networks of `practice`, and what is measured of them.
-
-    Attributes:
-        practice: the settings of that experiment.
-        steps: steps after the start whose updates are measured.
-        batch: images of a step, or windows of a text.
-        images: images of the NTK, or windows.
-    """
+    """The networks of `practice`, and what is measured of them."""
 
     practice: practice.Settings
-    steps: PositiveInt
-    batch: AtLeast2
-    images: AtLeast2
+    steps: PositiveInt  # after the start, whose updates are measured
+    batch: AtLeast2  # images of a step, or windows of a text
+    images: AtLeast2  # of the NTK, or windows
 
 
 def parts(settings: Settings) -> Iterator[Part]:
@@ -60,15 +51,10 @@ def parts(settings: Settings) -> Iterator[Part]:
 def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
     """One row: a network before and after its rescaling.
 
-    Args:
-        settings: settings of a part, with ``data``, the file of the data set.
-        device: where it is computed.
-
-    Returns:
-        Columns network, seed, parameters; units (that have a scale), max_log_scale and mean_log_scale (of them), moved
-        (share of all hidden units whose abs(log lambda) is above 0.001); layers (whose updates are compared),
-        update (relative update after over before, median over layers) and update_deviation (over layers, of log2 of
-        the same); and the columns of the NTK's spectrum, see :mod:`paper.experiments.conditioning`.
+    Columns network, seed, parameters; units (that have a scale), max_log_scale and mean_log_scale (of them), moved
+    (share of all hidden units whose abs(log lambda) is above 0.001); layers (whose updates are compared), update
+    (relative update after over before, median over layers) and update_deviation (over layers, of log2 of the same); and
+    the columns of the NTK's spectrum, see :mod:`paper.experiments.conditioning`.
     """
     from paper.training import datasets
     from paper.training.modules import RESCALE_BATCH
@@ -111,11 +97,7 @@ def relative_updates(
 ) -> dict[str, float]:
     """Norm of the update over norm of the weights of every layer, mean over the first steps; the module is not changed.
 
-    Args:
-        module: a network, in the mode of its training.
-        x: its inputs, in the order of the steps.
-        labels: their classes, or the characters that follow.
-        settings: ``optimiser``, ``lr``, ``steps``, ``batch`` and, if gradients are clipped, ``clip``.
+    The module is in the mode of its training; inputs and labels are in the order of the steps.
     """
     from paper.training.optimisers import optimisers
 
@@ -145,16 +127,10 @@ def log_changes(before: Mapping[str, float], after: Mapping[str, float]) -> Iter
 
 
 def tangent_kernel(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    """The NTK of the first output of any network, in the mode that it is in.
+    """The NTK (n, n) of the first output of any network, in the mode that it is in, on images or windows (n, ...).
 
-    The gradient of each output is computed by itself. Only if BatchNorm couples images does it need all of them.
-
-    Args:
-        module: a network.
-        x: images (n, ...), or windows of a text (n, characters), of which the last character's output counts.
-
-    Returns:
-        The Gram matrix (n, n) of the gradients.
+    The gradient of each output is computed by itself. Only if BatchNorm couples images does it need all of them. Of a
+    text, the output of a window's last character counts.
     """
     module = copy.deepcopy(module)  # train mode moves running statistics
     parameters = list(module.parameters())
@@ -195,8 +171,7 @@ def table(runs: Runs, settings: Mapping[str, Any]) -> pd.DataFrame:
 def points(table: pd.DataFrame) -> pd.DataFrame:
     """One row per network that has a gain: means over seeds, geometric ones of factors.
 
-    Columns network, normalisation, max_log_scale, mean_log_scale, moved, update, update_deviation, fall (of the NTK's
-    condition number), growth (of its mean eigenvalue), gain, low, high.
+    `fall` is that of the NTK's condition number, `growth` that of its mean eigenvalue.
     """
     rows = table.dropna(subset="gain")
     factors = {
@@ -211,14 +186,8 @@ def points(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def correlation(found: pd.DataFrame, value: str) -> Estimate:
-    """Rank correlation of a column of :func:`points` with the gain, with a bootstrap interval over networks.
-
-    Raises:
-        NotMeasured: too few networks have a gain, or a side is constant.
-    """
-    if len(found) < LEAST:
-        raise NotMeasured(f"networks with a gain: {len(found)}; {LEAST} needed for a rank correlation")
-    return rank_estimate(found[value].tolist(), found["gain"].tolist())
+    """Rank correlation of a column of :func:`points` with the gain, with a bootstrap interval over networks."""
+    return rank_estimate(found[value].tolist(), found["gain"].tolist(), "networks with a gain")
 
 
 # The figure
@@ -286,46 +255,39 @@ def _predicts(table: pd.DataFrame, claim: str, value: str, others: Mapping[str, 
     ranks = {label: rank(found[name].tolist(), found["gain"].tolist()) for name, label in others.items()}
     listed = ", ".join(f"{label} {value:.2f}" for label, value in ranks.items() if not math.isnan(value))
     words = f"over {len(found)} networks, where it is {ends}" + f"; rank correlation of {listed}" * bool(listed)
-    return Finding(words, decide(estimate, LEVELS[claim]), estimate, "rank correlation")
+    return Finding(words, decide(estimate, claim), estimate, "rank correlation")
 
 
 _RULE = "rank correlation of {} with the gain in points of `practice`, with a bootstrap interval over networks"
 _CLAIMS = (
-    Claim(
-        "causes_scales",
-        "The larger the scales of the full solution, the larger its gain at the best learning rate",
-        "larger where widths vary",
-        _RULE.format("the largest |log lambda|"),
-        lambda table: _predicts(
+    Claim.ours(
+"causes_scales",
+"The larger the scales of the full solution, the larger its gain at the best learning rate",
+_RULE.format("the largest |log lambda|"),
+lambda table: _predicts(
             table, "causes_scales", "max_log_scale",
             {"mean_log_scale": "the mean |log lambda|", "moved": "the share of units moved"},
         ),
-        OURS,
-    ),
-    Claim(
-        "causes_updates",
-        "The more the rescaling raises the effective learning rates of the layers, the larger the gain",
-        "not studied",
-        _RULE.format("the relative update after over before, median over layers,"),
-        lambda table: _predicts(table, "causes_updates", "update", {}),
-        OURS,
-    ),
-    Claim(
-        "causes_uneven",
-        "The less evenly the rescaling changes the effective learning rates of the layers, the smaller the gain",
-        "not studied",
-        _RULE.format("the deviation over layers of log2 of the relative update after over before"),
-        lambda table: _predicts(table, "causes_uneven", "update_deviation", {}),
-        OURS,
-    ),
-    Claim(
-        "causes_ntk",
-        "The more the condition number of the NTK falls, the larger the gain",
-        "not studied",
-        _RULE.format("the condition number before over after"),
-        lambda table: _predicts(table, "causes_ntk", "fall", {"growth": "the growth of the mean eigenvalue"}),
-        OURS,
-    ),
+paper="larger where widths vary",
+),
+    Claim.ours(
+"causes_updates",
+"The more the rescaling raises the effective learning rates of the layers, the larger the gain",
+_RULE.format("the relative update after over before, median over layers,"),
+lambda table: _predicts(table, "causes_updates", "update", {}),
+),
+    Claim.ours(
+"causes_uneven",
+"The less evenly the rescaling changes the effective learning rates of the layers, the smaller the gain",
+_RULE.format("the deviation over layers of log2 of the relative update after over before"),
+lambda table: _predicts(table, "causes_uneven", "update_deviation", {}),
+),
+    Claim.ours(
+"causes_ntk",
+"The more the condition number of the NTK falls, the larger the gain",
+_RULE.format("the condition number before over after"),
+lambda table: _predicts(table, "causes_ntk", "fall", {"growth": "the growth of the mean eigenvalue"}),
+),
 )  # fmt: skip
 
 
@@ -343,7 +305,7 @@ EXPERIMENT = Experiment(
     settings=Settings,
     plot=plot,
     claims=_CLAIMS,
-    keys=KEYS,
+    keys=("network",),
     measure=measure,
     parts=parts,
     table=table,

@@ -206,7 +206,6 @@ EXPERIMENT = Experiment(
     settings=CurveGrid,
     plot=plot,
     claims=_CLAIMS,
-    keys=("epoch",),
     grids=grids,
     table=table,
 )

@@ -139,7 +139,6 @@ EXPERIMENT = Experiment(
     settings=CurveGrid,
     plot=plot,
     claims=_CLAIMS,
-    keys=("epoch",),
     grids=grids,
     table=table,
 )

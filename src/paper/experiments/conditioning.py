@@ -13,51 +13,29 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import product
 from typing import Any
 
+from paper import settings as fields
+from paper import verdicts
 from paper.experiments.base import Experiment, Part, Runs
 from paper.lazy import data, functional, models, nn, np, pathcond, pd, plotting, starts, torch
 from paper.methods import describe
-from paper.settings import (
-    Block,
-    CompressionGrid,
-    DepthGrid,
-    Distinct,
-    Initialisation,
-    PositiveInt,
-    SeedList,
-    Some,
-    networks,
-    plain,
-)
-from paper.verdicts import (
-    LEVELS,
-    OURS,
-    Claim,
-    Estimate,
-    Finding,
-    NotMeasured,
-    decide,
-    over_cases,
-    rank,
-    rank_estimate,
-)
+from paper.verdicts import Claim, Estimate, Finding, NotMeasured, agreed, decide, rank, rank_estimate
 
 ZERO = 1e-10  # of the largest eigenvalue; rounding in float64 makes about 1e-13 of it
 LOW = 0.1  # quantile of the eigenvalues that stands for the small ones where the smallest is an outlier
-KEYS = ("network", "initialisation", "kernel")
 PATH, NTK, BATCH = "path", "ntk", "ntk_batch"
 
 
-class Small(Block):
+class Small(fields.Block):
     """Networks without BatchNorm whose paths can be listed: all hidden widths with all initialisations and seeds."""
 
-    inputs: PositiveInt
-    outputs: PositiveInt
-    hidden: Distinct[Some[PositiveInt]]
-    initialisations: Distinct[Initialisation]
-    seeds: SeedList
+    inputs: fields.PositiveInt
+    outputs: fields.PositiveInt
+    hidden: fields.Distinct[fields.Some[fields.PositiveInt]]
+    initialisations: fields.Distinct[fields.Initialisation]
+    seeds: fields.SeedList
 
 
-class Settings(Block):
+class Settings(fields.Block):
     """Small networks for the path kernel; for the NTK the networks, seeds and batches of two training grids.
 
     The NTK in eval mode has `images` and at most `outputs`, evenly spaced. In train mode, where BatchNorm couples
@@ -65,50 +43,47 @@ class Settings(Block):
     """
 
     small: Small
-    mlp: DepthGrid
-    autoencoder: CompressionGrid
-    sweeps: PositiveInt
-    images: PositiveInt
-    outputs: PositiveInt
-    batch_outputs: PositiveInt
+    mlp: fields.DepthGrid
+    autoencoder: fields.CompressionGrid
+    sweeps: fields.PositiveInt
+    images: fields.PositiveInt
+    outputs: fields.PositiveInt
+    batch_outputs: fields.PositiveInt
 
 
 def parts(settings: Settings) -> Iterator[Part]:
     """All small networks, then one part per network of the training grids."""
-    block = plain(settings)
+    block = fields.plain(settings)
     rescaling = {**describe("pathcond"), "sweeps": block["sweeps"]}
     yield "small", {**block["small"], "rescaling": rescaling}
     for grid in (block["mlp"], block["autoencoder"]):
         shared = {name: grid[name] for name in ("dataset", "batch", "seeds")}
         shared |= {name: block[name] for name in ("images", "outputs", "batch_outputs")}
-        for network, model in networks(grid):
+        for network, model in fields.networks(grid):
             yield network, {"network": network, "model": model, "rescaling": rescaling, **shared}
 
 
 def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
     """One row per network, initialisation, kernel and seed: the spectrum before and after the rescaling, in float64.
 
-    Args:
-        settings: settings of a part: ``rescaling``, ``seeds``, and either those of `Small`, or ``network``, ``model``,
-            ``dataset``, ``batch``, ``images``, ``outputs``, ``batch_outputs`` and ``data``, the data set's file.
-        device: where it is computed.
-
-    Returns:
-        Columns network, initialisation, kernel, seed, hidden_layers, compression, parameters, units, max_log_scale;
-        and for both states, with the suffix _before or _after: rank (eigenvalues that are not zero), condition (of
-        those), low (the largest over their quantile `LOW`), mean (of all eigenvalues).
+    Columns network, initialisation, kernel, seed, hidden_layers, compression, parameters, units, max_log_scale; and for
+    both states, with the suffix _before or _after: rank (eigenvalues that are not zero), condition (of those), low (the
+    largest over their quantile `LOW`), mean (of all eigenvalues).
     """
     found = _path_kernels(settings, device) if "hidden" in settings else _tangent_kernels(settings, device)
     return pd.DataFrame(list(found))
 
 
 def _path_kernels(settings: Mapping[str, Any], device: torch.device) -> Iterator[dict[str, Any]]:
+    def spectrum(module: nn.Module) -> torch.Tensor:  # by singular values, so that small eigenvalues keep their digits
+        return torch.linalg.svdvals(path_jacobian(module)) ** 2
+
     for hidden, initialisation, seed in product(settings["hidden"], settings["initialisations"], settings["seeds"]):
         widths = [settings["inputs"], *hidden, settings["outputs"]]
         model = {"kind": "mlp", "inputs": widths[0], "hidden": hidden, "outputs": widths[-1], "batchnorm": False}
         module = models.make(model, seed, "conditioning", *hidden, initialisation=initialisation)
         names = {"network": "_".join(map(str, widths)), "initialisation": initialisation}
-        facts, (values,) = compared(module, model, settings["rescaling"], device, [_path_spectrum])
+        facts, (values,) = compared(module, model, settings["rescaling"], device, [spectrum])
         yield {**names, "kernel": PATH, "seed": seed, **facts, **values}
 
 
@@ -182,19 +157,10 @@ def _images(settings: Mapping[str, Any], device: torch.device) -> torch.Tensor:
     return (models.fit_images(images, model).double() * scale + shift).to(device)
 
 
-def _path_spectrum(module: nn.Module) -> torch.Tensor:
-    """Eigenvalues of G: squared singular values of the Jacobian, so that small ones keep their digits."""
-    return torch.linalg.svdvals(path_jacobian(module)) ** 2
-
-
 def path_jacobian(module: nn.Module) -> torch.Tensor:
-    """The Jacobian of the path-lifting of an MLP, by listing all its paths.
+    """The Jacobian (paths, parameters) of the path-lifting of an MLP without BatchNorm, by listing all its paths.
 
-    Args:
-        module: linear layers, one after the other, with activations between them, and no BatchNorm.
-
-    Returns:
-        dPhi (paths, parameters), parameters in the order of the module. Paths start at an input or at any bias.
+    Paths start at an input or at any bias.
     """
     layers = [layer for layer in module.modules() if isinstance(layer, nn.Linear)]
     parameters = dict(module.named_parameters())
@@ -221,18 +187,11 @@ def path_jacobian(module: nn.Module) -> torch.Tensor:
 
 
 def tangent_kernel(module: nn.Module, x: torch.Tensor, outputs: int) -> torch.Tensor:
-    """The NTK of linear and BatchNorm layers in the mode that the module is in, layer by layer.
+    """The NTK (n, n) of linear and BatchNorm layers on images (n, inputs), in the mode that the module is in.
 
     A linear layer with inputs a and gradients d of its outputs adds <a_i, a_j> <d_i, d_j>. Where BatchNorm in train
-    mode couples images, each output has a gradient at every image, and this is summed over pairs of images.
-
-    Args:
-        module: a network with parameters in linear and BatchNorm layers only.
-        x: images (n, inputs).
-        outputs: how many outputs the kernel is summed over at most, evenly spaced.
-
-    Returns:
-        The Gram matrix (n, n).
+    mode couples images, each output has a gradient at every image, and this is summed over pairs of images. The kernel
+    is summed over `outputs` of the network at most, evenly spaced.
     """
     module = copy.deepcopy(module)  # train mode moves running statistics
     layers = [layer for layer in module.modules() if isinstance(layer, nn.Linear | nn.BatchNorm1d)]
@@ -260,13 +219,9 @@ def tangent_kernel(module: nn.Module, x: torch.Tensor, outputs: int) -> torch.Te
 
 
 def _share(layer: nn.Module, a: torch.Tensor, d: torch.Tensor, coupled: bool) -> torch.Tensor:
-    """The term of one layer in the NTK.
+    """The term of one layer in the NTK: `a` are its inputs (n, inputs), `d` gradients of its outputs (n, outputs).
 
-    Args:
-        layer: linear or BatchNorm.
-        a: its inputs (n, inputs).
-        d: gradients of its outputs (n, outputs), or, coupled, (n, n, outputs): of network output i at image j.
-        coupled: whether outputs depend on all images.
+    If all images are coupled, `d` is (n, n, outputs): the gradient of network output i at image j.
     """
     if isinstance(layer, nn.Linear):
         similar = a @ a.T + float(layer.bias is not None)
@@ -284,9 +239,9 @@ def _share(layer: nn.Module, a: torch.Tensor, d: torch.Tensor, coupled: bool) ->
 def table(runs: Runs, settings: Mapping[str, Any]) -> pd.DataFrame:
     """The measured rows, with the gain of the trained runs of the same network and seed.
 
-    Columns of the gain: speedup (epochs of the baseline over those of PathCond to the target accuracy or, where there
-    is none, to the higher of their final losses), bound (the baseline missed the target, so it is at least this),
-    loss_ratio (final train loss, baseline over PathCond).
+    Columns of the gain: speedup (epochs of the baseline over those of PathCond to the target accuracy or, without one,
+    to the higher final loss), bound (the baseline missed the target, so it is at least this), loss_ratio (final train
+    loss, baseline over PathCond).
     """
     measured = pd.concat([table for table, _ in runs if "epoch" not in table], ignore_index=True)
     measured = measured.astype({"hidden_layers": float, "compression": float})
@@ -356,27 +311,16 @@ def _points(table: pd.DataFrame) -> pd.DataFrame:
     found = []
     for name, rows in _by_network(_trained_kernel(table)):
         if rows["speedup"].notna().all():
-            values = {"fall": _logs(rows, "condition"), "speedup": np.log(rows["speedup"])}
-            means = {key: math.exp(value.mean()) for key, value in values.items()}
-            kind = {"name": name, "is_mlp": bool(rows["compression"].isna().all())}
-            more = {"max_log_scale": rows["max_log_scale"].mean(), "bound": bool(rows["bound"].any())}
-            found.append({**kind, **means, **more})
+            fall, speedup = (math.exp(v.mean()) for v in (_logs(rows, "condition"), np.log(rows["speedup"])))
+            is_mlp, bound = bool(rows["compression"].isna().all()), bool(rows["bound"].any())
+            found.append((name, is_mlp, fall, speedup, rows["max_log_scale"].mean(), bound))
     return pd.DataFrame(found, columns=["name", "is_mlp", "fall", "speedup", "max_log_scale", "bound"])
 
 
 def _correlation(points: pd.DataFrame, value: str) -> Estimate:
-    """Rank correlation with the speed-up where that is no bound, with a bootstrap interval over networks.
-
-    Raises:
-        NotMeasured: fewer than three networks, or a side is constant.
-    """
+    """Rank correlation with the speed-up where that is no bound, with a bootstrap interval over networks."""
     found = points[points["bound"] == False]  # noqa: E712 - an empty column has no negation
-    if len(found) < LEAST:
-        raise NotMeasured(f"networks with a speed-up: {len(found)}; {LEAST} needed for a rank correlation")
-    return rank_estimate(found[value].tolist(), found["speedup"].tolist())
-
-
-LEAST = 3  # networks of a rank correlation
+    return rank_estimate(found[value].tolist(), found["speedup"].tolist(), "networks with a speed-up")
 
 
 def plot(table: pd.DataFrame) -> plotting.Figure:
@@ -384,16 +328,11 @@ def plot(table: pd.DataFrame) -> plotting.Figure:
     figure, axes = plotting.panels(2, 2, plotting.PAGE, 4.9)
     _draw_paths(axes[0], table[table["kernel"] == PATH])
     _draw_falls(axes[1], table[table["kernel"] != PATH])
-    for place, value, label in (
-        (axes[2], "fall", "NTK condition number, before / after"),
-        (axes[3], "max_log_scale", r"largest $|\log\,\lambda|$"),
-    ):
-        _draw_speedups(place, table, value)
-        place.set(xlabel=label, ylabel="speed-up in epochs")
-    axes[0].set_title("Path kernel, small networks")
-    axes[1].set_title("NTK at the start")
-    axes[2].set_title("By conditioning")
-    axes[3].set_title("By scales")
+    _draw_speedups(axes[2], table, "fall", "NTK condition number, before / after")
+    _draw_speedups(axes[3], table, "max_log_scale", r"largest $|\log\,\lambda|$")
+    titles = ("Path kernel, small networks", "NTK at the start", "By conditioning", "By scales")
+    for place, title in zip(axes, titles, strict=True):
+        place.set_title(title)
     plotting.letters(axes)
     return figure
 
@@ -405,14 +344,8 @@ def _draw_paths(axes: plotting.Axes, rows: pd.DataFrame) -> None:
     }
     for name, part in rows.groupby("initialisation", sort=False):
         colour, marker, label = looks[str(name)]
-        style: dict[str, Any] = {
-            "color": colour,
-            "marker": marker,
-            "linestyle": "",
-            "markerfacecolor": "none",
-            "label": label,
-        }
-        axes.plot(part["condition_before"], part["condition_after"], **style)
+        style: dict[str, Any] = {"color": colour, "marker": marker, "linestyle": "", "label": label}
+        axes.plot(part["condition_before"], part["condition_after"], markerfacecolor="none", **style)
     both = rows[["condition_before", "condition_after"]].to_numpy()
     ends = both.min() / 1.5, both.max() * 1.5
     axes.plot(ends, ends, color=plotting.GREY, linewidth=0.8, linestyle="--", zorder=1, label="no change")
@@ -429,10 +362,10 @@ def _draw_falls(axes: plotting.Axes, rows: pd.DataFrame) -> None:
         found = {name: _factor(_logs(one, "condition")) for name, one in _by_network(part)}
         at = [names.index(name) + offset for name in found]
         colour, marker, label = looks[str(kernel)]
-        middle = [one.value for one in found.values()]
+        middle = np.array([one.value for one in found.values()])
         ends = [one.interval if math.isfinite(one.high) else (one.value, one.value) for one in found.values()]
-        bars = [[one.value - low for one, (low, _) in zip(found.values(), ends, strict=True)],
-                [high - one.value for one, (_, high) in zip(found.values(), ends, strict=True)]]  # fmt: skip
+        low, high = np.array(ends).T
+        bars = [middle - low, high - middle]
         axes.errorbar(at, middle, yerr=bars, linestyle="", color=colour, marker=marker, label=label)
     axes.axhline(1.0, color=plotting.GREY, linewidth=0.8, linestyle="--", zorder=1)
     axes.set(yscale="log", ylabel="condition number, before / after", xlabel="MLP: hidden layers; c: compression")
@@ -441,7 +374,7 @@ def _draw_falls(axes: plotting.Axes, rows: pd.DataFrame) -> None:
     axes.legend(loc="best", handletextpad=0.2)
 
 
-def _draw_speedups(axes: plotting.Axes, table: pd.DataFrame, value: str) -> None:
+def _draw_speedups(axes: plotting.Axes, table: pd.DataFrame, value: str, label: str) -> None:
     """One point per trained network, named; open where the speed-up is a bound."""
     points = _points(table)
     for is_mlp, part in points.groupby("is_mlp", sort=False):
@@ -457,6 +390,7 @@ def _draw_speedups(axes: plotting.Axes, table: pd.DataFrame, value: str) -> None
     except NotMeasured:
         text = "too few networks for a rank correlation"
     axes.set_title(text, loc="right", fontsize="x-small", color=plotting.GREY)
+    axes.set(xlabel=label, ylabel="speed-up in epochs")
     if len(points):
         axes.legend(loc="best", handletextpad=0.2)
 
@@ -471,7 +405,7 @@ def _path(table: pd.DataFrame) -> Finding:
     logs = _logs(rows, "condition")
     found, ends = _factor(logs), (math.exp(logs.min()), math.exp(logs.max()))
     text = f"it falls in {(logs > 0).sum()} of {len(rows)} networks; {ends[0]:.2f} to {ends[1]:.1f} times smaller"
-    return Finding(text, decide(found, LEVELS["conditioning_path"]), found, "times smaller, geometric mean")
+    return Finding(text, decide(found, "conditioning_path"), found, "times smaller, geometric mean")
 
 
 def _ntk(table: pd.DataFrame, kernel: str, claim: str) -> Finding:
@@ -481,7 +415,7 @@ def _ntk(table: pd.DataFrame, kernel: str, claim: str) -> Finding:
     found = {name: _factor(_logs(part, "condition")) for name, part in _by_network(rows)}
     low = [_factor(_logs(part, "low")).value for _, part in _by_network(rows)]
     text = f"{_listed(found)}; largest eigenvalue over the 10% quantile {min(low):.2f} to {max(low):.2f} times smaller"
-    return Finding(text, over_cases(decide(one, LEVELS[claim]) for one in found.values()), cases=found)
+    return Finding(text, agreed(claim, found), cases=found)
 
 
 def _listed(found: Mapping[str, Estimate]) -> str:
@@ -494,8 +428,8 @@ def _step(table: pd.DataFrame) -> Finding:
         raise NotMeasured("no NTK")
     grown = {name: _factor(-_logs(part, "mean")) for name, part in parts}
     found = {name: _factor(-_logs(part, "mean") - _logs(part, "condition")) for name, part in parts}
-    answers = [decide(one, LEVELS["conditioning_step"]) for one in found.values()]
-    return Finding(f"mean eigenvalue after over before: {_listed(grown)}", over_cases(answers), cases=found)
+    answer = agreed("conditioning_step", found)
+    return Finding(f"mean eigenvalue after over before: {_listed(grown)}", answer, cases=found)
 
 
 def _predicts(table: pd.DataFrame, value: str, claim: str) -> Finding:
@@ -504,67 +438,57 @@ def _predicts(table: pd.DataFrame, value: str, claim: str) -> Finding:
     points = points[~points["bound"]]
     kinds = []
     for is_mlp, part in points.groupby("is_mlp", sort=False):
-        if len(part) >= LEAST:
+        if len(part) >= verdicts.LEAST:
             alone = rank(part[value].tolist(), part["speedup"].tolist())
             kinds.append(f"{'MLPs' if is_mlp else 'autoencoders'} alone {alone:.2f}")
     text = f"over {len(points)} networks; {', '.join(kinds)}" if kinds else f"over {len(points)} networks"
-    return Finding(text, decide(found, LEVELS[claim]), found, "rank correlation")
+    return Finding(text, decide(found, claim), found, "rank correlation")
 
 
 _BOOTSTRAP = "with a bootstrap interval over networks; networks whose speed-up is a bound are left out"
 _CLAIMS = (
-    Claim(
+    Claim.ours(
         "conditioning_path",
         "PathCond lowers the condition number of the path kernel's non-zero spectrum on small networks",
-        "motivates the method; not measured",
         "condition number before over after, geometric mean over networks and its interval",
         _path,
-        OURS,
+        paper="motivates the method; not measured",
     ),
-    Claim(
+    Claim.ours(
         "conditioning_ntk",
         "PathCond lowers the condition number of the neural tangent kernel (NTK) at the start, in eval mode",
-        "not studied",
         "condition number before over after, geometric mean over seeds",
         lambda table: _ntk(table, NTK, "conditioning_ntk"),
-        OURS,
         cases="network",
     ),
-    Claim(
+    Claim.ours(
         "conditioning_ntk_batch",
         "PathCond lowers the condition number of the NTK at the start in train mode, where BatchNorm takes part",
-        "not studied",
         "condition number before over after on one batch, geometric mean over seeds",
         lambda table: _ntk(table, BATCH, "conditioning_ntk_batch"),
-        OURS,
         cases="network",
     ),
-    Claim(
+    Claim.ours(
         "conditioning_predicts",
         "The more the NTK's condition number falls, the larger the speed-up",
-        "not studied",
         "rank correlation of the fall of the condition number, in the mode of training, with the speed-up in epochs, "
         + _BOOTSTRAP,
         lambda table: _predicts(table, "fall", "conditioning_predicts"),
-        OURS,
     ),
-    Claim(
+    Claim.ours(
         "conditioning_step",
         "At the start of training PathCond makes the NTK larger, as larger steps would, rather than better conditioned",
-        "not studied",
         "factor by which the mean eigenvalue grows over the factor by which the condition number falls, in the mode of "
         "training, geometric mean over seeds",
         _step,
-        OURS,
         cases="network",
     ),
-    Claim(
+    Claim.ours(
         "conditioning_scales",
         "The larger PathCond's scales, for example where widths vary, the larger the speed-up",
-        "larger where widths vary",
         f"rank correlation of the largest |log lambda| with the speed-up in epochs, {_BOOTSTRAP}",
         lambda table: _predicts(table, "max_log_scale", "conditioning_scales"),
-        OURS,
+        paper="larger where widths vary",
     ),
 )
 
@@ -584,7 +508,7 @@ EXPERIMENT = Experiment(
     settings=Settings,
     plot=plot,
     claims=_CLAIMS,
-    keys=KEYS,
+    keys=("network", "initialisation", "kernel"),
     measure=measure,
     parts=parts,
     table=table,

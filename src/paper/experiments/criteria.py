@@ -10,6 +10,7 @@ Symbols of the paper and their names here:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Annotated, Any, NamedTuple
 
 from paper.cli import PaperError
@@ -17,7 +18,7 @@ from paper.experiments.base import Experiment
 from paper.lazy import np, pd, plotting, torch
 from paper.seeds import generator
 from paper.settings import AtLeast2, AtLeast3, Block, Distinct, Field, Number, Positive, SeedList
-from paper.verdicts import ERRATUM, OURS, Claim, Finding, NotMeasured, of_all
+from paper.verdicts import ERRATUM, Claim, Finding, NotMeasured, of_all
 
 
 class Settings(Block):
@@ -30,7 +31,6 @@ class Settings(Block):
     seeds: SeedList
 
 
-COLUMNS = ["example", "criterion", "seed", "log_scale", "value", "balanced", "minimiser"]
 # Points of each search grid; the next grid lies between the neighbours of the smallest value.
 POINTS, ROUNDS = 41, 6
 
@@ -38,18 +38,10 @@ Criterion = Callable[["torch.Tensor", float], "torch.Tensor"]
 
 
 def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
-    """Every criterion along one random orbit per seed and length.
+    """Every criterion along one random orbit per seed and length, on a CPU: one row per point of the grid.
 
-    Args:
-        settings: target, lengths, grid, log_range, seeds.
-        device: not used; a CPU is fastest, and gives the same numbers everywhere.
-
-    Returns:
-        One row per point of the grid; `balanced` and `minimiser` are constant along an orbit. PathCond's objective F is
-        given as exp(F / p) up to a factor, which makes it the arithmetic over the geometric mean of diag(G).
-
-    Raises:
-        PaperError: A criterion is least at the end of the range.
+    `balanced` and `minimiser` are constant along an orbit. PathCond's objective F is given as exp(F / p) up to a
+    factor, which makes it the arithmetic over the geometric mean of diag(G).
     """
     grid = torch.linspace(-1.0, 1.0, settings["grid"], dtype=torch.float64) * settings["log_range"]
     tables = []
@@ -57,17 +49,20 @@ def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
         for seed in settings["seeds"]:
             start = _orbit(length, seed)
             for name, criterion in {**CRITERIA, **(WEIGHTED if length == 2 else {})}.items():
-
-                def value(
-                    log_scales: torch.Tensor, start: torch.Tensor = start, criterion: Criterion = criterion
-                ) -> torch.Tensor:
-                    return criterion(_along(start, log_scales), settings["target"])
-
+                value = partial(_value, criterion, start, settings["target"])
                 columns = {"example": "uv" if length == 2 else f"chain{length}", "criterion": name, "seed": seed}
                 columns |= {"log_scale": grid.tolist(), "value": value(grid).tolist()}
                 columns |= {"balanced": float((start[1] / start[0]).abs().log()) / 2.0}
                 tables.append(pd.DataFrame(columns | {"minimiser": least(value, grid, f"{name}, seed {seed}")}))
-    return pd.concat(tables, ignore_index=True).reindex(columns=COLUMNS)
+    return pd.concat(tables, ignore_index=True)
+
+
+def _value(criterion: Criterion, start: torch.Tensor, target: float, log_scales: torch.Tensor) -> torch.Tensor:
+    """A criterion at points of an orbit; log-scales are those of the first two numbers."""
+    scale = log_scales.exp()
+    factors = torch.ones(len(scale), len(start), dtype=start.dtype)
+    factors[:, 0], factors[:, 1] = scale, 1.0 / scale
+    return criterion(start * factors, target)
 
 
 def least(function: Callable[[torch.Tensor], torch.Tensor], grid: torch.Tensor, where: str) -> float:
@@ -94,14 +89,6 @@ def _orbit(length: int, seed: int) -> torch.Tensor:
     return sign * torch.cat((torch.stack((even * ratio, even / ratio)), even.expand(length - 2)))
 
 
-def _along(start: torch.Tensor, log_scales: torch.Tensor) -> torch.Tensor:
-    """Points of the orbit, shape (points, L)."""
-    scale = log_scales.exp()
-    factors = torch.ones(len(scale), len(start), dtype=start.dtype)
-    factors[:, 0], factors[:, 1] = scale, 1.0 / scale
-    return start * factors
-
-
 def _phi_gradient(theta: torch.Tensor) -> torch.Tensor:
     return theta.prod(1, keepdim=True) / theta
 
@@ -122,16 +109,6 @@ def _spectrum(theta: torch.Tensor, target: float) -> torch.Tensor:
     return torch.linalg.eigvalsh(_hessian(theta, target)).abs()
 
 
-def _condition(theta: torch.Tensor, target: float) -> torch.Tensor:
-    spectrum = _spectrum(theta, target)
-    return spectrum.amax(1) / spectrum.amin(1)
-
-
-def _pathcond(theta: torch.Tensor, target: float) -> torch.Tensor:
-    diagonal = _phi_gradient(theta) ** 2
-    return diagonal.mean(1) / diagonal.log().mean(1).exp()
-
-
 def _weighted(pairs: torch.Tensor) -> torch.Tensor:
     """The norm sqrt(x^2 + 4 y^2) of (u, v); pairs hold v first."""
     return (pairs[:, 1] ** 2 + 4.0 * pairs[:, 0] ** 2).sqrt()
@@ -143,8 +120,8 @@ CRITERIA: Mapping[str, Criterion] = {
     "gradient_norm": lambda theta, target: _loss_gradient(theta, target).norm(dim=1),
     "hessian_trace": lambda theta, target: _hessian(theta, target).diagonal(dim1=1, dim2=2).sum(1),
     "hessian_norm": lambda theta, target: _spectrum(theta, target).amax(1),
-    "condition": _condition,
-    "pathcond": _pathcond,
+    "condition": lambda theta, target: (values := _spectrum(theta, target)).amax(1) / values.amin(1),
+    "pathcond": lambda theta, target: (g := _phi_gradient(theta) ** 2).mean(1) / g.log().mean(1).exp(),
 }
 # A norm that is not the same in both coordinates, for f = u v x: a counterexample to "for any norm".
 WEIGHTED: Mapping[str, Criterion] = {
@@ -158,6 +135,10 @@ class _Look(NamedTuple):
     colour: str
     line: str | tuple[float, tuple[float, float]]
     width: float
+
+    @property
+    def style(self) -> dict[str, Any]:
+        return {"color": self.colour, "linestyle": self.line, "linewidth": self.width}
 
 
 def _looks() -> tuple[dict[str, _Look], dict[str, _Look]]:
@@ -208,10 +189,8 @@ def plot(table: pd.DataFrame) -> plotting.Figure:
         place.xaxis.set_major_locator(MultipleLocator(1.0))
     plotting.letters(axes[:columns])
     handles = [
-        plotting.handle(color=look.colour, linestyle=look.line, linewidth=look.width, marker="o", markersize=2.5,
-               label=look.label)
-        for look in criteria.values()
-    ]  # fmt: skip
+        plotting.handle(label=look.label, marker="o", markersize=2.5, **look.style) for look in criteria.values()
+    ]
     figure.legend(handles=handles, loc="outside upper center", ncols=7, columnspacing=1.2, handlelength=2.4)
     return figure
 
@@ -228,7 +207,7 @@ def _column(
         first = found[criterion].query(f"seed == {orbits['seed'].iloc[0]}")
         x, value = (first["log_scale"] - first["balanced"]).to_numpy(), first["value"].to_numpy()
         value = np.where(np.abs(x) <= reach, value / value.min(), np.nan)
-        curves.plot(x, value, color=look.colour, linestyle=look.line, linewidth=look.width)
+        curves.plot(x, value, **look.style)
         least = (orbits["minimiser"] - orbits["balanced"]).to_numpy()
         minima.plot(least, np.full(len(least), number), color=look.colour, marker="o", markersize=2.5, linestyle="")
 
@@ -284,13 +263,12 @@ _CLAIMS = (
         _agree(("gradient_norm", "hessian_trace", "inverse_norm"), chains=True),
         cases="orbit",
     ),
-    Claim(
+    Claim.ours(
         "criteria_pathcond",
         "For f = u v x, PathCond's objective is smallest at this rescaling too",
-        "not said, but implied",
         _RULE,
         _agree(("pathcond",), False),
-        OURS,
+        paper="not said, but implied",
         cases="orbit",
     ),
     Claim(

@@ -2,41 +2,16 @@
 
 from __future__ import annotations
 
+from paper import verdicts
 from paper.aggregate import trained
 from paper.experiments.base import Experiment
 from paper.lazy import pd, plotting
 from paper.settings import ShownDepthGrid, grids
-from paper.verdicts import (
-    AT_LEAST,
-    AT_MOST,
-    LEVELS,
-    LR,
-    NO,
-    OURS,
-    UNDECIDED,
-    YES,
-    Claim,
-    Estimate,
-    Finding,
-    NotMeasured,
-    by,
-    correlation,
-    decide,
-    epochs_ratio,
-    epochs_ratios_by_seed,
-    known,
-    listed,
-    of,
-    over_cases,
-    paired,
-    rank,
-    ratios,
-    runs,
-)
+from paper.verdicts import AT_LEAST, AT_MOST, LR, UNDECIDED, Answer, Claim, Estimate, Finding, NotMeasured
 
 
 def plot(table: pd.DataFrame) -> plotting.Figure:
-    """Epochs to the target against parameters, then accuracy and loss of one network: three panels, a page wide."""
+    """Epochs to the target against parameters, then accuracy and loss of one network."""
     return plotting.by_depth(table)
 
 
@@ -45,14 +20,14 @@ SMALL, LARGE = 2.5e6, 3.25e6  # parameters of the networks the paper calls equal
 
 
 def _faster(table: pd.DataFrame) -> Finding:
-    found = ratios(runs(table, lr=LR), "hidden_layers")
-    depth, best = max(known(found).items(), key=lambda entry: entry[1].value)
-    text = f"{best} times fewer epochs at {depth:g} hidden layers; by {listed(found, 'hidden layers')}"
-    return Finding(text, decide(best, LEVELS["mlp_speedup"]), best, f"times, {depth:g} hidden layers", found)
+    found = verdicts.ratios(verdicts.runs(table, lr=LR), "hidden_layers")
+    depth, best = max(verdicts.known(found).items(), key=lambda entry: entry[1].value)
+    text = f"{best} times fewer epochs at {depth:g} hidden layers; by {verdicts.listed(found, 'hidden layers')}"
+    return Finding(text, verdicts.decide(best, "mlp_speedup"), best, f"times, {depth:g} hidden layers", found)
 
 
 def _earliest(table: pd.DataFrame) -> Finding:
-    rows = runs(table, lr=LR)
+    rows = verdicts.runs(table, lr=LR)
     rows = rows[rows["seed"].isin(sorted(set(rows["seed"]))[:3]) & (rows["hidden_layers"] >= DEPTH)]
     first = rows.pivot_table("reached", "hidden_layers", "method", aggfunc="min")
     if not {"baseline", "pathcond"} <= set(first):
@@ -62,20 +37,22 @@ def _earliest(table: pd.DataFrame) -> Finding:
         raise NotMeasured("no depth that both methods reach")
     most = float(found.max())
     text = ", ".join(f"{depth:g}: {value:.2f}" for depth, value in found.items())
-    return Finding(f"by hidden layers {text}", decide(Estimate(most, most, most), LEVELS["mlp_speedup_earliest"]))
+    return Finding(f"by hidden layers {text}", verdicts.decide(Estimate(most, most, most), "mlp_speedup_earliest"))
 
 
 def _strongest(table: pd.DataFrame) -> Finding:
-    rows = runs(table, lr=LR)
-    found = ratios(rows, "hidden_layers")
-    if known(found, least=2) and found.get(DEPTH) is None:
+    rows = verdicts.runs(table, lr=LR)
+    found = verdicts.ratios(rows, "hidden_layers")
+    if verdicts.known(found, least=2) and found.get(DEPTH) is None:
         raise NotMeasured(f"no ratio at {DEPTH} hidden layers")
     above = {depth: _above(rows, depth) for depth in found if depth != DEPTH}
-    answers = [UNDECIDED if gap is None else decide(gap, LEVELS["mlp_strongest_at_3"]) for gap in above.values()]
-    text = (
-        f"{listed(found, 'hidden layers')}; ratio at 3 minus that at {listed(above, 'hidden layers', intervals=True)}"
-    )
-    return Finding(text, over_cases(answers))
+    minus = verdicts.listed(above, "hidden layers", intervals=True)
+    text = f"{verdicts.listed(found, 'hidden layers')}; ratio at 3 minus that at {minus}"
+    return Finding(text, verdicts.over_cases(_decided(gap, "mlp_strongest_at_3") for gap in above.values()))
+
+
+def _decided(estimate: Estimate | None, claim: str) -> Answer:
+    return UNDECIDED if estimate is None else verdicts.decide(estimate, claim)
 
 
 def _above(rows: pd.DataFrame, depth: float) -> Estimate | None:
@@ -83,7 +60,7 @@ def _above(rows: pd.DataFrame, depth: float) -> Estimate | None:
     pairs = []
     for number in (DEPTH, depth):
         part = rows[rows["hidden_layers"] == number]
-        pairs.append(epochs_ratios_by_seed(of(part, "baseline"), of(part, "pathcond")))
+        pairs.append(verdicts.epochs_ratios_by_seed(verdicts.of(part, "baseline"), verdicts.of(part, "pathcond")))
     here, there = pairs
     if here is None or there is None:
         return None
@@ -93,59 +70,62 @@ def _above(rows: pd.DataFrame, depth: float) -> Estimate | None:
 
 
 def _deeper(table: pd.DataFrame) -> Finding:
-    rows = runs(table, lr=LR)
-    found = ratios(rows, "hidden_layers")
+    rows = verdicts.runs(table, lr=LR)
+    found = verdicts.ratios(rows, "hidden_layers")
     if found.get(DEPTH) is None:
         raise NotMeasured(f"no ratio at {DEPTH} hidden layers")
     deeper = {depth: ratio for depth, ratio in found.items() if depth > DEPTH}
     answers = []
     for depth, ratio in deeper.items():
-        gap = _above(rows, depth)
-        less = UNDECIDED if gap is None else decide(gap, LEVELS["mlp_strongest_at_3"])
-        gains = UNDECIDED if ratio is None else decide(ratio, LEVELS["mlp_deeper"])
-        answers.append(NO if NO in (less, gains) else UNDECIDED if UNDECIDED in (less, gains) else YES)
-    return Finding(listed({DEPTH: found[DEPTH], **deeper}, "hidden layers", intervals=True), over_cases(answers))
+        both = _decided(_above(rows, depth), "mlp_strongest_at_3"), _decided(ratio, "mlp_deeper")
+        answers.append(verdicts.worst(both))
+    return Finding(
+        verdicts.listed({DEPTH: found[DEPTH], **deeper}, "hidden layers", intervals=True), verdicts.over_cases(answers)
+    )
 
 
 def _rescaling(table: pd.DataFrame) -> Finding:
-    rows = of(runs(table, lr=LR), "pathcond")
+    rows = verdicts.of(verdicts.runs(table, lr=LR), "pathcond")
     scales = rows.pivot(index="seed", columns="hidden_layers", values="max_log_scale").dropna()
     if scales.shape[1] < 3 or scales.empty:
         raise NotMeasured("fewer than three depths show no trend")
-    trend = correlation([rank(list(scales), list(values)) for values in scales.to_numpy()])
+    trend = verdicts.correlation([verdicts.rank(list(scales), list(values)) for values in scales.to_numpy()])
     means = ", ".join(f"{depth:g}: {value:.2f}" for depth, value in scales.mean().items())
     text = f"largest |log lambda| at hidden layers {means}"
-    return Finding(text, decide(trend, LEVELS["mlp_deep_rescaling"]), trend, "rank correlation with depth")
+    return Finding(text, verdicts.decide(trend, "mlp_deep_rescaling"), trend, "rank correlation with depth")
 
 
 def _parameters(table: pd.DataFrame) -> Finding:
-    rows, sizes = runs(table, lr=LR), {}
+    rows, sizes = verdicts.runs(table, lr=LR), {}
     for asked in (SMALL, LARGE):
         sizes[asked] = min(rows["parameters"], key=lambda size: abs(size - asked))
         if abs(sizes[asked] - asked) > 0.05 * asked:
             raise NotMeasured(f"no network of about {asked / 1e6:g} million parameters")
     small, large = (rows[rows["parameters"] == size] for size in sizes.values())
-    ratio = epochs_ratio(of(large, "baseline"), of(small, "pathcond"))
+    ratio = verdicts.epochs_ratio(verdicts.of(large, "baseline"), verdicts.of(small, "pathcond"))
     if ratio is None:
         raise NotMeasured("one of them misses the target")
     text = f"baseline with {sizes[LARGE] / 1e6:.2f}M over PathCond with {sizes[SMALL] / 1e6:.2f}M parameters: {ratio}"
-    return Finding(text, decide(ratio, LEVELS["mlp_parameters"]), ratio, "ratio of epochs")
+    return Finding(text, verdicts.decide(ratio, "mlp_parameters"), ratio, "ratio of epochs")
 
 
 def _enorm(table: pd.DataFrame) -> Finding:
-    found = ratios(runs(table, lr=LR), "hidden_layers", fast="enorm")
-    answers = [decide(ratio, LEVELS["mlp_enorm"]) for ratio in known(found).values()]
-    return Finding(listed(found, "hidden layers", intervals=True), over_cases(answers), cases=found)
+    found = verdicts.ratios(verdicts.runs(table, lr=LR), "hidden_layers", fast="enorm")
+    return Finding(
+        verdicts.listed(found, "hidden layers", intervals=True), verdicts.agreed("mlp_enorm", found), cases=found
+    )
 
 
 def _generalisation(table: pd.DataFrame) -> Finding:
-    rows = runs(table, lr=LR)
-    best, final = ({d: 100 * paired(part, f"{epoch}_test_accuracy", "pathcond", "baseline")
-                    for d, part in by(rows, "hidden_layers")} for epoch in ("best", "final"))  # fmt: skip
+    rows = verdicts.runs(table, lr=LR)
+    best, final = ({d: 100 * verdicts.paired(part, f"{epoch}_test_accuracy", "pathcond", "baseline")
+                    for d, part in verdicts.by(rows, "hidden_layers")} for epoch in ("best", "final"))  # fmt: skip
     mean, last = (Estimate.of(pd.DataFrame(found).dropna().mean(axis=1)) for found in (best, final))
     each = {depth: Estimate.of(values) for depth, values in best.items()}
-    text = f"{listed(each, 'hidden layers', intervals=True)}; after the last epoch {last.words}, mean over depths"
-    return Finding(text, decide(mean, LEVELS["mlp_generalisation"]), mean, "points, mean over depths", each)
+    text = (
+        f"{verdicts.listed(each, 'hidden layers', intervals=True)}; after the last epoch {last.words}, mean over depths"
+    )
+    return Finding(text, verdicts.decide(mean, "mlp_generalisation"), mean, "points, mean over depths", each)
 
 
 _CLAIMS = (
@@ -157,14 +137,13 @@ _CLAIMS = (
         "also counts; depths at which some seed misses the target with both methods are left out",
         _faster,
     ),
-    Claim(
+    Claim.ours(
         "mlp_speedup_earliest",
         "With the earliest of three seeds of each method, as in the authors' plot, the largest gain is 1.5",
-        "up to 1.5",
         "ratio of the epochs of the earliest of three seeds, baseline over PathCond, largest over 3 to 8 hidden "
         "layers; one number, without an interval",
         _earliest,
-        OURS,
+        paper="up to 1.5",
     ),
     Claim(
         "mlp_strongest_at_3",
@@ -229,7 +208,6 @@ EXPERIMENT = Experiment(
     settings=ShownDepthGrid,
     plot=plot,
     claims=_CLAIMS,
-    keys=("epoch",),
     grids=grids,
     table=trained,
 )

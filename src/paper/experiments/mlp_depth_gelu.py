@@ -6,7 +6,7 @@ from paper.aggregate import trained
 from paper.experiments.base import Experiment
 from paper.lazy import pd, plotting
 from paper.settings import ShownDepthGrid, grids
-from paper.verdicts import LEVELS, LR, Claim, Finding, decide, known, listed, over_cases, ratios, runs
+from paper.verdicts import LR, Claim, Finding, agreed, listed, ratios, runs
 
 
 def plot(table: pd.DataFrame) -> plotting.Figure:
@@ -16,8 +16,7 @@ def plot(table: pd.DataFrame) -> plotting.Figure:
 
 def _faster(table: pd.DataFrame) -> Finding:
     found = ratios(runs(table, lr=LR), "hidden_layers")
-    answers = [decide(ratio, LEVELS["mlp_gelu_speedup"]) for ratio in known(found).values()]
-    return Finding(listed(found, "hidden layers", intervals=True), over_cases(answers))
+    return Finding(listed(found, "hidden layers", intervals=True), agreed("mlp_gelu_speedup", found))
 
 
 _CLAIMS = (
@@ -46,7 +45,6 @@ EXPERIMENT = Experiment(
     settings=ShownDepthGrid,
     plot=plot,
     claims=_CLAIMS,
-    keys=("epoch",),
     grids=grids,
     table=trained,
 )

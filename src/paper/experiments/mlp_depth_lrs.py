@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from itertools import product
 
+from paper import verdicts
 from paper.aggregate import trained
 from paper.experiments.base import Experiment
 from paper.lazy import pd, plotting
@@ -12,7 +13,6 @@ from paper.settings import DepthGrid, grids
 from paper.verdicts import (
     AT_LEAST,
     AT_MOST,
-    LEVELS,
     NO,
     TOLERATED,
     UNDECIDED,
@@ -22,22 +22,6 @@ from paper.verdicts import (
     Estimate,
     Finding,
     NotMeasured,
-    accuracy_gain,
-    at_least,
-    by,
-    correlation,
-    decide,
-    epochs_ratio,
-    epochs_ratios_by_seed,
-    known,
-    listed,
-    never,
-    of,
-    over_cases,
-    rank,
-    ratios,
-    runs,
-    span,
 )
 
 
@@ -69,8 +53,8 @@ FAR = 100.0  # factor between a bound and the far values that stand for an open 
 def _by_lr(rows: pd.DataFrame) -> str:
     """Mean ratio over depths at each learning rate."""
     parts = []
-    for lr, part in by(rows, "lr"):
-        found = ratios(part, "hidden_layers")
+    for lr, part in verdicts.by(rows, "lr"):
+        found = verdicts.ratios(part, "hidden_layers")
         values = [ratio.value for ratio in found.values() if ratio is not None]
         mean = f"{sum(values) / len(values):.2f}" if values else "open"
         parts.append(f"{lr:g}: {mean} ({len(values)} of {len(found)} depths)")
@@ -78,37 +62,31 @@ def _by_lr(rows: pd.DataFrame) -> str:
 
 
 def _shrinks(table: pd.DataFrame) -> Finding:
-    rows = runs(table)
-    trends: dict[float, Estimate] = {}
-    for depth, part in by(rows, "hidden_layers"):
-        trend = _trend(part)
-        if trend is not None:
-            trends[depth] = trend
-    if not trends:
-        raise NotMeasured("no depth with ratios at two learning rates that decide")
-    answers = [decide(trend, LEVELS["mlp_lrs_shrinks"]) for trend in trends.values()]
-    text = f"rank correlation at {listed(trends, 'hidden layers', intervals=True)}; {_by_lr(rows)}"
-    return Finding(text, over_cases(answers))
+    rows = verdicts.runs(table)
+    trends = verdicts.known({depth: _trend(part) for depth, part in verdicts.by(rows, "hidden_layers")})
+    text = f"rank correlation at {verdicts.listed(trends, 'hidden layers', intervals=True)}; {_by_lr(rows)}"
+    return Finding(text, verdicts.agreed("mlp_lrs_shrinks", trends))
 
 
 def _trend(rows: pd.DataFrame) -> Estimate | None:
     """Rank correlation of the ratio of epochs with the learning rate, by seed; None if bounds leave it open."""
-    found = {}
-    for lr, part in by(rows, "lr"):
-        ratio = epochs_ratios_by_seed(of(part, "baseline"), of(part, "pathcond"))
-        if ratio is not None:
-            found[lr] = ratio
+    pairs = {
+        lr: verdicts.epochs_ratios_by_seed(verdicts.of(part, "baseline"), verdicts.of(part, "pathcond"))
+        for lr, part in verdicts.by(rows, "lr")
+    }
+    found = {lr: ratio for lr, ratio in pairs.items() if ratio is not None}
     if len(found) < 2:
         return None
     values = []
     for seed in set.intersection(*(set(ratio.index) for ratio, _ in found.values())):
         possible = {
-            rank(list(found), choice) for choice in product(*(_could_be(r[seed], bound) for r, bound in found.values()))
+            verdicts.rank(list(found), choice)
+            for choice in product(*(_could_be(r[seed], bound) for r, bound in found.values()))
         }
         if len(possible) > 1 or math.isnan(*possible):
             return None
         values += possible
-    return correlation(values) if values else None
+    return verdicts.correlation(values) if values else None
 
 
 def _could_be(ratio: float, bound: str) -> tuple[float, ...]:
@@ -117,47 +95,46 @@ def _could_be(ratio: float, bound: str) -> tuple[float, ...]:
     return tuple(dict.fromkeys(float(ratio) * factor**k for k in range(3)))
 
 
-def _moderate(table: pd.DataFrame) -> Finding:
-    return _harmless_up_to(table, MODERATE, TOLERATED)
-
-
-def _any_rate(table: pd.DataFrame) -> Finding:
-    return _harmless_up_to(table, runs(table)["lr"].max(), 0.0)
-
-
-def _harmless_up_to(table: pd.DataFrame, limit: float, tolerated: float) -> Finding:
-    rows = runs(table)
-    pairs = [part for lr, one in by(rows, "lr") if lr <= limit for _, part in by(one, "hidden_layers")]
+def _harmless_up_to(table: pd.DataFrame, limit: float | None, tolerated: float) -> Finding:
+    rows = verdicts.runs(table)
+    limit = rows["lr"].max() if limit is None else limit
+    pairs = [
+        part for lr, one in verdicts.by(rows, "lr") if lr <= limit for _, part in verdicts.by(one, "hidden_layers")
+    ]
     pairs = [part for part in pairs if {"baseline", "pathcond"} <= set(part["method"])]
     if not pairs:
         raise NotMeasured(f"no pair of runs with lr up to {limit:g}")
     answers = [_harmless(part) for part in pairs]
-    found = [epochs_ratio(of(part, "baseline"), of(part, "pathcond")) for part in pairs]
+    found = [verdicts.epochs_ratio(verdicts.of(part, "baseline"), verdicts.of(part, "pathcond")) for part in pairs]
     worst = min((ratio.value for ratio in found if ratio is not None), default=None)
     counts = f"no slower in {answers.count(YES)} of {len(answers)} networks and rates, slower in {answers.count(NO)}"
     text = f"{counts}, undecided in {answers.count(UNDECIDED)}, with lr up to {limit:g}; {_by_lr(rows)}"
-    return Finding(text if worst is None else f"{text}; least ratio {worst:.2f}", never(answers, tolerated))
+    return Finding(text if worst is None else f"{text}; least ratio {worst:.2f}", verdicts.never(answers, tolerated))
 
 
 def _harmless(rows: pd.DataFrame) -> Answer:
     """By the ratio of epochs; where targets were missed on both sides, by final train accuracy."""
-    ratio = epochs_ratio(of(rows, "baseline"), of(rows, "pathcond"))
+    ratio = verdicts.epochs_ratio(verdicts.of(rows, "baseline"), verdicts.of(rows, "pathcond"))
     if ratio is not None:
-        return decide(ratio, LEVELS["mlp_lrs_never_hurts"])
-    return decide(accuracy_gain(rows, "pathcond", "baseline", "final_train_accuracy"), at_least(-0.5))
+        return verdicts.decide(ratio, "mlp_lrs_never_hurts")
+    return verdicts.decide(
+        verdicts.accuracy_gain(rows, "pathcond", "baseline", "final_train_accuracy"), verdicts.at_least(-0.5)
+    )
 
 
 def _large(table: pd.DataFrame) -> Finding:
-    rows = runs(table)
+    rows = verdicts.runs(table)
     largest = rows["lr"].max()
     if largest <= MODERATE:
         raise NotMeasured(f"no learning rate above {MODERATE:g}")
-    found = ratios(rows[rows["lr"] == largest], "hidden_layers")
-    answers = [decide(ratio, LEVELS["mlp_lrs_large"]) for ratio in known(found).values()]
-    low, high = span(known(found))
+    found = verdicts.ratios(rows[rows["lr"] == largest], "hidden_layers")
+    values = [ratio.value for ratio in verdicts.known(found).values()]
+    low, high = min(values), max(values)
     which = "the appendix's reading" if high < 0.97 else "the main text's reading" if low > 0.9 else "between both"
-    text = f"{low:.2f} to {high:.2f} at lr {largest:g}, {which}: {listed(found, 'hidden layers', intervals=True)}"
-    return Finding(text, over_cases(answers))
+    text = (
+        f"{low:.2f} to {high:.2f} at lr {largest:g}, {which}: {verdicts.listed(found, 'hidden layers', intervals=True)}"
+    )
+    return Finding(text, verdicts.agreed("mlp_lrs_large", found))
 
 
 _CLAIMS = (
@@ -177,14 +154,14 @@ _CLAIMS = (
         "ratio of epochs, baseline over PathCond, for each depth and each rate up to 0.01; where both methods miss the "
         "target, final train accuracy at most 0.5 points lower; slower in at most "
         f"{TOLERATED:.0%} of the cases: partly",
-        _moderate,
+        lambda table: _harmless_up_to(table, MODERATE, TOLERATED),
     ),
     Claim(
         "mlp_lrs_never",
         "PathCond never makes training worse",
         "never",
         "as in `mlp_lrs_never_hurts`, at every learning rate; slower anywhere: not reproduced",
-        _any_rate,
+        lambda table: _harmless_up_to(table, None, 0.0),
     ),
     Claim(
         "mlp_lrs_large",
@@ -210,7 +187,6 @@ EXPERIMENT = Experiment(
     settings=DepthGrid,
     plot=plot,
     claims=_CLAIMS,
-    keys=("epoch",),
     grids=grids,
     table=trained,
 )

@@ -10,21 +10,7 @@ from paper.experiments.base import Experiment, Runs
 from paper.experiments.cifar_nv import CurveGrid
 from paper.lazy import pd, plotting
 from paper.settings import Block, DepthGrid, grids
-from paper.verdicts import (
-    LEVELS,
-    OURS,
-    Claim,
-    Estimate,
-    Finding,
-    NotMeasured,
-    accuracy_gain,
-    decide,
-    epochs_ratio,
-    of,
-    over_cases,
-    runs,
-    tuned,
-)
+from paper.verdicts import Claim, Estimate, Finding, accuracy_gain, agreed, epochs_ratio, known, of, runs, tuned
 
 NAMES = ("momentum", "adamw", "muon")
 LABELS = {"momentum": "SGD with momentum", "adamw": "AdamW", "muon": "Muon"}
@@ -72,28 +58,21 @@ def plot(table: pd.DataFrame) -> plotting.Figure:
         plotting.rates_axis(place, one)
         percent = one.assign(**{key: 100 * one[key] for key in one if key.startswith("best_test_accuracy")})
         plotting.accuracies(place, percent, "lr", "best_test_accuracy")
-        place.set_title(f"{_label(one)}, {LABELS[optimiser]}")
+        depths = one["hidden_layers"].dropna()
+        name = "CIFAR-NV" if depths.empty else f"MLP {depths.iloc[0]:.0f}"
+        place.set_title(f"{name}, {LABELS[optimiser]}")
         place.set_ylabel("" if number % len(columns) else "best test accuracy (%)")
     plotting.letters(axes)
     plotting.legend(figure, table[table["panel"] != "run"].assign(reached_n=table["n"]), markers=True)
     return figure
 
 
-def _label(rows: pd.DataFrame) -> str:
-    depths = rows["hidden_layers"].dropna()
-    return "CIFAR-NV" if depths.empty else f"MLP {depths.iloc[0]:.0f}"
-
-
 # Claims
 
 
-def _best(rows: pd.DataFrame, method: str) -> tuple[pd.DataFrame, float]:
-    """A method's runs at the learning rate where its mean best test accuracy is highest, and that rate."""
-    mine = of(rows, method)
-    if mine.empty:
-        raise NotMeasured(f"no run of {method}")
-    lr = mine.groupby("lr")["best_test_accuracy"].mean().idxmax()
-    return mine[mine["lr"] == lr], lr
+def _best(rows: pd.DataFrame) -> pd.DataFrame:
+    """A method's runs at the learning rate where its mean best test accuracy is highest."""
+    return rows[rows["lr"] == rows.groupby("lr")["best_test_accuracy"].mean().idxmax()]
 
 
 def _gains(claim: str, table: pd.DataFrame, method: str, chosen: tuple[str, ...] = NAMES) -> Finding:
@@ -101,10 +80,9 @@ def _gains(claim: str, table: pd.DataFrame, method: str, chosen: tuple[str, ...]
     every = runs(table)
     found: dict[Any, Estimate | None] = {}
     for network, rows in every[every["optimiser"].isin(chosen)].groupby("network", sort=False):
-        if of(rows, method).empty or of(rows, "baseline").empty:
-            continue
-        both = pd.concat([_best(rows, name)[0] for name in (method, "baseline")])
-        found[network] = accuracy_gain(both, method, "baseline")
+        both = [of(rows, name) for name in (method, "baseline")]
+        if not any(part.empty for part in both):
+            found[network] = accuracy_gain(pd.concat(map(_best, both)), method, "baseline")
     return _finding(claim, found, "points")
 
 
@@ -118,54 +96,47 @@ def _speed(table: pd.DataFrame) -> Finding:
 
 
 def _finding(claim: str, found: Mapping[Any, Estimate | None], unit: str) -> Finding:
-    measured = {name: estimate for name, estimate in found.items() if estimate is not None}
-    if not measured:
-        raise NotMeasured("no network with both methods")
-    answer = over_cases(decide(estimate, LEVELS[claim]) for estimate in measured.values())
+    measured = known(found)
     words = "; ".join(f"{name} {'open' if estimate is None else estimate.words}" for name, estimate in found.items())
     best = max(measured, key=lambda name: measured[name].value)
-    return Finding(words, answer, measured[best], f"{unit} at {best}", found)
+    return Finding(words, agreed(claim, found), measured[best], f"{unit} at {best}", found)
 
 
 _ACCURACY = (
     "difference of best test accuracy in points, paired by seed, each at the learning rate where its mean is highest"
 )
 _CLAIMS = (
-    Claim(
+    Claim.ours(
         "optimisers_accuracy",
         "PathCond before training raises the best test accuracy with momentum and AdamW",
-        "left open",
         _ACCURACY,
         lambda table: _gains("optimisers_accuracy", table, "pathcond", ("momentum", "adamw")),
-        kind=OURS,
+        paper="left open",
         cases="network",
     ),
-    Claim(
+    Claim.ours(
         "optimisers_muon",
         "PathCond before training raises the best test accuracy with Muon",
-        "left open",
         _ACCURACY,
         lambda table: _gains("optimisers_muon", table, "pathcond", ("muon",)),
-        kind=OURS,
+        paper="left open",
         cases="network",
     ),
-    Claim(
+    Claim.ours(
         "optimisers_teleport",
         "Rescaling every ten epochs raises the best test accuracy with momentum and AdamW",
-        "left open",
         _ACCURACY,
         lambda table: _gains("optimisers_teleport", table, "teleport"),
-        kind=OURS,
+        paper="left open",
         cases="network",
     ),
-    Claim(
+    Claim.ours(
         "optimisers_speed",
         "With momentum, AdamW and Muon, MLPs reach the target in fewer epochs after PathCond",
-        "left open",
         "ratio of epochs, baseline over PathCond, paired by seed, each at the rate where its mean is least and every "
         "seed gets there",
         _speed,
-        kind=OURS,
+        paper="left open",
         cases="network",
     ),
 )
@@ -184,7 +155,6 @@ EXPERIMENT = Experiment(
     settings=Settings,
     plot=plot,
     claims=_CLAIMS,
-    keys=("epoch",),
     grids=all_grids,
     table=table,
 )

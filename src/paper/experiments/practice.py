@@ -26,47 +26,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
+from paper import settings as fields
+from paper import verdicts
 from paper.experiments.base import Experiment, Runs
 from paper.lazy import np, pd, plotting, scipy
 from paper.methods import METHODS
-from paper.settings import (
-    AtLeast2,
-    Block,
-    DatasetName,
-    Distinct,
-    Flag,
-    LearningRates,
-    MethodNames,
-    Name,
-    Network,
-    NonNegativeInt,
-    Optimiser,
-    Positive,
-    PositiveInt,
-    Schedule,
-    SeedList,
-    TrainingGrid,
-    TrainMetrics,
-    model_validator,
-    plain,
-)
-from paper.verdicts import (
-    LEVELS,
-    NO,
-    OURS,
-    PARTLY,
-    YES,
-    Claim,
-    Estimate,
-    Finding,
-    NotMeasured,
-    decide,
-    never,
-    over_cases,
-    some,
-)
+from paper.verdicts import NO, PARTLY, YES, Claim, Estimate, Finding, NotMeasured
 
 BASELINE, FULL, DEFAULT = "baseline", "full", "half"  # DEFAULT: what the library does
 EVERY_EPOCH = "every_epoch"  # the default, and again after every epoch
@@ -76,72 +43,46 @@ LAYERNORM = ("convnext_zepto", "vit_tiny", "mixer", "gpt")
 SMOOTH = (*LAYERNORM, "efficientnet_b0")
 
 
-class Trained(Block):
-    """A network and how it is trained.
+class Trained(fields.Block):
+    """A network and how it is usually trained."""
 
-    Attributes:
-        model: the network.
-        optimiser: the optimiser it is usually trained with.
-        lrs: its grid of learning rates.
-        clip: bound on the norm of the gradient.
-        methods: the methods compared on it, if not all.
-        extra_methods: methods compared on it besides; those that rescale during training are no candidates.
-        held_out: it takes no part in the choice of the default.
-        dataset: its data set, if not the shared one, and so for the settings that follow.
-        images: training images, or windows of a text.
-        test_images: test images, or windows.
-        batch: images or windows of a step.
-        augmentation: null for none.
-    """
-
-    model: Network
-    optimiser: Optimiser
-    lrs: LearningRates
-    clip: Positive | None = None
-    methods: MethodNames | None = None
-    extra_methods: MethodNames | None = None
-    held_out: Flag = False
-    dataset: DatasetName | None = None
-    images: AtLeast2 | None = None
-    test_images: PositiveInt | None = None
-    batch: AtLeast2 | None = None
-    augmentation: Literal["flip_crop"] | None = None
+    model: fields.Network
+    optimiser: fields.Optimiser
+    lrs: fields.LearningRates
+    clip: fields.Positive | None = None
+    methods: fields.MethodNames | None = None  # those compared on it, if not all
+    extra_methods: fields.MethodNames | None = None  # besides; those that rescale during training are no candidates
+    held_out: fields.Flag = False  # it takes no part in the choice of the default
+    # In place of the shared settings:
+    dataset: fields.DatasetName | None = None
+    images: fields.AtLeast2 | None = None
+    test_images: fields.PositiveInt | None = None
+    batch: fields.AtLeast2 | None = None
+    augmentation: fields.Augmentation | None = None
 
 
-class Protocol(Block):
+class TrainedNetworks(fields.Protocol):
     """Networks and how they are trained, also for `quantisation`."""
 
-    networks: dict[Name, Trained]
-    dataset: DatasetName
-    images: AtLeast2
-    validation: NonNegativeInt
-    test_images: PositiveInt
-    batch: AtLeast2
-    epochs: PositiveInt
-    schedule: Schedule
-    augmentation: Literal["flip_crop"] | None = None
-    precision: Literal["float32", "tf32", "bfloat16"] | None = None
-    seeds: SeedList
+    networks: dict[fields.Name, Trained]
+    schedule: fields.Schedule
+    seeds: fields.SeedList
 
     def known(self, name: str) -> Trained:
-        """The network of this name.
-
-        Raises:
-            ValueError: there is none.
-        """
+        """The network of this name; a ValueError if there is none."""
         if name not in self.networks:
             raise ValueError(f"trained: expected names of networks ({', '.join(self.networks)}), got {name!r}")
         return self.networks[name]
 
 
-class Settings(Protocol):
+class Settings(TrainedNetworks):
     """Networks, of which those of `trained` are trained with `methods`."""
 
-    trained: Distinct[Name]
-    methods: MethodNames
-    train_metrics: TrainMetrics | None = None
+    trained: fields.Distinct[fields.Name]
+    methods: fields.MethodNames
+    train_metrics: fields.TrainMetrics | None = None
 
-    @model_validator(mode="after")
+    @fields.model_validator(mode="after")
     def _goes_together(self) -> Settings:
         for name in self.trained:
             twice = {*(self.known(name).extra_methods or ())} & {*(self.known(name).methods or self.methods)}
@@ -152,7 +93,7 @@ class Settings(Protocol):
                 if needed not in methods:
                     raise ValueError(f"methods: expected {needed} among them, got {', '.join(methods)}")
         for grid in all_grids(self):
-            TrainingGrid.model_validate({key: value for key, value in grid.items() if key != "network"})
+            fields.TrainingGrid.model_validate({key: value for key, value in grid.items() if key != "network"})
         return self
 
 
@@ -177,7 +118,7 @@ def run_as(method: str, model: Mapping[str, Any]) -> str | None:
 
 def all_grids(settings: Settings) -> Iterator[dict[str, Any]]:
     """One grid per network, with the methods that differ on it."""
-    block = plain(settings)
+    block = fields.plain(settings)
     shared = {key: value for key, value in block.items() if key not in ("networks", "trained", "methods")}
     for name in block["trained"]:
         own = block["networks"][name].items()
@@ -201,23 +142,19 @@ def table(runs: Runs, settings: Mapping[str, Any]) -> pd.DataFrame:
     for found, provenance in runs:
         spec, last = provenance["spec"], found.sort_values("epoch").iloc[-1]
         network = settings["networks"][spec["network"]]
-        diverged = bool(found["diverged"].any())
-        rows.append(
-            {
-                "panel": "run",
-                "network": spec["network"],
-                "held_out": bool(network.get("held_out", False)),
-                "method": spec["method"],
-                "lr": float(spec["lr"]),
-                "seed": spec["seed"],
-                "accuracy": 100 * float(last["test_accuracy"]),
-                "loss": float(last["test_loss"]),
-                "diverged": diverged,
-                "max_log_scale": float(last["max_log_scale"]),
-                "seconds": provenance["seconds"],
-                "rescale_seconds": provenance["rescale_seconds"],
-            }
-        )
+        row = {
+            "panel": "run",
+            "network": spec["network"],
+            "held_out": bool(network.get("held_out", False)),
+            "method": spec["method"],
+            "lr": float(spec["lr"]),
+            "seed": spec["seed"],
+            "accuracy": 100 * float(last["test_accuracy"]),
+            "loss": float(last["test_loss"]),
+            "diverged": bool(found["diverged"].any()),
+            "max_log_scale": float(last["max_log_scale"]),
+        }
+        rows.append(row | {name: provenance[name] for name in ("seconds", "rescale_seconds")})
     every = pd.DataFrame(rows)
     # If two methods are the same on a network, one is run and its runs are used for both.
     copies = []
@@ -236,16 +173,15 @@ def best(runs: pd.DataFrame) -> pd.DataFrame:
     for _, part in runs.groupby("network", sort=False):
         means = part.groupby(["method", "lr"])["accuracy"].mean()
         found = {str(method): means[method].idxmax() for method in part["method"].unique()}
-        chosen = {
-            method: part[(part["method"] == method) & (part["lr"] == lr)].set_index("seed")
-            for method, lr in found.items()
-        }
+        at_rate = dict(list(part.set_index("seed").groupby(["method", "lr"])))
+        chosen = {method: at_rate[method, lr] for method, lr in found.items()}
         if BASELINE not in chosen:
             continue
         pairs = {method: (at["accuracy"] - chosen[BASELINE]["accuracy"]).dropna() for method, at in chosen.items()}
         distinct = {tuple(pair): pair for method, pair in pairs.items() if method != BASELINE}
         half = _half_width(list(distinct.values()))  # methods that are the same on a network count once
         for method, at in chosen.items():
+            mine = part[part["method"] == method]
             near = means[method][means[method] >= means[method].max() - NEAR].index
             gain = float(pairs[method].mean())
             own = 0.0 if method == BASELINE else half
@@ -265,10 +201,10 @@ def best(runs: pd.DataFrame) -> pd.DataFrame:
                     "lr_high": near.max(),
                     "lrs_near": len(near),
                     "at_edge": found[method] in (part["lr"].min(), part["lr"].max()),
-                    "diverged": int(part.loc[part["method"] == method, "diverged"].sum()),
-                    "max_log_scale": part.loc[part["method"] == method, "max_log_scale"].max(),
-                    "seconds": part.loc[part["method"] == method, "seconds"].median(),
-                    "rescale_seconds": part.loc[part["method"] == method, "rescale_seconds"].median(),
+                    "diverged": int(mine["diverged"].sum()),
+                    "max_log_scale": mine["max_log_scale"].max(),
+                    "seconds": mine["seconds"].median(),
+                    "rescale_seconds": mine["rescale_seconds"].median(),
                     "n": len(pairs[method]),
                 }
             )
@@ -288,15 +224,8 @@ def _half_width(pairs: list[pd.Series]) -> float:
 
 
 def choose(table: pd.DataFrame) -> tuple[str, str, dict[str, tuple[float, list[str]]]]:
-    """The default by the rule above.
-
-    Returns:
-        The choice, the choice without ties, and the mean gain and the harmed networks of each candidate.
-
-    Raises:
-        NotMeasured: no network takes part in the choice, or a candidate lacks one.
-    """
-    rows = some(table, panel="best", held_out=False)
+    """The default by the rule above, the choice without ties, and each candidate's mean gain and harmed networks."""
+    rows = verdicts.some(table, panel="best", held_out=False)
     rows = rows[[not METHODS[name].teleport for name in rows["method"]]]
     scales = rows.groupby("method")["max_log_scale"].mean()
     sums = _mean_accuracies(table, rows)
@@ -319,7 +248,7 @@ def _mean_accuracies(table: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
 
     A method that has no meaning on a network counts there as the full solution.
     """
-    runs = some(table, panel="run").merge(rows[["network", "method", "lr"]], on=["network", "method", "lr"])
+    runs = verdicts.some(table, panel="run").merge(rows[["network", "method", "lr"]], on=["network", "method", "lr"])
     found = runs.pivot_table(index=["network", "seed"], columns="method", values="accuracy")
     for name in found:
         found[name] = found[name].fillna(found.get(FULL, math.nan))
@@ -353,10 +282,8 @@ def plot(table: pd.DataFrame) -> plotting.Figure:
     for method in methods:
         look: dict[str, Any] = {"color": METHODS[method].colour, "marker": METHODS[method].marker, "linestyle": ""}
         one = drawn[drawn["method"] == method]
-        place = [
-            names.index(name) + 0.8 * ((order[name].index(method) + 0.5) / len(order[name]) - 0.5)
-            for name in one["network"]
-        ]
+        shift = {name: (one.index(method) + 0.5) / len(one) - 0.5 for name, one in order.items() if method in one}
+        place = [names.index(name) + 0.8 * shift[name] for name in one["network"]]
         width = (one["high"] - one["gain"]).where(lambda value: value < math.inf, 0.0)
         axes[0].errorbar(one["gain"], place, xerr=width, elinewidth=0.6, label=METHODS[method].label, **look)
         if not METHODS[method].teleport:  # its later scales are not known
@@ -365,9 +292,8 @@ def plot(table: pd.DataFrame) -> plotting.Figure:
     accuracy = rows[rows["method"] == BASELINE].set_index("network")["accuracy"]
     labels = [f"{name}{'*' if held[name] else ''}\n{accuracy[name]:.1f}%" for name in names]
     axes[0].set_yticks(range(len(names)), labels)
-    axes[0].set(
-        xlabel="gain in test accuracy (points)", ylim=(len(names) - 0.5, -0.5), title="Best learning rate of each"
-    )
+    axes[0].set(xlabel="gain in test accuracy (points)", title="Best learning rate of each")
+    axes[0].set_ylim(len(names) - 0.5, -0.5)
     axes[1].set(xlabel=r"largest $|\log\,\lambda|$", ylabel="gain (points)", title="Size of the rescaling")
     if rows["max_log_scale"].max() > 5:
         axes[1].set_xscale("symlog", linthresh=1.0)
@@ -392,11 +318,11 @@ def _estimate(row: Any) -> Estimate:
 
 
 def _harm(claim: str, method: str, table: pd.DataFrame) -> Finding:
-    rows = some(table, panel="best", method=method)
+    rows = verdicts.some(table, panel="best", method=method)
     found = {f"{row.network}{'*' * bool(row.held_out)}": _estimate(row) for row in rows.itertuples()}
-    answers = {name: decide(estimate, LEVELS[claim]) for name, estimate in found.items()}
+    answers = {name: verdicts.decide(estimate, claim) for name, estimate in found.items()}
     chosen = {name: answer for name, answer in answers.items() if not name.endswith("*")}
-    answer = never(chosen.values() if chosen else answers.values())
+    answer = verdicts.never(chosen.values() if chosen else answers.values())
     if answer != NO and NO in answers.values():
         answer = PARTLY
     worst = min(found, key=lambda name: found[name].value)
@@ -418,38 +344,35 @@ def _chosen(table: pd.DataFrame) -> Finding:
 
 
 def _mean_gain(table: pd.DataFrame) -> Finding:
-    at = some(table, panel="best")
+    at = verdicts.some(table, panel="best")
     both = at[at["network"].isin(at.loc[at["method"] == DEFAULT, "network"])]
     if both.empty:
         raise NotMeasured(f"no {DEFAULT}")
     sums = _mean_accuracies(table, both[both["method"].isin((BASELINE, DEFAULT))])
     estimate = Estimate.of(sums[DEFAULT] - sums[BASELINE])
     words = f"{estimate.words} points, mean of {both['network'].nunique()} networks"
-    return Finding(words, decide(estimate, LEVELS["practice_gain"]), estimate, "points")
+    return Finding(words, verdicts.decide(estimate, "practice_gain"), estimate, "points")
 
 
 def _range(table: pd.DataFrame) -> Finding:
-    rows = some(table, panel="best")
-    widths = rows.assign(width=np.log2(rows["lr_high"] / rows["lr_low"])).pivot(
-        index="network", columns="method", values="width"
-    )
+    rows = verdicts.some(table, panel="best")
+    rows = rows.assign(width=np.log2(rows["lr_high"] / rows["lr_low"]))
+    widths = rows.pivot(index="network", columns="method", values="width")
     if DEFAULT not in widths or BASELINE not in widths:
         raise NotMeasured("no default or no baseline")
     difference = (widths[DEFAULT] - widths[BASELINE]).dropna()
     estimate = Estimate.of(difference)
     wider, narrower = int((difference > 0).sum()), int((difference < 0).sum())
     words = f"wider on {wider}, narrower on {narrower} of {len(difference)} networks; {estimate.words} doublings"
-    return Finding(words, decide(estimate, LEVELS["practice_range"]), estimate, "doublings")
+    return Finding(words, verdicts.decide(estimate, "practice_range"), estimate, "doublings")
 
 
 def _teleport(table: pd.DataFrame) -> Finding:
-    rows = some(table, panel="best", method=EVERY_EPOCH)
+    rows = verdicts.some(table, panel="best", method=EVERY_EPOCH)
     once = table[(table["panel"] == "best") & (table["method"] == DEFAULT)].set_index("network")["gain"]
     found = {str(row.network): _estimate(row) for row in rows.itertuples()}
     parts = [f"{name} {estimate}, rescaled once {once.get(name, math.nan):+.2f}" for name, estimate in found.items()]
-    levels = LEVELS["practice_teleport"]
-    answer = over_cases(decide(estimate, levels) for estimate in found.values())
-    return Finding(f"gain {'; '.join(parts)}", answer, cases=found)
+    return Finding(f"gain {'; '.join(parts)}", verdicts.agreed("practice_teleport", found), cases=found)
 
 
 _HARM = (
@@ -457,57 +380,46 @@ _HARM = (
     "network; less on a held-out network alone: holds partly"
 )
 _CLAIMS = (
-    Claim(
+    Claim.ours(
         "practice_no_harm",
         "The library's default, half of the solution, makes no network worse than the baseline, each at its own best "
         "learning rate",
-        "not studied",
         _HARM,
         partial(_harm, "practice_no_harm", DEFAULT),
-        kind=OURS,
     ),
-    Claim(
+    Claim.ours(
         "practice_full",
         "The full solution makes no network worse than the baseline, each at its own best learning rate",
-        "not studied",
         _HARM,
         partial(_harm, "practice_full", FULL),
-        kind=OURS,
     ),
-    Claim(
+    Claim.ours(
         "practice_choice",
         "The rule that was stated before the runs chooses the library's default",
-        "not studied",
         "a candidate passes if on no network that is not held out the interval of its gain lies below zero; of those "
         "the largest mean gain is chosen: the default: holds; the default is tied with the largest (added after the "
         "runs) and has smaller scales: holds partly",
         _chosen,
-        kind=OURS,
     ),
-    Claim(
+    Claim.ours(
         "practice_gain",
         "Over all networks the library's default gains test accuracy at the best learning rate",
-        "not studied",
         "mean over networks of the difference to the baseline, in points, paired by seed",
         _mean_gain,
-        kind=OURS,
     ),
-    Claim(
+    Claim.ours(
         "practice_range",
         "After the library's default a wider range of learning rates is good",
-        "not studied",
         f"log2 of the largest over the smallest learning rate within {NEAR:g} point of the best, difference to the "
         "baseline, mean over networks",
         _range,
-        kind=OURS,
     ),
-    Claim(
+    Claim.ours(
         "practice_teleport",
         "Rescaling again after every epoch, with the state of the optimiser carried along, gains test accuracy",
-        "left open",
         "gain in test accuracy over the baseline, in points, paired by seed, each at its own best learning rate",
         _teleport,
-        kind=OURS,
+        paper="left open",
         cases="network",
     ),
 )
@@ -527,7 +439,6 @@ EXPERIMENT = Experiment(
     settings=Settings,
     plot=plot,
     claims=_CLAIMS,
-    keys=("epoch",),
     grids=all_grids,
     table=table,
 )

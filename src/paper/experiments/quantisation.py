@@ -13,27 +13,15 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+from paper import settings as fields
 from paper.aggregate import joined
 from paper.cli import PaperError
 from paper.experiments.base import Experiment, Part, Runs
-from paper.experiments.practice import Protocol
+from paper.experiments.practice import TrainedNetworks
 from paper.lazy import functional, nn, pathcond, pd, plotting, torch
 from paper.methods import BLUE, GREEN, GREY, RED
 from paper.runs import training_specs
-from paper.settings import (
-    AtLeast2,
-    Block,
-    Distinct,
-    LearningRate,
-    Name,
-    Positive,
-    PositiveInt,
-    Some,
-    TrainingGrid,
-    model_validator,
-    plain,
-)
-from paper.verdicts import LEVELS, OURS, Claim, Estimate, Finding, NotMeasured, decide, over_cases, some
+from paper.verdicts import Claim, Estimate, Finding, NotMeasured, agreed, some
 
 if TYPE_CHECKING:
     from paper.training.datasets import Splits
@@ -48,39 +36,38 @@ OBJECTIVES = {  # label, colour and marker
 }
 
 
-class TrainedAt(Block):
+class TrainedAt(fields.Block):
     """A network and its learning rate."""
 
-    network: Name
-    lr: LearningRate
+    network: fields.Name
+    lr: fields.LearningRate
 
 
-class Settings(Protocol):
+class Settings(TrainedNetworks):
     """Networks of `practice`, of which those of `trained` are trained; then objectives and bits.
 
     `clamp` bounds every abs(log lambda); `sweeps` are those of each objective.
     """
 
-    trained: Some[TrainedAt]
-    objectives: Distinct[Literal["paths", "norms", "ranges"]]
-    bits: Distinct[AtLeast2]
-    sweeps: PositiveInt
-    clamp: Positive
+    trained: fields.Some[TrainedAt]
+    objectives: fields.Distinct[Literal["paths", "norms", "ranges"]]
+    bits: fields.Distinct[fields.AtLeast2]
+    sweeps: fields.PositiveInt
+    clamp: fields.Positive
 
-    @model_validator(mode="after")
+    @fields.model_validator(mode="after")
     def _goes_together(self) -> Settings:
         for one in self.trained:
             if self.known(one.network).dataset is not None:
                 raise ValueError(f"trained: expected networks for images of {self.dataset}, got {one.network!r}")
         for _, part in parts(self):
-            grid = {key: value for key, value in _grid(part).items() if key != "network"}
-            TrainingGrid.model_validate(grid)
+            fields.TrainingGrid.model_validate({key: value for key, value in _grid(part).items() if key != "network"})
         return self
 
 
 def parts(settings: Settings) -> Iterator[Part]:
     """One part per network and seed."""
-    block = plain(settings)
+    block = fields.plain(settings)
     shared = {key: value for key, value in block.items() if key not in ("networks", "trained", "seeds")}
     for one in block["trained"]:
         network = block["networks"][one["network"]]
@@ -102,13 +89,8 @@ def _grid(settings: Mapping[str, Any]) -> dict[str, Any]:
 def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
     """Train one network, then evaluate it with each objective and number of bits, in float32.
 
-    Args:
-        settings: settings of a part, and ``data``, the data set's file.
-        device: where it is computed.
-
-    Returns:
-        Columns network, seed, objective, bits, accuracy, loss, units, moved, max_log_scale; the accuracy is a fraction.
-        `NONE` stands for no rescaling and `FULL` for weights that are not quantised.
+    Columns network, seed, objective, bits, accuracy, loss, units, moved, max_log_scale; the accuracy is a fraction.
+    `NONE` stands for no rescaling and `FULL` for weights that are not quantised.
     """
     from paper.training.modules import RESCALE_BATCH, tf32
 
@@ -122,34 +104,20 @@ def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
             rescaled = copy.deepcopy(module)
             moved, largest = 0, 0.0
             if objective != NONE:
-                options: dict[str, Any] = {"sweeps": settings["sweeps"], "clamp": settings["clamp"], "graph": graph}
-                report = pathcond.rescale_(rescaled, batch, objective=objective, damping=1.0, **options)
+                options = {name: settings[name] for name in ("sweeps", "clamp")}
+                report = pathcond.rescale_(rescaled, batch, objective=objective, damping=1.0, graph=graph, **options)
                 moved, largest = report.moved, report.max_log_scale
             for bits in (FULL, *settings["bits"]):
                 rounded = rescaled if bits == FULL else quantise_(copy.deepcopy(rescaled), bits)
-                accuracy, loss = evaluate(rounded, splits)
-                rows.append(
-                    {
-                        "network": settings["network"],
-                        "seed": settings["seed"],
-                        "objective": objective,
-                        "bits": bits,
-                        "accuracy": accuracy,
-                        "loss": loss,
-                        "units": graph.units + graph.frozen_units,
-                        "moved": moved,
-                        "max_log_scale": largest,
-                    }
-                )
-    return pd.DataFrame(rows)
+                names = settings["network"], settings["seed"], objective, bits
+                units = graph.units + graph.frozen_units
+                rows.append((*names, *evaluate(rounded, splits), units, moved, largest))
+    columns = ["network", "seed", "objective", "bits", "accuracy", "loss", "units", "moved", "max_log_scale"]
+    return pd.DataFrame(rows, columns=columns)
 
 
 def train(settings: Mapping[str, Any], device: torch.device) -> tuple[nn.Module, Splits]:
-    """The trained network in eval mode, and its data.
-
-    Raises:
-        PaperError: training diverged.
-    """
+    """The trained network in eval mode, and its data; a PaperError if training diverged."""
     from paper.training.datasets import load
     from paper.training.initialization import is_finite
     from paper.training.modules import ModuleTrainer
@@ -167,11 +135,7 @@ def train(settings: Mapping[str, Any], device: torch.device) -> tuple[nn.Module,
 
 
 def fold_batchnorm(module: nn.Module) -> nn.Module:
-    """A copy of a network in eval mode whose BatchNorms are folded into the convolutions in front of them.
-
-    Raises:
-        PaperError: a BatchNorm has no convolution of its own in front of it.
-    """
+    """A copy of a network in eval mode whose BatchNorms are folded into the convolutions in front of them."""
     from torch import fx
     from torch.nn.utils.fusion import fuse_conv_bn_eval
 
@@ -186,9 +150,8 @@ def fold_batchnorm(module: nn.Module) -> nn.Module:
         name, before = str(node.target), cast("Any", node.args[0])
         users = [*before.users, *(call for call in calls if call.target == before.target and call is not before)]
         if users != [node] or before not in calls or not isinstance(parts[before.target], nn.Conv2d):
-            raise PaperError(
-                f"{name}: expected a convolution of its own in front of this BatchNorm, got another input."
-            )
+            expected = "expected a convolution of its own in front of this BatchNorm"
+            raise PaperError(f"{name}: {expected}, got another input.")
         folded.set_submodule(str(before.target), fuse_conv_bn_eval(parts[before.target], parts[name]))
         node.replace_all_uses_with(before)
         folded.graph.erase_node(node)
@@ -200,9 +163,7 @@ def fold_batchnorm(module: nn.Module) -> nn.Module:
 def quantise_(module: nn.Module, bits: int) -> nn.Module:
     """Round the matrices and kernels among the weights, in place: to nearest, symmetric, one step size per tensor.
 
-    Args:
-        module: the network.
-        bits: bits of a weight; the integers go from ``-(2^(bits - 1) - 1)`` to ``2^(bits - 1) - 1``.
+    The integers go from ``-(2^(bits - 1) - 1)`` to ``2^(bits - 1) - 1``.
     """
     most = 2 ** (bits - 1) - 1
     with torch.no_grad():
@@ -300,9 +261,8 @@ def plot(table: pd.DataFrame) -> plotting.Figure:
 def _lost(table: pd.DataFrame) -> Finding:
     rows = some(table, panel="run", objective=NONE, bits=8)
     found = {str(name): Estimate.of(part["lost"]) for name, part in rows.groupby("network", sort=False)}
-    answers = [decide(one, LEVELS["quantisation_int8"]) for one in found.values()]
     words = "points lost: " + ", ".join(f"{name} {one.words}" for name, one in found.items())
-    return Finding(words, over_cases(answers), cases=found)
+    return Finding(words, agreed("quantisation_int8", found), cases=found)
 
 
 def _saved(table: pd.DataFrame, claim: str, objective: str, instead_of: str = NONE) -> Finding:
@@ -313,49 +273,41 @@ def _saved(table: pd.DataFrame, claim: str, objective: str, instead_of: str = NO
         raise NotMeasured(f"no objective {objective} or {instead_of}")
     difference = (by_seed[objective] - by_seed[instead_of]).dropna()
     found = {int(bits): Estimate.of(part) for bits, part in difference.groupby("bits", sort=True)}
-    answers = [decide(one, LEVELS[claim]) for one in found.values()]
     best = rows[rows["objective"] == objective].groupby(["network", "bits"])["saved"].mean()
     text = ", ".join(f"{bits} bits {one.words}" for bits, one in found.items())
     (network, bits), most = best.idxmax(), best.max()  # type: ignore[misc]
-    words = (
-        f"points saved, mean of {rows['network'].nunique()} networks: {text}; most {most:.1f}, {network} at {bits} bits"
-    )
-    return Finding(words, over_cases(answers), cases=found)
+    over = f"mean of {rows['network'].nunique()} networks"
+    words = f"points saved, {over}: {text}; most {most:.1f}, {network} at {bits} bits"
+    return Finding(words, agreed(claim, found), cases=found)
 
 
 def _saving(objective: str, subject: str) -> Claim:
     claim = f"quantisation_{objective}"
-    return Claim(
+    return Claim.ours(
         claim,
         f"{subject} saves accuracy when weights are rounded with one step size per tensor",
-        "not studied",
         "points of test accuracy lost without rescaling minus points lost with it, mean over networks, paired by seed",
         lambda table: _saved(table, claim, objective),
-        kind=OURS,
         cases="number of bits",
     )
 
 
 _CLAIMS = (
-    Claim(
+    Claim.ours(
         "quantisation_int8",
         "Eight bits per weight with one step size per tensor cost no accuracy, without any rescaling",
-        "not studied",
         "points of test accuracy lost to rounding",
         _lost,
-        kind=OURS,
         cases="network",
     ),
     _saving("paths", "PathCond"),
     _saving("norms", "Rescaling to the least sum of squared weights"),
     _saving("ranges", "Rescaling to equal ranges of incoming and outgoing weights (cross-layer equalisation)"),
-    Claim(
+    Claim.ours(
         "quantisation_best",
         "Equal ranges, which are made for it, save more accuracy than PathCond",
-        "not studied",
         "points saved by equal ranges minus points saved by PathCond, mean over networks, paired by seed",
         lambda table: _saved(table, "quantisation_best", "ranges", "paths"),
-        kind=OURS,
         cases="number of bits",
     ),
 )

@@ -6,45 +6,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import cycle, pairwise
 from typing import Any
 
+from paper import settings as fields
+from paper import verdicts
 from paper.aggregate import joined
 from paper.cli import PaperError
 from paper.experiments.base import Experiment, Part, Runs
 from paper.lazy import nn, pathcond, pd, plotting, torch
 from paper.seeds import generator, seeded
-from paper.settings import (
-    AtLeast2,
-    Block,
-    Distinct,
-    Field,
-    Number,
-    Positive,
-    PositiveInt,
-    SeedList,
-    model_validator,
-    plain,
-)
-from paper.verdicts import (
-    ERRATUM,
-    LEVELS,
-    NO,
-    YES,
-    Claim,
-    Estimate,
-    Finding,
-    NotMeasured,
-    decide,
-    interval,
-    over_cases,
-    rank_estimate,
-)
+from paper.verdicts import ERRATUM, NO, YES, Claim, Estimate, Finding, NotMeasured
 
 
-class LogSpace(Block):
+class LogSpace(fields.Block):
     """Exponents of 10, evenly spaced from first to last."""
 
-    first: Number
-    last: Number
-    count: AtLeast2
+    first: fields.Number
+    last: fields.Number
+    count: fields.AtLeast2
 
     @property
     def values(self) -> list[float]:
@@ -55,20 +32,20 @@ class LogSpace(Block):
         return [10.0**exponent for exponent in (*first, *last)]
 
 
-class Settings(Block):
+class Settings(fields.Block):
     """Networks with `neurons` in all hidden layers together; `more_alphas` are added to the evenly spaced ones."""
 
-    hidden_layers: PositiveInt
-    neurons: PositiveInt
-    inputs: PositiveInt
-    outputs: PositiveInt
-    variances: Distinct[Positive]
+    hidden_layers: fields.PositiveInt
+    neurons: fields.PositiveInt
+    inputs: fields.PositiveInt
+    outputs: fields.PositiveInt
+    variances: fields.Distinct[fields.Positive]
     log10_alpha: LogSpace
-    more_alphas: list[Positive] = Field(default=[])
-    sweeps: PositiveInt
-    seeds: SeedList
+    more_alphas: list[fields.Positive] = fields.Field(default=[])
+    sweeps: fields.PositiveInt
+    seeds: fields.SeedList
 
-    @model_validator(mode="after")
+    @fields.model_validator(mode="after")
     def _fills_every_layer(self) -> Settings:
         if self.neurons < self.hidden_layers:
             raise ValueError(
@@ -85,7 +62,9 @@ class Settings(Block):
 
 def parts(settings: Settings) -> Iterator[Part]:
     """One part per variance and seed, with one row per alpha."""
-    shared = {name: plain(settings)[name] for name in ("hidden_layers", "neurons", "inputs", "outputs", "sweeps")}
+    shared = {
+        name: fields.plain(settings)[name] for name in ("hidden_layers", "neurons", "inputs", "outputs", "sweeps")
+    }
     for variance in sorted(settings.variances):
         for seed in sorted(settings.seeds):
             one = {"variance": variance, "seed": seed, "alphas": settings.alphas}
@@ -96,27 +75,20 @@ COLUMNS = ["variance", "alpha", "seed", "max_log_scale", "printed_root_fails", "
 
 
 def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
-    """Draw the widths of one network per alpha and its weights, and rescale it.
+    """Draw the widths of one network per alpha and its weights, and rescale it, on a CPU.
 
     At one seed and alpha all variances share the widths and, up to their size, the weights; biases are drawn like
-    weights, with one variance for all layers.
-
-    Args:
-        settings: hidden_layers, neurons, inputs, outputs, sweeps, variance, seed, alphas.
-        device: not used; a CPU is fastest, and gives the same numbers everywhere.
-
-    Returns:
-        One row per alpha: variance, alpha, seed, max_log_scale (largest |log lambda| = |u| / 2), printed_root_fails
-        (see :func:`printed_root_fails`), widths of the hidden layers joined by hyphens.
+    weights, with one variance for all layers. There is one row per alpha: variance, alpha, seed, max_log_scale (largest
+    |log lambda| = |u| / 2), printed_root_fails, widths of the hidden layers joined by hyphens.
     """
     variance, seed = settings["variance"], settings["seed"]
     example = torch.ones(1, settings["inputs"], dtype=torch.float64)
     rows = []
     for alpha in settings["alphas"]:
         hidden = hidden_widths(settings["hidden_layers"], settings["neurons"], alpha, seed)
-        model = _network([settings["inputs"], *hidden, settings["outputs"]])
+        stream = generator(seed, "init", f"{alpha:.6g}")
+        model = _network([settings["inputs"], *hidden, settings["outputs"]], stream, variance)
         graph = pathcond.extract_graph(model, example)
-        _fill(model, generator(seed, "init", f"{alpha:.6g}"), variance)
         g = pathcond.compute_diag_g(model, example, graph=graph)
         u = pathcond.solve(graph, g, sweeps=settings["sweeps"]).u
         fails, widths = printed_root_fails(graph, g), "-".join(map(str, hidden))
@@ -167,22 +139,15 @@ def printed_root_fails(graph: pathcond.ScaleGraph, g: Mapping[str, torch.Tensor]
     return bool((root <= 0).any())
 
 
-def _network(widths: Sequence[int]) -> nn.Sequential:
-    """Linear layers with ReLU between them, in float64, not yet filled; all have a bias but the last."""
-    shapes = list(pairwise(widths))
+def _network(widths: Sequence[int], stream: torch.Generator, variance: float) -> nn.Sequential:
+    """Linear layers with ReLU between them, in float64; all have a bias but the last. All parameters are normal."""
     layers: list[nn.Module] = []
-    for number, (n_in, n_out) in enumerate(shapes, start=1):
-        linear = nn.utils.skip_init(nn.Linear, n_in, n_out, bias=number < len(shapes), dtype=torch.float64)
+    for number, (n_in, n_out) in enumerate(pairwise(widths), start=2):
+        linear = nn.utils.skip_init(nn.Linear, n_in, n_out, bias=number < len(widths), dtype=torch.float64)
+        for parameter in linear.parameters():
+            parameter.data = torch.randn(parameter.shape, generator=stream, dtype=torch.float64) * variance**0.5
         layers += [linear, nn.ReLU()]
     return nn.Sequential(*layers[:-1])
-
-
-def _fill(model: nn.Module, stream: torch.Generator, variance: float) -> None:
-    """Normal numbers of this variance in every parameter, in order."""
-    with torch.no_grad():
-        for parameter in model.parameters():
-            numbers = torch.randn(parameter.shape, generator=stream, dtype=parameter.dtype)
-            parameter.copy_(numbers * variance**0.5)
 
 
 def table(runs: Runs, settings: Mapping[str, Any]) -> pd.DataFrame:
@@ -232,25 +197,23 @@ def _irregular(table: pd.DataFrame) -> Finding:
         raise NotMeasured("one value of alpha shows no trend")
     answers, parts = [], []
     for variance, rows in table.groupby("variance"):
-        trend = rank_estimate(rows["alpha"].tolist(), rows["median"].tolist())
+        trend = verdicts.rank_estimate(rows["alpha"].tolist(), rows["median"].tolist())
         ends = rows.sort_values("alpha")["median"]
-        answers.append(decide(trend, LEVELS["regimes_irregular_widths"]))
+        answers.append(verdicts.decide(trend, "regimes_irregular_widths"))
         change = f"{ends.iloc[0]:.2g} -> {ends.iloc[-1]:.2g}"
         parts.append(f"variance {variance:g}: {change} (rank correlation {trend.words})")
-    return Finding("; ".join(parts), over_cases(answers))
+    return Finding("; ".join(parts), verdicts.over_cases(answers))
 
 
 def _variance(table: pd.DataFrame) -> Finding:
     rows = table.dropna(subset="ratio")
     if rows.empty:
         raise NotMeasured("one variance shows no trend")
-    found = [Estimate(row.ratio, *interval(row.ratio, row.ratio_sd, int(row.n))) for row in rows.itertuples()]
-    answers = [decide(ratio, LEVELS["regimes_small_variance"]) for ratio in found]
+    found = [Estimate(row.ratio, *verdicts.interval(row.ratio, row.ratio_sd, int(row.n))) for row in rows.itertuples()]
+    answers = [verdicts.decide(ratio, "regimes_small_variance") for ratio in found]
     smallest = min(found, key=lambda ratio: ratio.low)
-    text = (
-        f"larger at {answers.count(YES)} of {len(answers)} values of alpha and variance; least ratio {smallest.words}"
-    )
-    return Finding(text, over_cases(answers))
+    share = f"{answers.count(YES)} of {len(answers)} values of alpha and variance"
+    return Finding(f"larger at {share}; least ratio {smallest.words}", verdicts.over_cases(answers))
 
 
 def _root(table: pd.DataFrame) -> Finding:

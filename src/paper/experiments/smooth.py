@@ -13,7 +13,7 @@ from paper.experiments.base import Experiment, Runs
 from paper.lazy import models, nn, np, pathcond, pd, plotting, torch
 from paper.seeds import generator
 from paper.settings import Activation, Block, Distinct, Initialisation, Positive, PositiveInt, SeedList
-from paper.verdicts import NO, OURS, PARTLY, YES, Claim, Finding, NotMeasured, of_all, some
+from paper.verdicts import NO, PARTLY, YES, Claim, Finding, NotMeasured, of_all, some
 
 LABELS = {"gelu": "GELU", "silu": "SiLU", "relu": "ReLU"}
 GRAPHS: dict[str, Callable[[float], float]] = {
@@ -43,19 +43,13 @@ class Settings(Block):
 def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
     """One row per activation, initialisation, depth and seed: relative output change of MLPs with BatchNorm.
 
-    At one seed and depth all activations share weights and inputs. Everything is in float64, with BatchNorm left out
-    of the units; in eval mode but for `train_error`.
+    At one seed and depth all activations share weights and inputs, which are normal. Everything is in float64, with
+    BatchNorm left out of the units; in eval mode but for `train_error`.
 
-    Args:
-        settings: ``activations``, ``initialisations``, ``hidden_layers``, ``inputs``, ``width``, ``outputs``,
-            ``samples`` (inputs drawn from N(0, I)), ``sweeps``, ``clamp`` (bound on every absolute u), ``seeds``.
-        device: where the networks are.
-
-    Returns:
-        Columns activation, initialisation, hidden_layers, seed, error (norm of the output's change over the norm of the
-        output, mean over samples), train_error (the same in train mode, with the samples as the batch), max_u (largest
-        absolute u), clamped (units at the bound); and without the bound: free_u (largest absolute u), kept_u and
-        kept_error (u and change where the activations are kept in diag(G), NaN where there is no solution).
+    Columns activation, initialisation, hidden_layers, seed, error (norm of the output's change over the norm of the
+    output, mean over samples), train_error (the same in train mode, with the samples as the batch), max_u (largest
+    absolute u), clamped (units at the bound); and without the bound: free_u (largest absolute u), kept_u and kept_error
+    (u and change where the activations are kept in diag(G), NaN where there is no solution).
     """
     return pd.DataFrame(list(_rows(settings, device)))
 
@@ -126,7 +120,7 @@ def table(runs: Runs, settings: Mapping[str, Any]) -> pd.DataFrame:
 
 
 def plot(table: pd.DataFrame) -> plotting.Figure:
-    """Graphs of the activations, and the change of the output against depth: two panels, a page wide."""
+    """Graphs of the activations, and the change of the output against depth."""
     looks = {"gelu": (plotting.BLUE, "o"), "silu": (plotting.ORANGE, "s"), "relu": (plotting.BLACK, "")}
     figure, axes = plotting.panels(1, 2, plotting.PAGE, 2.6, gridspec_kw={"wspace": 0.08})
     names = list(dict.fromkeys(table["activation"]))
@@ -218,13 +212,12 @@ _CLAIMS = (
         f"relative change of the output below {EXACT:g} in float64, at every depth and initialisation",
         _exact,
     ),
-    Claim(
+    Claim.ours(
         "batchnorm_training",
         "Networks with BatchNorm keep their function in train mode too",
-        "train and eval mode not distinguished",
         f"relative change of the output in train mode, ReLU, default initialisation, below {EXACT:g}",
         _training,
-        OURS,
+        paper="train and eval mode not distinguished",
         cases="depth",
     ),
     Claim(
@@ -235,13 +228,12 @@ _CLAIMS = (
         "reproduced, some: partly",
         _falls,
     ),
-    Claim(
+    Claim.ours(
         "gelu_error_any_init",
         "GELU's error falls with depth because of the activation",
-        "seen at the default initialisation",
         "it falls with He initialisation too",
         _he,
-        OURS,
+        paper="seen at the default initialisation",
     ),
     Claim(
         "gelu_near_identity",

@@ -11,27 +11,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import cycle, pairwise
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
-from paper.cli import PaperError
+from paper import settings as fields
 from paper.experiments.base import Experiment
 from paper.lazy import nn, np, pathcond, pd, plotting, theory, torch
 from paper.seeds import generator
-from paper.settings import (
-    AtLeast2,
-    Block,
-    Distinct,
-    Field,
-    Flag,
-    Name,
-    Positive,
-    PositiveInt,
-    SeedList,
-    Some,
-    model_validator,
-)
 from paper.verdicts import ERRATUM, NO, PARTLY, YES, Claim, Finding, NotMeasured, some
 
 # Panel titles, in the order they are drawn; other cases follow under their own name.
@@ -47,15 +33,15 @@ TITLES = {
 }
 
 
-class Case(Block):
+class Case(fields.Block):
     """Widths n_0 .. n_L, and `a` = n sigma^2 of all layers, or `variances` of each."""
 
-    widths: Annotated[list[PositiveInt], Field(min_length=3)]
-    a: Distinct[Positive] | None = None
-    variances: Some[Positive] | None = None
-    biases: Flag
+    widths: Annotated[list[fields.PositiveInt], fields.Field(min_length=3)]
+    a: fields.Distinct[fields.Positive] | None = None
+    variances: fields.Some[fields.Positive] | None = None
+    biases: fields.Flag
 
-    @model_validator(mode="after")
+    @fields.model_validator(mode="after")
     def _one_spread(self) -> Case:
         if (self.a is None) == (self.variances is None):
             raise ValueError(f"expected either a or variances, got {'neither' if self.a is None else 'both'}")
@@ -65,12 +51,12 @@ class Case(Block):
         return self
 
 
-class Settings(Block):
+class Settings(fields.Block):
     """Random networks per case, and the cases."""
 
-    draws: AtLeast2
-    seeds: SeedList
-    cases: dict[Name, Case] = Field(min_length=1)
+    draws: fields.AtLeast2
+    seeds: fields.SeedList
+    cases: dict[fields.Name, Case] = fields.Field(min_length=1)
 
 
 COLUMNS = [
@@ -93,8 +79,7 @@ LIMITS = ("small_variance", "small_variance_widths", "large_variance_widths")
 CHUNK = 10_000
 
 
-@dataclass(frozen=True)
-class Network:
+class Network(NamedTuple):
     """Widths n_0 .. n_L, variances of the L layers, and whether all layers but the last have biases."""
 
     widths: Sequence[int]
@@ -103,24 +88,15 @@ class Network:
 
 
 def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
-    """Compare the formula, the printed formula and random networks for every case, every `a` and every layer.
+    """Compare the formula, the printed formula and random networks for every case, `a`, seed, kind and layer, on a CPU.
 
-    Args:
-        settings: draws, seeds and cases; a case has widths, biases, and `a` (a list) or `variances` (by layer).
-        device: not used; a CPU is fastest, and gives the same numbers everywhere.
-
-    Returns:
-        One row per case, `a`, seed, kind and layer, in the columns of :data:`COLUMNS`: `limit`, the right
-        leading term where the printed formula is one, and `printed_off`, whether what is printed differs from it, or
-        from the formula where equality is claimed: exact comparisons of formulas, free of noise. The others are those
-        of :func:`even_network`.
-
-    Raises:
-        PaperError: A case has neither `a` nor `variances`, or both.
+    `limit` is the right leading term where the printed formula is one. `printed_off` says whether what is printed
+    differs from it, or from the formula where equality is claimed: exact comparisons of formulas, free of noise. The
+    last columns are those of :func:`even_network`.
     """
     tables = []
     for case, block in settings["cases"].items():
-        for a, network in _networks(case, block):
+        for a, network in _networks(block):
             for seed in settings["seeds"]:
                 even = even_network(network.widths, generator(seed, "init", case, a, "even"))
                 stream = generator(seed, "init", case, a)
@@ -134,10 +110,7 @@ def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
 
 
 def monte_carlo(network: Network, draws: int, stream: torch.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Mean over networks of the average entry of diag(G) of each layer, with its standard error.
-
-    Weights come first, then biases, in layer order: shapes (L,), or (2 L - 1,) with biases.
-    """
+    """Mean over networks of the average entry of diag(G) of each layer, weights before biases, and its error."""
     sizes = [min(CHUNK, draws - first) for first in range(0, draws, CHUNK)]
     entries = torch.cat([average_entries(*draw_squares(network, size, stream), network.biases) for size in sizes])
     return entries.mean(0).numpy(), (entries.std(0) / draws**0.5).numpy()
@@ -146,13 +119,10 @@ def monte_carlo(network: Network, draws: int, stream: torch.Generator) -> tuple[
 def even_network(widths: Sequence[int], stream: torch.Generator) -> dict[str, float | int]:
     """A network without biases whose weights have one size and random signs: diag(G) is constant if all widths are.
 
-    Returns:
-        even_spread (largest over least entry of diag(G), less 1), even_u (largest absolute u that PathCond finds),
-        parameters, units, and rank (of the Jacobian of the path-lifting, hence of G).
+    `even_spread` is the largest over the least entry of diag(G), less 1; `even_u` the largest absolute u that PathCond
+    finds; `rank` that of the Jacobian of the path-lifting, hence of G.
     """
-    layers = [
-        nn.utils.skip_init(nn.Linear, n_in, n_out, bias=False, dtype=torch.float64) for n_in, n_out in pairwise(widths)
-    ]
+    layers = [nn.Linear(n_in, n_out, bias=False, dtype=torch.float64) for n_in, n_out in pairwise(widths)]
     module = nn.Sequential(*(part for layer in layers for part in (layer, nn.ReLU())))[:-1]
     weights = tuple(module.parameters())
     for weight in weights:
@@ -180,14 +150,9 @@ def _paths(*weights: torch.Tensor) -> torch.Tensor:
     return found.reshape(-1)
 
 
-def _networks(case: str, block: Mapping[str, Any]) -> list[tuple[float, Network]]:
+def _networks(block: Mapping[str, Any]) -> list[tuple[float, Network]]:
     """The networks of a case, each with its `a`, which is NaN where variances are given by layer."""
     widths = block["widths"]
-    if ("a" in block) == ("variances" in block):
-        raise PaperError(
-            f"theory: expected `a` or `variances` in case '{case}', got {', '.join(block)}. "
-            "Give one of them under `theory: cases` in config.yaml."
-        )
     if "variances" in block:
         return [(float("nan"), Network(widths, block["variances"], block["biases"]))]
     return [(a, Network(widths, [a / n for n in widths[:-1]], block["biases"])) for a in block["a"]]
@@ -201,7 +166,7 @@ def _expected(case: str, a: float, network: Network) -> pd.DataFrame:
         right = theory.expected_standard(network.widths, a, network.biases)
     name = PRINTED.get(case)
     edges, biases = len(right.edge), len(right.bias)
-    missing = (float("nan"),) * edges
+    missing = (np.nan,) * edges
     leading = theory.large_variance_limit if name == "large_variance_widths" else theory.small_variance_limit
     limit = leading(network.widths, a).edge if name in LIMITS else missing
     printed = theory.printed_edges(name, network.widths, network.variances) if name else missing
@@ -221,9 +186,10 @@ def _expected(case: str, a: float, network: Network) -> pd.DataFrame:
     return pd.DataFrame(columns)
 
 
-def draw_squares(
-    network: Network, count: int, stream: torch.Generator
-) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+Tensors = list["torch.Tensor"]
+
+
+def draw_squares(network: Network, count: int, stream: torch.Generator) -> tuple[Tensors, Tensors]:
     """Squared weights (count, n_{k+1}, n_k) of all layers and squared biases (count, n_{k+1}) of all but the last."""
     weights, biases = [], []
     for (n_in, n_out), variance in zip(pairwise(network.widths), network.variances, strict=True):
@@ -237,8 +203,8 @@ def draw_squares(
 def average_entries(weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor], with_biases: bool) -> torch.Tensor:
     """Average entry of diag(G) of each layer, shape (count, layers), weights first.
 
-    The entry of a weight is the path sum of the squared paths into its start times that out of its end, so
-    the average over a layer is the product of two averages.
+    The entry of a weight is the path sum of the squared paths into its start times that out of its end, so the average
+    over a layer is the product of two averages.
     """
     arriving = [weights[0].new_ones(weights[0].shape[0], weights[0].shape[2])]
     for weight, bias in zip(weights, biases, strict=False):
@@ -261,28 +227,16 @@ def plot(table: pd.DataFrame) -> plotting.Figure:
     figure, axes = plotting.panels(lines, columns, plotting.PAGE, 0.6 + 1.9 * lines)
     for place, name in zip(axes, names, strict=False):
         _panel(place, cases[name], looks)
-        place.set_title(_title(str(name), cases[name]))
-        place.set_xlabel("layer $k$")
+        values, title = set(cases[name]["a"].dropna()), TITLES.get(str(name), str(name).replace("_", " "))
+        place.set(title=f"{title}\n$a$ = {values.pop():g}" if len(values) == 1 else title, xlabel="layer $k$")
     for place in axes[len(names) :]:
         place.set_visible(False)
     for place in axes[::columns]:
         place.set_ylabel("expected $g$")
-    figure.legend(
-        handles=_handles(looks),
-        loc="outside upper center",
-        ncols=4,
-        columnspacing=1.6,
-        handlelength=1.5,
-        handletextpad=0.5,
-    )
+    spacing = {"columnspacing": 1.6, "handlelength": 1.5, "handletextpad": 0.5}
+    figure.legend(handles=_handles(looks), loc="outside upper center", ncols=4, **spacing)
     plotting.letters(axes[: len(names)])
     return figure
-
-
-def _title(case: str, rows: pd.DataFrame) -> str:
-    values = set(rows["a"].dropna())
-    title = TITLES.get(case, case.replace("_", " "))
-    return f"{title}\n$a$ = {values.pop():g}" if len(values) == 1 else title
 
 
 def _panel(axes: plotting.Axes, rows: pd.DataFrame, looks: Mapping[float, tuple[str, str]]) -> None:
@@ -295,11 +249,12 @@ def _panel(axes: plotting.Axes, rows: pd.DataFrame, looks: Mapping[float, tuple[
         line, face = ("-", colour) if kind == "edge" else (":", "white")
         first = found.drop_duplicates("layer")
         axes.plot(first["layer"], first["formula"], color=colour, linestyle=line, linewidth=1.0)
-        axes.errorbar(
-            found["layer"], found["monte_carlo"], 2.0 * found["standard_error"],
-            color=colour, marker=marker, markerfacecolor=face, linestyle="",
-        )  # fmt: skip
-    _crosses(axes, rows.query("printed_off"), looks)
+        look: dict[str, Any] = {"color": colour, "marker": marker, "markerfacecolor": face, "linestyle": ""}
+        axes.errorbar(found["layer"], found["monte_carlo"], 2.0 * found["standard_error"], **look)
+    for a, found in rows.query("printed_off").groupby("a", dropna=False):  # what the paper prints, tied to the formula
+        colour = looks[a][0] if a in looks else plotting.RED
+        axes.vlines(found["layer"], found["formula"], found["printed"], color=colour, linewidth=0.7)
+        axes.plot(found["layer"], found["printed"], color=colour, marker="x", markersize=4.5, linestyle="", zorder=3)
     axes.set_yscale("log")
     low, high = axes.get_ylim()
     narrow = high < 100.0 * low
@@ -308,14 +263,6 @@ def _panel(axes: plotting.Axes, rows: pd.DataFrame, looks: Mapping[float, tuple[
     if narrow:
         axes.yaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_major_locator(plotting.MaxNLocator(integer=True))
-
-
-def _crosses(axes: plotting.Axes, off: pd.DataFrame, looks: Mapping[float, tuple[str, str]]) -> None:
-    """Crosses at what the paper prints, on their layer, each tied to the formula's value."""
-    for a, found in off.groupby("a", dropna=False):
-        colour = looks[a][0] if a in looks else plotting.RED
-        axes.vlines(found["layer"], found["formula"], found["printed"], color=colour, linewidth=0.7)
-        axes.plot(found["layer"], found["printed"], color=colour, marker="x", markersize=4.5, linestyle="", zorder=3)
 
 
 def _handles(looks: Mapping[float, tuple[str, str]]) -> list[plotting.Line2D]:
@@ -341,14 +288,6 @@ def _near(rows: pd.DataFrame) -> Finding:
     answer = YES if near.all() else PARTLY if near.mean() >= 0.5 else NO
     text = f"{near.sum()} of {len(near)} values within {FAR:g} standard errors (worst {worst:.1f})"
     return Finding(text, answer)
-
-
-def _with_biases(table: pd.DataFrame) -> Finding:
-    return _near(table[table["case"].isin(["constant", "varying"])])
-
-
-def _biases(table: pd.DataFrame) -> Finding:
-    return _near(table[(table["case"] == "by_layer") & (table["kind"] == "bias")])
 
 
 def _unit_gain(table: pd.DataFrame) -> Finding:
@@ -393,7 +332,7 @@ _CLAIMS = (
         "Expected diagonal under a standard initialisation, for networks with biases of their layer's variance",
         "formula (appendix)",
         _NEAR,
-        _with_biases,
+        lambda table: _near(table[table["case"].isin(["constant", "varying"])]),
     ),
     Claim(
         "theory_unit_gain",
@@ -407,7 +346,7 @@ _CLAIMS = (
         "Expected diagonal of the biases for any variances by layer",
         "formula (appendix)",
         _NEAR,
-        _biases,
+        lambda table: _near(table[(table["case"] == "by_layer") & (table["kind"] == "bias")]),
     ),
     Claim(
         "constant_diagonal",

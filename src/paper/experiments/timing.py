@@ -7,34 +7,16 @@ import gc
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from paper import cli
+from paper import settings as fields
 from paper.aggregate import joined, summary
 from paper.experiments.base import Experiment, Part, Runs
 from paper.lazy import functional, models, pathcond, pd, plotting, torch
 from paper.seeds import generator
-from paper.settings import (
-    DATASETS,
-    AtLeast2,
-    Block,
-    DatasetName,
-    Distinct,
-    Field,
-    Name,
-    Network,
-    NonNegativeInt,
-    Pooling,
-    PositiveInt,
-    misfits,
-    model_validator,
-    odd_batch,
-    plain,
-    refuse,
-)
-from paper.verdicts import LEVELS, NOT_COMPARABLE, Claim, Estimate, Finding, decide, interval, one, over_cases, some
+from paper.verdicts import NOT_COMPARABLE, Claim, Estimate, Finding, agreed, interval, one, some
 
 T = TypeVar("T")
 
@@ -46,35 +28,33 @@ KEYS = ("network", "pooling", "step")
 FACTS = ("parameters", "batches", "epoch_batches", "hardware")  # of every row
 
 
-class Timed(Block):
+class Timed(fields.Block):
     """What is timed: `batches` steps of an epoch, which is scaled up from them, and the rescaling."""
 
-    dataset: DatasetName
-    batch: PositiveInt
-    batches: PositiveInt
-    sweeps: PositiveInt
-    warmup: NonNegativeInt
-    repeats: AtLeast2
+    dataset: fields.DatasetName
+    batch: fields.PositiveInt
+    batches: fields.PositiveInt
+    sweeps: fields.PositiveInt
+    warmup: fields.NonNegativeInt
+    repeats: fields.AtLeast2
 
 
 class Settings(Timed):
     """Networks by name, and ways to count pools."""
 
-    networks: dict[Name, Network] = Field(min_length=1)
-    poolings: Distinct[Pooling]
+    networks: dict[fields.Name, fields.Network] = fields.Field(min_length=1)
+    poolings: fields.Distinct[fields.Pooling]
 
-    @model_validator(mode="after")
+    @fields.model_validator(mode="after")
     def _fits(self) -> Settings:
         for name, network in self.networks.items():
-            model = plain(network)
-            found = [*misfits(model, self.dataset), *odd_batch(model, DATASETS[self.dataset].train, self.batch)]
-            refuse([(f"networks.{name}, {key}", text) for key, text in found])
+            fields.check_timed(fields.plain(network), self.dataset, self.batch, f"networks.{name}, ")
         return self
 
 
-def parts(settings: Settings) -> Iterator[Part]:
-    """One part per network."""
-    common = plain(settings)
+def parts(settings: fields.Block) -> Iterator[Part]:
+    """One part per network of the settings."""
+    common = fields.plain(settings)
     for network, model in common.pop("networks").items():
         yield network, {**common, "network": network, "model": model}
 
@@ -85,18 +65,12 @@ def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
     Every repeat starts from the same weights and repeats the whole rescaling, including the graph. Steps are
     interleaved, so that a slower phase of the machine affects all alike.
 
-    Args:
-        settings: ``network``, its name; ``model``; ``poolings``, ``dataset``, ``batch``, ``batches`` (at most, of an
-            epoch), ``sweeps``, ``warmup``, ``repeats``; and ``data``, the data set's file.
-        device: what is timed.
-
-    Returns:
-        Columns network, pooling, repeat, step, seconds, parameters, units, batches, epoch_batches, hardware. Steps are
-        graph, diag_g, solve, apply, their sum total, and epoch: the time of ``batches`` steps of SGD scaled up to
-        ``epoch_batches``. Training has no pooling, so the epoch of a repeat is listed under every pooling.
+    Columns network, pooling, repeat, step, seconds, parameters, units, batches, epoch_batches, hardware. Steps are
+    graph, diag_g, solve, apply, their sum total, and epoch: the time of ``batches`` steps of SGD scaled up to
+    ``epoch_batches``. Training has no pooling, so the epoch of a repeat is listed under every pooling.
     """
-    bench = Bench(settings["model"], load(settings["dataset"], settings["data"], device), settings["batch"],
-                  settings["batches"])  # fmt: skip
+    data = load(settings["dataset"], settings["data"], device)
+    bench = Bench(settings["model"], data, settings["batch"], settings["batches"])
     rows: list[dict[str, Any]] = []
     for repeat in repeats(settings):
         epoch = bench.epoch(repeat)
@@ -120,16 +94,8 @@ def repeats(settings: Mapping[str, Any]) -> Iterator[int]:
             gc.enable()
 
 
-@dataclass(frozen=True)
-class TrainingSet:
-    """What an epoch trains on, on the device that is timed.
-
-    Attributes:
-        images: (count, channels, side, side), uint8.
-        labels: (count,), int64.
-        scale: (1, channels, 1, 1); an image x enters as x * scale + shift.
-        shift: as ``scale``.
-    """
+class TrainingSet(NamedTuple):
+    """Images (count, channels, side, side) uint8 and labels (count,); an image x enters as x * scale + shift."""
 
     images: torch.Tensor
     labels: torch.Tensor
@@ -148,14 +114,7 @@ def load(name: str, path: Path, device: torch.device) -> TrainingSet:
 
 
 class Bench:
-    """One network with its data: times a rescaling by step, or a training epoch.
-
-    Args:
-        model: kind and settings of the network.
-        data: what to train on; its device is the one that is timed.
-        batch: images a step.
-        batches: steps to time, at most those of an epoch.
-    """
+    """One network with its data: times a rescaling by step, or at most `batches` of an epoch, on the data's device."""
 
     def __init__(self, model: Mapping[str, Any], data: TrainingSet, batch: int, batches: int) -> None:
         self.model, self.data, self.batch = model, data, batch
@@ -183,7 +142,7 @@ class Bench:
     def rescaling(self, pooling: str, sweeps: int) -> dict[str, float]:
         """Seconds of graph, diag_g, solve and apply, and their sum total; the weights are restored afterwards."""
         module, x = self.module, self.x
-        options: dict[str, Any] = {"pooling": pooling}
+        options: Any = {"pooling": pooling}
         graph, first = self._timed(lambda: models.units(module, x, self.model))
         g, second = self._timed(lambda: pathcond.compute_diag_g(module, x, graph=graph, **options))
         solution, third = self._timed(lambda: pathcond.solve(graph, g, sweeps=sweeps))
@@ -258,11 +217,6 @@ def plot(table: pd.DataFrame) -> plotting.Figure:
     return figure
 
 
-def percent(share: float) -> str:
-    """A share as text with two digits or more, such as 0.86% or 103%."""
-    return f"{100 * share:#.2g}%" if share < 0.0995 else f"{100 * share:.0f}%"
-
-
 def duration(seconds: float) -> str:
     """A time as text with three digits, such as 38.2 ms or 1.25 s."""
     return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
@@ -300,7 +254,8 @@ def _dot(axes: plotting.Axes, x: float, total: dict[str, Any], epoch: float, col
     share, deviation = total["seconds_mean"] / epoch, _deviation(total) / epoch
     axes.errorbar(x, 100 * share, 100 * deviation, color=colour, marker=marker)
     place = {"xytext": (0, 4), "textcoords": "offset points", "ha": "center", "va": "bottom"}
-    text = f"{percent(share)}\n{duration(total['seconds_mean'])}"
+    percent = f"{100 * share:#.2g}%" if share < 0.0995 else f"{100 * share:.0f}%"  # two digits or more
+    text = f"{percent}\n{duration(total['seconds_mean'])}"
     axes.annotate(text, (x, 100 * (share + deviation)), fontsize="x-small", **place)
 
 
@@ -323,8 +278,7 @@ def _listed(table: pd.DataFrame) -> str:
 
 def _one_epoch(table: pd.DataFrame) -> Finding:
     found = shares(table)
-    answers = [decide(share, LEVELS["timing_one_epoch"]) for share in found.values()]
-    return Finding(_listed(table), over_cases(answers), cases=found)
+    return Finding(_listed(table), agreed("timing_one_epoch", found), cases=found)
 
 
 def _other_solver(table: pd.DataFrame) -> Finding:

@@ -11,8 +11,8 @@ from paper.experiments.timing import FACTS, LABELS, Bench, Timed, duration, hard
 from paper.experiments.timing import table as timing_table
 from paper.lazy import np, pd, plotting, torch
 from paper.methods import METHODS
-from paper.settings import DATASETS, Distinct, PositiveInt, misfits, model_validator, odd_batch, refuse
-from paper.verdicts import LEVELS, NOT_COMPARABLE, Claim, Estimate, Finding, NotMeasured, decide, some
+from paper.settings import Distinct, PositiveInt, check_timed, model_validator
+from paper.verdicts import NOT_COMPARABLE, Claim, Estimate, Finding, NotMeasured, decide, some
 
 KEYS = ("hidden_layers", "step")
 
@@ -27,28 +27,18 @@ class Settings(Timed):
 
     @model_validator(mode="after")
     def _fits(self) -> Settings:
-        model = {"kind": "mlp", "inputs": self.inputs, "outputs": self.outputs}
-        found = [*misfits(model, self.dataset), *odd_batch(model, DATASETS[self.dataset].train, self.batch)]
-        refuse([(key.removeprefix("model."), text) for key, text in found])
+        check_timed({"kind": "mlp", "inputs": self.inputs, "outputs": self.outputs}, self.dataset, self.batch)
         return self
 
 
 def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
-    """One row per depth, repeat and step, as in `timing`; depths are interleaved.
-
-    Args:
-        settings: ``hidden_layers``, ``inputs``, ``width``, ``outputs``, ``dataset``, ``batch``, ``batches`` (at most,
-            of an epoch), ``sweeps``, ``warmup``, ``repeats``; and ``data``, the data set's file.
-        device: what is timed.
-
-    Returns:
-        Columns hidden_layers, parameters, repeat, step, seconds, batches, epoch_batches, hardware.
-    """
+    """One row per depth, repeat and step, as in `timing`; depths are interleaved."""
     images = load(settings["dataset"], settings["data"], device)
-    benches = {
-        depth: Bench(_model(settings, depth), images, settings["batch"], settings["batches"])
-        for depth in settings["hidden_layers"]
-    }
+    benches = {}
+    for depth in settings["hidden_layers"]:
+        model = {"kind": "mlp", "inputs": settings["inputs"], "outputs": settings["outputs"]}
+        model["hidden"] = [settings["width"]] * depth
+        benches[depth] = Bench(model, images, settings["batch"], settings["batches"])
     rows: list[dict[str, Any]] = []
     for repeat in repeats(settings):
         for depth, bench in benches.items():
@@ -58,11 +48,6 @@ def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
     table = pd.DataFrame([row for row in rows if row["repeat"] >= 0])
     last = ["batches", "epoch_batches", "hardware"]
     return table.reindex(columns=["hidden_layers", "parameters", "repeat", "step", "seconds", *last])
-
-
-def _model(settings: Mapping[str, Any], depth: int) -> dict[str, Any]:
-    sizes = {name: settings[name] for name in ("inputs", "outputs")}
-    return {"kind": "mlp", "hidden": [settings["width"]] * depth, **sizes}
 
 
 def table(runs: Runs, settings: Mapping[str, Any]) -> pd.DataFrame:
@@ -93,13 +78,10 @@ def _depth(axes: plotting.Axes, table: pd.DataFrame) -> None:
         look = METHODS[method]
         axes.errorbar(x, mean, yerr=deviation, color=look.colour, marker=look.marker, label=label)
     sizes = dict(sorted(zip(table["hidden_layers"], table["parameters"], strict=True)))
-    axes.set_xticks(list(sizes), [f"{layers:.0f}\n{_short(size)}" for layers, size in sizes.items()])
+    names = [f"{size / 1e6:.1f}M" if size >= 1e6 else f"{size / 1e3:.1f}k" for size in sizes.values()]
+    axes.set_xticks(list(sizes), [f"{layers:.0f}\n{name}" for layers, name in zip(sizes, names, strict=True)])
     axes.set(yscale="log", xlabel="hidden layers, parameters", ylabel="seconds", title="Rescaling of MLPs, by depth")
     axes.legend(loc="best")
-
-
-def _short(count: float) -> str:
-    return f"{count / 1e6:.1f}M" if count >= 1e6 else f"{count / 1e3:.1f}k"
 
 
 def _split(axes: plotting.Axes, table: pd.DataFrame) -> None:
@@ -147,7 +129,7 @@ def _linear(table: pd.DataFrame) -> Finding:
     value = _explained(x, y)
     found = Estimate(value, min(float(low), value), max(float(high), value))
     text = f"{1e9 * slope:.3g} ms per million parameters on top of {1e3 * start:.3g} ms"
-    return Finding(text, decide(found, LEVELS["timing_linear"]), found, "share of the variance (R squared)")
+    return Finding(text, decide(found, "timing_linear"), found, "share of the variance (R squared)")
 
 
 def _explained(x: np.ndarray, y: np.ndarray) -> float:

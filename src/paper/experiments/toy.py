@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import cycle, zip_longest
 from typing import Annotated, Any
 
-from paper.cli import PaperError
 from paper.experiments.base import Experiment
 from paper.lazy import np, pd, plotting, sns, torch
 from paper.seeds import generator
 from paper.settings import Block, Distinct, Field, Number, Positive, PositiveInt, SeedList, model_validator
-from paper.verdicts import OURS, Claim, Finding, NotMeasured, of_all
+from paper.verdicts import Claim, Finding, NotMeasured, of_all
 
 Start = Annotated[list[Number], Field(min_length=3, max_length=3)]
 
@@ -51,31 +49,9 @@ COLUMNS = [
 POINTS = 400
 
 
-@dataclass(frozen=True)
-class _Paths:
-    """Parameters (steps + 1, runs, 3), lifted parameters (steps + 1, runs, 2) and losses (steps + 1, runs)."""
-
-    theta: torch.Tensor
-    phi: torch.Tensor
-    loss: torch.Tensor
-
-
 def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
-    """Follow every start, raw, rescaled and ideal, by full-batch gradient descent.
-
-    Args:
-        settings: draws, lr, steps, every, starts, slower_start, seeds.
-        device: not used; a CPU is fastest, and gives the same numbers everywhere.
-
-    Returns:
-        One row per recorded step, in the columns of :data:`COLUMNS`.
-
-    Raises:
-        PaperError: A start has u <= 0, or its neuron is dead.
-    """
+    """Follow every start, raw, rescaled and ideal, by gradient descent on a CPU; one row per recorded step."""
     starts = [(list(start), False) for start in settings["starts"]] + [(list(settings["slower_start"]), True)]
-    for start, _ in starts:
-        _check(start)
     tables = []
     for seed in settings["seeds"]:
         x = torch.randn(settings["draws"], generator=generator(seed, "input"), dtype=torch.float64)
@@ -84,10 +60,9 @@ def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
 
 
 def curve_distance(path: np.ndarray, other: np.ndarray) -> float:
-    """Mean distance from a curve to another, over points evenly spaced along the first.
+    """Mean distance from a curve (n, 2) to another (m, 2), over points evenly spaced along the first.
 
-    Both are chains of straight pieces, shapes (n, 2) and (m, 2) with m > 1. Steps shrink as the loss falls, so a mean
-    over steps would measure the end of the run alone.
+    Steps shrink as the loss falls, so a mean over steps would measure the end of the run alone.
     """
     along = np.concatenate(([0.0], np.linalg.norm(np.diff(path, axis=0), axis=1).cumsum()))
     spots = np.linspace(0.0, along[-1], POINTS)
@@ -99,14 +74,6 @@ def curve_distance(path: np.ndarray, other: np.ndarray) -> float:
     return float(np.linalg.norm(offsets - shares[..., None] * pieces, axis=2).min(1).mean())
 
 
-def _check(start: Sequence[float]) -> None:
-    if len(start) != 3 or not start[0] > 0.0 or start[1] == start[2] == 0.0:
-        raise PaperError(
-            f"toy: expected starts (u, v, w) with u > 0 and v or w not 0, got {tuple(start)}. "
-            "Change `starts` or `slower_start` of `toy` in config.yaml."
-        )
-
-
 def _follow(starts: Sequence[tuple[list[float], bool]], x: torch.Tensor, settings: Mapping[str, Any]) -> pd.DataFrame:
     from paper.theory import toy_rescaled
 
@@ -116,19 +83,26 @@ def _follow(starts: Sequence[tuple[list[float], bool]], x: torch.Tensor, setting
     ideal = torch.cat((torch.ones_like(raw[:, :1]), raw[:, :1] * raw[:, 1:]), 1)
     free = torch.ones(3 * len(starts), 3, dtype=torch.float64)
     free[2 * len(starts) :, 0] = 0.0
-    paths = _descend(torch.cat((raw, rescaled, ideal)), free, x, settings["lr"], settings["steps"])
+    theta, loss = _descend(torch.cat((raw, rescaled, ideal)), free, x, settings["lr"], settings["steps"])
+    phi = theta[..., :1] * theta[..., 1:]
+    theta[:, 2 * len(starts) :] = float("nan")  # descent on Phi has no parameters
     tables = []
     for number, (start, extra) in enumerate(starts):
-        lifted = paths.phi[:, 2 * len(starts) + number].numpy()
+        lifted = phi[:, 2 * len(starts) + number].numpy()
         names = {"start": ", ".join(f"{value:g}" for value in start), "extra": extra}
-        for block, run in enumerate(("raw", "rescaled", "ideal")):
-            rows = _rows(paths, block * len(starts) + number, lifted, run == "ideal", settings["every"])
-            tables.append(pd.DataFrame(names | {"run": run} | rows))
+        for run, index in zip(("raw", "rescaled", "ideal"), range(number, 3 * len(starts), len(starts)), strict=True):
+            path = theta[:, index].numpy(), phi[:, index].numpy(), loss[:, index].numpy()
+            tables.append(pd.DataFrame(names | {"run": run} | _rows(*path, lifted, settings["every"])))
     return pd.concat(tables, ignore_index=True)
 
 
-def _descend(theta: torch.Tensor, free: torch.Tensor, x: torch.Tensor, lr: float, steps: int) -> _Paths:
-    """Gradient descent on mean (u relu(v x + w) - relu(x))^2 from each row of `theta`; 0 in `free` holds an entry."""
+def _descend(
+    theta: torch.Tensor, free: torch.Tensor, x: torch.Tensor, lr: float, steps: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gradient descent on mean (u relu(v x + w) - relu(x))^2 from each row of `theta`; 0 in `free` holds an entry.
+
+    Returns parameters (steps + 1, runs, 3) and losses (steps + 1, runs).
+    """
     y = x.relu()
     # Filled in place: small tensors kept from every step would hold the memory of the large ones between them.
     path, losses = theta.new_empty(steps + 1, *theta.shape), theta.new_empty(steps + 1, len(theta))
@@ -140,23 +114,18 @@ def _descend(theta: torch.Tensor, free: torch.Tensor, x: torch.Tensor, lr: float
         inner = torch.where(active > 0.0, u * error, 0.0)
         gradient = torch.stack(((error * active).mean(1), (inner * x).mean(1), inner.mean(1)), 1)
         theta = theta - lr * 2.0 * free * gradient
-    return _Paths(path, path[..., :1] * path[..., 1:], losses)
+    return path, losses
 
 
-def _rows(paths: _Paths, index: int, lifted: np.ndarray, ideal: bool, every: int) -> dict[str, Any]:
-    """Columns of one run: every `every`-th step, the last one, and all of the first `every` steps, where paths bend.
-
-    `lifted` is the ideal path from the same start.
-    """
-    loss, phi = paths.loss[:, index].numpy(), paths.phi[:, index].numpy()
-    theta = np.full((len(loss), 3), np.nan) if ideal else paths.theta[:, index].numpy()
+def _rows(theta: np.ndarray, phi: np.ndarray, loss: np.ndarray, lifted: np.ndarray, every: int) -> dict[str, Any]:
+    """Columns of one run: every `every`-th step, the last one, and all of the first `every` steps, where paths bend."""
     last = len(loss) - 1
     steps = np.union1d(np.arange(min(every, last)), np.append(np.arange(0, last + 1, every), last))
     columns: dict[str, Any] = {"step": steps, "loss": loss[steps]}
     columns |= dict(zip(("u", "v", "w"), theta[steps].T, strict=True))
     columns |= dict(zip(("phi_1", "phi_2"), phi[steps].T, strict=True))
     columns |= {"reached_1e2": _reached(loss, 1e-2), "reached_1e4": _reached(loss, 1e-4)}
-    return columns | {"distance": 0.0 if ideal else curve_distance(phi, lifted)}
+    return columns | {"distance": 0.0 if np.isnan(theta).all() else curve_distance(phi, lifted)}
 
 
 def _reached(loss: np.ndarray, target: float) -> float:
@@ -177,52 +146,37 @@ FLOOR = 1e-6
 
 
 def plot(table: pd.DataFrame) -> plotting.Figure:
-    """Losses, paths in lifted and in parameter space, and a start where rescaling slows down: four panels in a row."""
+    """Losses, paths in lifted and in parameter space, and a start where rescaling slows down."""
     figure, axes = plotting.panels(1, 4, plotting.PAGE, 2.5)
     main, extra = table.query("not extra"), table.query("extra")
     looks = dict(zip(main["start"].unique().tolist(), cycle(plotting.SERIES), strict=False))
-    _losses(axes[0], main.query("run != 'ideal'"), looks)
-    axes[0].set_title("Loss")
+    _losses(axes[0], main.query("run != 'ideal'"), looks, "Loss")
     _lifted(axes[1], main, looks)
     _parameters(axes[2], main.query("run != 'ideal'"), looks)
     slow = str(extra["start"].iloc[0])
-    _losses(axes[3], extra, {slow: (plotting.BLACK, "")})
-    axes[3].set_title(f"Start ({slow})")
+    _losses(axes[3], extra, {slow: (plotting.BLACK, "")}, f"Start ({slow})")
     plotting.letters(axes)
-    _legend(figure, looks)
+    # Two rows above the panels: starts over kinds of runs.
+    starts = [plotting.handle(color=c, marker=m, linewidth=2.0, label=f"start ({s})") for s, (c, m) in looks.items()]
+    starts.append(plotting.handle(color=plotting.BLACK, linewidth=0.5, label="the rescaling itself"))
+    runs = [plotting.handle(color=plotting.BLACK, linestyle=s, linewidth=w, label=text) for s, w, text in RUNS.values()]
+    handles = [handle for pair in zip_longest(starts, runs) for handle in pair if handle is not None]
+    figure.legend(handles=handles, loc="outside upper center", ncols=4, columnspacing=2.0)
     return figure
 
 
-def _legend(figure: plotting.Figure, looks: Mapping[str, _Look]) -> None:
-    """Two rows above the panels: starts over kinds of runs."""
-    starts = [
-        plotting.handle(color=colour, marker=marker, linewidth=2.0, label=f"start ({start})")
-        for start, (colour, marker) in looks.items()
-    ]
-    runs = [
-        plotting.handle(color=plotting.BLACK, linestyle=line, linewidth=width, label=label)
-        for line, width, label in RUNS.values()
-    ]
-    pairs = zip_longest(
-        [*starts, plotting.handle(color=plotting.BLACK, linewidth=0.5, label="the rescaling itself")], runs
-    )
-    handles = [handle for pair in pairs for handle in pair if handle is not None]
-    figure.legend(handles=handles, loc="outside upper center", ncols=4, columnspacing=2.0)
-
-
 def _runs(rows: pd.DataFrame) -> Iterator[tuple[str, str, pd.DataFrame]]:
-    for keys, path in rows.groupby(["start", "run", "seed"], sort=False):
-        start, run, _ = keys
+    for (start, run, _), path in rows.groupby(["start", "run", "seed"], sort=False):
         yield start, run, path
 
 
-def _losses(axes: plotting.Axes, rows: pd.DataFrame, looks: Mapping[str, _Look]) -> None:
+def _losses(axes: plotting.Axes, rows: pd.DataFrame, looks: Mapping[str, _Look], title: str) -> None:
     for start, run, path in _runs(rows):
         (line, width, _), (colour, marker) = RUNS[run], looks[start]
         every = {"marker": marker, "markevery": 0.25}
         look = {"color": colour, "linestyle": line, "linewidth": width, "errorbar": None, "legend": False}
         sns.lineplot(path, x="step", y="loss", ax=axes, **look, **every)
-    axes.set(yscale="log", xlabel="iteration", ylabel=r"loss $L(\theta)$")
+    axes.set(yscale="log", xlabel="iteration", ylabel=r"loss $L(\theta)$", title=title)
     axes.set_xlim(0.0, rows["step"].to_numpy().max())
     axes.set_ylim(FLOOR, 2.0 * rows["loss"].to_numpy().max())
 
@@ -247,25 +201,14 @@ def _parameters(axes: plotting.Axes, rows: pd.DataFrame, looks: Mapping[str, _Lo
         _path(axes, path, "v", "w", looks[start], run)
     for start, path in rows.query("step == 0").groupby("start", sort=False):
         axes.plot(path["v"], path["w"], color=looks[str(start)][0], linewidth=0.5, zorder=1)
-    axes.plot(
-        [0.0, rows["v"].to_numpy().max()],
-        [0.0, 0.0],
-        color=plotting.GREY,
-        linewidth=3.0,
-        alpha=0.4,
-        zorder=0,
-        solid_capstyle="butt",
-    )
+    look: dict[str, Any] = {"color": plotting.GREY, "linewidth": 3.0, "alpha": 0.4, "solid_capstyle": "butt"}
+    axes.plot([0.0, rows["v"].to_numpy().max()], [0.0, 0.0], zorder=0, **look)
     axes.set(xlabel="incoming weight $v$", ylabel="bias $w$", title="Parameter space")
 
 
-def _ends(table: pd.DataFrame, run: str, extra: bool) -> pd.DataFrame:
-    rows = table[(table["run"] == run) & (table["extra"] == extra)]
-    return rows.drop_duplicates(["start", "seed"]).set_index(["start", "seed"])
-
-
 def _compared(table: pd.DataFrame, column: str, extra: bool) -> tuple[list[bool], str]:
-    raw, rescaled = (_ends(table, run, extra)[column] for run in ("raw", "rescaled"))
+    ends = table[table["extra"] == extra].drop_duplicates(["start", "seed", "run"]).set_index(["start", "seed"])
+    raw, rescaled = (ends.loc[ends["run"] == run, column] for run in ("raw", "rescaled"))
     if raw.empty:
         raise NotMeasured("no such start")
     # A run that never reaches the target counts as slower than any that does.
@@ -278,14 +221,9 @@ def _compared(table: pd.DataFrame, column: str, extra: bool) -> tuple[list[bool]
     return better, pairs
 
 
-def _faster(table: pd.DataFrame) -> Finding:
-    better, pairs = _compared(table, "reached_1e2", extra=False)
-    return Finding(f"{sum(better)} of {len(better)} starts; steps to loss 0.01: {pairs}", of_all(better))
-
-
-def _closer(table: pd.DataFrame) -> Finding:
-    better, pairs = _compared(table, "distance", extra=False)
-    return Finding(f"{sum(better)} of {len(better)} starts; mean distance: {pairs}", of_all(better))
+def _less(table: pd.DataFrame, column: str, what: str) -> Finding:
+    better, pairs = _compared(table, column, extra=False)
+    return Finding(f"{sum(better)} of {len(better)} starts; {what}: {pairs}", of_all(better))
 
 
 def _everywhere(table: pd.DataFrame) -> Finding:
@@ -301,7 +239,7 @@ _CLAIMS = (
         "On one neuron, gradient descent from the rescaled start lowers the loss faster",
         "all three starts",
         "steps to a loss of 0.01 are fewer",
-        _faster,
+        lambda table: _less(table, "reached_1e2", "steps to loss 0.01"),
         cases="start",
     ),
     Claim(
@@ -310,16 +248,15 @@ _CLAIMS = (
         "lifting itself",
         "all three starts",
         "mean distance to the ideal trajectory is smaller",
-        _closer,
+        lambda table: _less(table, "distance", "mean distance"),
         cases="start",
     ),
-    Claim(
+    Claim.ours(
         "toy_any_start",
         "From any start, gradient descent is faster after PathCond's rescaling",
-        "stated for three starts",
         "steps to a loss of 0.0001 are fewer, also from a start with |u| > |(v, w)|",
         _everywhere,
-        OURS,
+        paper="stated for three starts",
         cases="start",
     ),
 )

@@ -366,7 +366,6 @@ EXPERIMENT = Experiment(
     settings=Settings,
     plot=plot,
     claims=_CLAIMS,
-    keys=("epoch",),
     grids=all_grids,
     table=table,
 )

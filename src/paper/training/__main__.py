@@ -33,30 +33,20 @@ def seconds(text: str) -> float:
 
 def main() -> None:
     """Read the command line, train what is missing."""
-    parser = argparse.ArgumentParser(
-        prog="python -m paper.training", description=__doc__, formatter_class=cli.Paragraphs
-    )
-    parser.add_argument("specs", nargs="+", metavar="SPEC", help="JSON text, or a JSON file")
-    parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the presets' folders")
-    parser.add_argument("--data", type=Path, default=Path("results/data"), help="folder of the data sets")
-    parser.add_argument(
-        "--checkpoints", type=Path, default=Path("results/checkpoints"), help="folder of the checkpoints"
-    )
-    parser.add_argument("--index", type=Path, help="file that lists all results of the specs, with checksums")
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: a GPU if there is one")
-    cli.add_threads(parser)
+    program = "python -m paper.training"
+    parser = argparse.ArgumentParser(prog=program, description=__doc__, formatter_class=cli.Paragraphs)
+    cli.add_run_options(parser)
+    parser.add_argument("--checkpoints", type=Path, default=Path("results/checkpoints"), help="their folder")
     parser.add_argument("--time-limit", type=seconds, metavar="SECONDS", help="checkpoint and stop after this long")
     parser.add_argument("--save-every", type=seconds, default=30.0, metavar="SECONDS", help="between checkpoints")
     parser.add_argument("--workers", type=cli.positive, default=1, metavar="N",
                         help="processes per GPU, for networks that do not fill it")  # fmt: skip
     parser.add_argument("--eager", action="store_true", help="neither CUDA graphs nor compilation, to find errors")
-    parser.add_argument("--match", default="", help="only runs whose key contains this text")
     given = parser.parse_args()
     specs = read_specs(given.specs, "train", given.match)
     results.check_folder(given.results)
     due = [spec for spec in specs if results.problem(result_path(given.results, spec), spec)]
-    existing = len(specs) - len(due)
-    if existing:
+    if existing := len(specs) - len(due):
         cli.say(f"{existing} of {len(specs)} runs exist and are reused")
     if due:
         check_specs(due)

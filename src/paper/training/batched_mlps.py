@@ -105,13 +105,7 @@ class BatchedMLPs:
         return found
 
     def gradients(self, x: Tensor, target: Tensor, task: str) -> list[Tensor]:
-        """Gradients of the mean loss of each run at its `parameters`; running statistics are updated.
-
-        Args:
-            x: inputs, (R, B, n_0).
-            target: labels (R, B) of a classifier, or the inputs of an autoencoder.
-            task: ``classify``, or another name for reconstruction.
-        """
+        """Gradients of the mean loss of each run at its `parameters`; updates running statistics."""
         leaves = {name: p.detach().requires_grad_() for name, p in self.parameters().items()}
         weights = list(leaves.values())[: len(self.weights)]
         others = iter(list(leaves.values())[len(self.weights) :])

@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from paper import data, models
 from paper.cli import PaperError
+from paper.settings import odd_batch
 
 # Mean and standard deviation of each channel, by which the images of a data set are normalised.
 MOMENTS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
@@ -49,11 +50,7 @@ class Splits:
 
 
 def load(spec: Mapping[str, Any], path: Path, device: torch.device) -> Splits:
-    """Load the splits of a spec: `images` and then `validation` of the train set, `test_images` of the test set.
-
-    Raises:
-        PaperError: the data set has too few images, or a batch is too small for BatchNorm.
-    """
+    """Load the splits of a spec: `images` and then `validation` of the train set, `test_images` of the test set."""
     dataset = data.load(path, spec["dataset"])
     train, validation, test = spec["images"], spec["validation"], spec["test_images"]
     for name, asked, available in (
@@ -62,29 +59,21 @@ def load(spec: Mapping[str, Any], path: Path, device: torch.device) -> Splits:
     ):
         if asked > available:
             raise PaperError(f"{name}: expected at most {available} of {spec['dataset']}, got {asked}.")
-    _check_last_batch(spec)
-    splits = {"train": _split(dataset.train_images[:train], dataset.train_labels[:train], spec["model"], device)}
-    if validation:
-        end = train + validation
-        splits["validation"] = _split(
-            dataset.train_images[train:end], dataset.train_labels[train:end], spec["model"], device
-        )
-    splits["test"] = _split(dataset.test_images[:test], dataset.test_labels[:test], spec["model"], device)
+    for name, text in odd_batch(spec["model"], train, spec["batch"]):
+        raise PaperError(f"{name}: {text}.")
+    splits = {}
+    for name, images, labels, part in (
+        ("train", dataset.train_images, dataset.train_labels, slice(train)),
+        ("validation", dataset.train_images, dataset.train_labels, slice(train, train + validation)),
+        ("test", dataset.test_images, dataset.test_labels, slice(test)),
+    ):
+        if name != "validation" or validation:
+            splits[name] = _split(images[part], labels[part], spec["model"], device)
     if spec["model"]["kind"] in models.TEXT:
         return Splits(splits, torch.ones((), device=device), torch.zeros((), device=device))
     channels = 1 if dataset.train_images.ndim == 3 else dataset.train_images.shape[1]
     scale, shift = (per_input(t, channels, spec["model"]).to(device) for t in factors(spec["dataset"]))
     return Splits(splits, scale, shift)
-
-
-def _check_last_batch(spec: Mapping[str, Any]) -> None:
-    normed = spec["model"]["kind"] == "mlp" and spec["model"].get("batchnorm", True)
-    last = spec["images"] % spec["batch"] or spec["batch"]
-    if normed and last == 1:
-        raise PaperError(
-            f"images: {spec['images']} in batches of {spec['batch']} leave a last batch of one image, for which "
-            "BatchNorm has no variance. Change images or batch."
-        )
 
 
 def _split(images: Tensor, labels: Tensor, model: Mapping[str, Any], device: torch.device) -> Split:
@@ -112,12 +101,9 @@ def per_input(values: Tensor, channels: int, model: Mapping[str, Any]) -> Tensor
 
 
 def flip_and_crop(images: Tensor, draws: Tensor, channels: int) -> Tensor:
-    """Random flips, and crops after padding with black pixels, by random numbers drawn before each epoch.
+    """Random flips, and crops after padding with black pixels, of images (B, channels, side, side), or flat.
 
-    Args:
-        images: (B, channels, side, side), or flat.
-        draws: (B, 3): first row and first column of the crop, and whether it is flipped.
-        channels: channels of an image.
+    `draws` (B, 3), drawn before each epoch, hold first row and first column of the crop, and whether it is flipped.
     """
     side = images.shape[-1] if images.ndim == 4 else math.isqrt(images.shape[1] // channels)
     padded = functional.pad(images.view(-1, channels, side, side), [PADDING] * 4)

@@ -17,19 +17,12 @@ from paper.methods import solver_options
 
 @dataclass(frozen=True)
 class InitialNetwork:
-    """An initial network.
-
-    Attributes:
-        module: the network.
-        max_log_scale: the largest abs(log lambda) of its rescaling, 0 without one.
-        lr_factors: factors of the learning rate by parameter, for a method that changes rates instead of weights.
-        seconds: wall time of the rescaling.
-    """
+    """An initial network."""
 
     module: nn.Module
-    max_log_scale: float
-    lr_factors: Mapping[str, float] = field(default_factory=dict)
-    seconds: float = 0.0
+    max_log_scale: float  # the largest abs(log lambda) of its rescaling, 0 without one
+    lr_factors: Mapping[str, float] = field(default_factory=dict)  # by parameter, of a method that changes rates
+    seconds: float = 0.0  # wall time of the rescaling
 
 
 def initialize(
@@ -37,11 +30,8 @@ def initialize(
 ) -> InitialNetwork:
     """The initial network of a run; before rescaling, all methods have the same weights at one seed.
 
-    Args:
-        spec: spec of the run.
-        seed: seed of the run.
-        results: folder of the results; start weights and rescalings saved there are read instead of computed.
-        batch: images as the network takes them, for methods that measure statistics; the network moves to their device.
+    Start weights and rescalings saved in the folder of the results are read instead of computed. Methods that measure
+    statistics need a batch of images as the network takes them; the network moves to their device.
     """
     spec = {**spec, "seed": seed}
     module = starts.network(spec, results)

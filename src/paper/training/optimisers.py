@@ -113,13 +113,8 @@ def optimisers(
 ) -> list[Optimizer]:
     """The optimiser of a configuration; Muon takes matrices and kernels and leaves the rest to AdamW.
 
-    Args:
-        module: the module to train.
-        settings: `name` and its options.
-        lr: learning rate.
-        factors: factors of the learning rate by parameter; 1 for parameters left out.
-        scheduled: the learning rate is a tensor on the device of the parameters, which :func:`set_rate` writes; for
-            CUDA graphs.
+    `factors` of the learning rate are by parameter, 1 where left out. With `scheduled` the learning rate is a tensor on
+    the device of the parameters, which :func:`set_rate` writes, for CUDA graphs.
     """
     name, options = settings["name"], {key: value for key, value in settings.items() if key != "name"}
     if name not in ("sgd", "muon", *ADAM):
@@ -178,14 +173,9 @@ def can_stack(settings: Mapping[str, Any]) -> bool:
 class StackedOptimiser:
     """SGD with momentum, Adam or AdamW of parameters stacked along a first axis of runs, by torch.optim's formulas.
 
-    All state is on the device and changes in place.
-
-    Args:
-        settings: `name` and its options.
-        parameters: stacked; the first axis is the run.
-        vectors: whether each parameter is a bias or a gain in the single networks.
-        table: learning rate of each step and run, (steps, runs).
-        factors: factors of the learning rate, (runs,) for each parameter.
+    All state is on the device and changes in place. `vectors` says which parameters are biases or gains in the single
+    networks. The `table` has the learning rate of each step and run, (steps, runs); `factors` are (runs,) for each
+    parameter.
     """
 
     def __init__(

@@ -59,12 +59,7 @@ def never() -> bool:
 
 
 class Checkpoint:
-    """The checkpoint of one run: its state and rows. It is replaced atomically and verified when read.
-
-    Args:
-        folder: folder of the checkpoints.
-        spec: the spec.
-    """
+    """The checkpoint of one run: its state and rows. It is replaced atomically and verified when read."""
 
     def __init__(self, folder: Path, spec: Mapping[str, Any]) -> None:
         self.path = folder / spec["preset"] / f"{key(dict(spec))}.pt"
@@ -108,16 +103,9 @@ class Checkpoint:
 def lock_runs(folder: Path, specs: Sequence[Mapping[str, Any]], stop: Callable[[], bool]) -> Iterator[bool]:
     """Wait until no other process trains these specs, and keep others from them until the block ends.
 
-    The operating system releases the locks of a process that ends, also of a killed one. Locks are taken in one order
-    everywhere, so no two processes wait for each other.
-
-    Args:
-        folder: folder of the checkpoints; processes that share it exclude each other.
-        specs: the specs.
-        stop: whether to give up waiting.
-
-    Yields:
-        False if `stop` returned true before the locks were acquired.
+    Processes exclude each other if they share the folder of the checkpoints. The operating system releases the locks of
+    a process that ends, also of a killed one. Locks are taken in one order everywhere, so no two processes wait for
+    each other. Yields False if `stop` returned true before the locks were acquired.
     """
     names = {digest(dict(spec)): key(dict(spec)) for spec in specs}
     with ExitStack() as held:
@@ -133,7 +121,7 @@ def lock_runs(folder: Path, specs: Sequence[Mapping[str, Any]], stop: Callable[[
 def _acquire(held: ExitStack, path: Path, name: str, stop: Callable[[], bool]) -> bool:
     lock, waiting = FileLock(path), False
     while True:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)  # whoever releases the last lock removes the folder
         try:
             lock.acquire(timeout=0)
         except Timeout:
@@ -163,29 +151,17 @@ def _release(lock: FileLock, path: Path) -> None:
 
 @dataclass
 class Options:
-    """Where and how to train.
-
-    Attributes:
-        results: folder of the results.
-        data: folder of the data sets.
-        checkpoints: folder of the checkpoints.
-        device: where to train; `cuda` without an index uses every visible GPU.
-        every: seconds between two checkpoints.
-        stop: whether to stop now; asked before each batch and after each epoch.
-        most: runs trained in one batch, at most.
-        workers: processes per GPU, for networks that do not fill it.
-        eager: neither CUDA graphs nor compilation for networks that train alone.
-    """
+    """Where and how to train."""
 
     results: Path
     data: Path
     checkpoints: Path
-    device: torch.device
-    every: float = 30.0
-    stop: Callable[[], bool] = never
-    most: int = 96
-    workers: int = 1
-    eager: bool = False
+    device: torch.device  # cuda without an index: every visible GPU
+    every: float = 30.0  # seconds between two checkpoints
+    stop: Callable[[], bool] = never  # whether to stop now; asked before each batch and after each epoch
+    most: int = 96  # runs trained in one batch
+    workers: int = 1  # processes per GPU, for networks that do not fill it
+    eager: bool = False  # neither CUDA graphs nor compilation for networks that train alone
 
 
 @dataclass
@@ -210,13 +186,7 @@ class Progressing:
 def train(runs: Sequence[Spec], options: Options) -> None:
     """Train every spec that has no result yet; runs that can share a batch do so.
 
-    Args:
-        runs: specs.
-        options: where and how to train.
-
-    Raises:
-        PaperError: a spec is incomplete or cannot be trained.
-        TimeUp: the time limit came first; the same call resumes from the checkpoints.
+    TimeUp if the time limit came first; the same call resumes from the checkpoints.
     """
     pending = []
     for path, spec in {result_path(options.results, spec): spec for spec in map(_checked, runs)}.items():
@@ -392,17 +362,15 @@ def _by_epoch(runs: Sequence[Progressing], options: Options) -> list[list[Progre
     return list(parts.values())
 
 
-def _trainer(runs: Sequence[Progressing], splits: Splits, options: Options) -> Trainer:
-    given = [Run(run.spec, run.spec["seed"], options.results) for run in runs]
-    if can_batch(given[0].spec):
-        return BatchedTrainer(given, splits, options.device)
-    return ModuleTrainer(given[0], splits, options.device, options.eager)
-
-
 def _train_together(runs: Sequence[Progressing], splits: Splits, options: Options) -> None:
     """Train runs that are at the same epoch to their last one."""
     saved = began = time.monotonic()
-    trainer = _trainer(runs, splits, options)
+    given = [Run(run.spec, run.spec["seed"], options.results) for run in runs]
+    trainer: Trainer = (
+        BatchedTrainer(given, splits, options.device)
+        if can_batch(given[0].spec)
+        else ModuleTrainer(given[0], splits, options.device, options.eager)
+    )
     epochs, first = runs[0].spec["epochs"], runs[0].epoch
     title = key(runs[0].spec).rpartition("-")[0]
     if len(runs) > 1:
@@ -427,7 +395,9 @@ def _train_together(runs: Sequence[Progressing], splits: Splits, options: Option
             progress.update(_loss(runs[0].state["rows"][-1]))
             stop = epoch < epochs and options.stop()
             if stop or now - saved >= options.every or epoch == epochs:
-                _save(runs, trainer)
+                for number, run in enumerate(runs):
+                    run.state["state"] = None if run.finished else trainer.save(number)
+                    run.checkpoint.write(run.state)
                 saved = time.monotonic()
             if stop:
                 raise TimeUp
@@ -451,12 +421,6 @@ def _loss(row: Mapping[str, float]) -> float:
     return row.get("train_loss", row["test_loss"])
 
 
-def _save(runs: Sequence[Progressing], trainer: Trainer) -> None:
-    for number, run in enumerate(runs):
-        run.state["state"] = None if run.finished else trainer.save(number)
-        run.checkpoint.write(run.state)
-
-
 def _write_result(run: Progressing, options: Options) -> None:
     """Write a run's table and provenance, and remove its checkpoint."""
     table = pd.DataFrame(run.state["rows"])
@@ -478,12 +442,7 @@ def _write_result(run: Progressing, options: Options) -> None:
 class Progress:
     """Progress of some runs over their epochs: a tqdm bar in a terminal, a line every few seconds in a log.
 
-    Args:
-        title: what is trained.
-        epochs: number of epochs of each run.
-        first: epochs already completed.
-        images: number of images, or windows of a text, that all runs together see in one epoch.
-        unit: what they are called.
+    All runs together see `images` (or other units) in one epoch.
     """
 
     def __init__(self, title: str, epochs: int, first: int, images: int, unit: str = "images") -> None:

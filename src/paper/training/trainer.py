@@ -28,19 +28,12 @@ class Run:
 
 
 class Trainer(ABC):
-    """Runs that train together on one device.
+    """Runs that train together on one device."""
 
-    Attributes:
-        max_log_scale: the largest abs(log lambda) of each run's initial rescaling.
-        rescale_seconds: wall time of that rescaling.
-        precision: numerical precision in words, for the provenance.
-        parameters: number of parameters of one network.
-    """
-
-    max_log_scale: list[float]
-    rescale_seconds: list[float]
-    precision: str
-    parameters: int
+    max_log_scale: list[float]  # the largest abs(log lambda) of each run's initial rescaling
+    rescale_seconds: list[float]  # wall time of that rescaling
+    precision: str  # in words, for the provenance
+    parameters: int  # of one network
     eval_batch: int  # examples evaluated at once
 
     def __init__(self, runs: Sequence[Run], splits: Splits, device: torch.device, use_graphs: bool) -> None:
