@@ -32,6 +32,7 @@ TRAINED = ("mlp_2x16/enorm", "mlp_2x16/pathcond-lr0.001", "mlp_2x16_gelu/pathcon
 def specs() -> dict[str, Spec]:
     """Runs that are watched, by key without digest."""
     found = runs.plan(config.read(ROOT, "tiny"), EXPERIMENTS).specs
+    found = {k: s for k, s in found.items() if s.get("train_metrics") != "both"}  # the same run on more images
     chosen = {k: s for k, s in found.items() if s["stage"] == "measure" or any(c in k for c in TRAINED)}
     return {name.rpartition("-")[0]: spec for name, spec in chosen.items()}
 

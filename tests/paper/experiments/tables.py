@@ -38,6 +38,10 @@ TRAINED = {
     "mlp_depth_gelu": cells(map(mlp, (2, 3))),
     "cifar_nv": cells([CIFAR_NV]),
     "cifar_nv_lrs": cells([CIFAR_NV], lrs=(1e-3, 1e-2)),
+    "cifar_nv_all": [
+        (rows.assign(running_train_loss=rows["train_loss"].where(rows["epoch"] > 0)), provenance)
+        for rows, provenance in cells([CIFAR_NV], ("baseline", "pathcond"))
+    ],
     "autoencoder": cells(map(autoencoder, (1, 2))),
     "autoencoder_lrs": [*cells(map(autoencoder, (1, 2)), lrs=(1e-3, 1e-1)), cell(autoencoder(4), diverged=[0])],
     "controls": [
