@@ -446,9 +446,10 @@ def runs(table: pd.DataFrame, kind: str | None = None, **where: object) -> pd.Da
     `kind` is "hidden_layers" for MLPs alone, "compression" for autoencoders alone.
     """
     rows = some(table, panel="run", **where)
-    rows = rows if kind is None else rows[rows[kind].notna()]
-    if rows.empty:
-        raise NotMeasured(f"no run with {kind}")
+    if kind is not None:
+        rows = rows[rows[kind].notna()]
+        if rows.empty:
+            raise NotMeasured(f"no run with {kind}")
     return rows
 
 
@@ -516,10 +517,10 @@ def loss_ratios(rows: pd.DataFrame, column: str, low: str = "pathcond", high: st
 
 
 def known(found: Mapping[T, Estimate | None], least: int = 1) -> dict[T, Estimate]:
-    """The ratios that are not open; NotMeasured if there are fewer than `least`."""
+    """The estimates that are not open; NotMeasured if there are fewer than `least`."""
     kept = {key: value for key, value in found.items() if value is not None}
     if len(kept) < least:
-        raise NotMeasured(f"{len(kept)} of {len(found)} ratios known, {least} needed: targets missed or runs left out")
+        raise NotMeasured(f"{len(kept)} of {len(found)} values known, {least} needed: targets missed or runs left out")
     return kept
 
 

@@ -465,3 +465,12 @@ def test_real_data(name, tmp_path, monkeypatch):
         monkeypatch.setenv("PATHCOND_DATA", str(tmp_path / "second"))
         write_mnist(tmp_path / "mine", arrays)
         assert prepare(name, tmp_path / "2.pt", tmp_path / "mine")["source"] == f"the directory {tmp_path}/mine"
+
+
+def test_the_cache_folder_is_the_users(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATHCOND_DATA", "")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert data.cache_folder() == tmp_path / "pathcond"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PATHCOND_DATA", "~/data")
+    assert data.cache_folder() == tmp_path / "data"

@@ -249,3 +249,11 @@ def test_outputs_before_a_last_function_are_no_hidden_units(last):
     assert (graph.units, graph.frozen_units) == (8, 0)
     model.append(nn.Linear(2, 2).double())
     assert pathcond.extract_graph(model, X).frozen_units == 2
+
+
+def test_smooth_lets_gelu_through_and_says_so():
+    case = BY_NAME["mlp_gelu"]
+    graph = pathcond.extract_graph(case.model(), case.input(), smooth=True)
+    assert graph.units == 4
+    assert graph.approximate
+    assert any("gelu" in note for note in graph.notes)

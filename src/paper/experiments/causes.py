@@ -261,34 +261,36 @@ def _predicts(table: pd.DataFrame, claim: str, value: str, others: Mapping[str, 
 _RULE = "rank correlation of {} with the gain in points of `practice`, with a bootstrap interval over networks"
 _CLAIMS = (
     Claim.ours(
-"causes_scales",
-"The larger the scales of the full solution, the larger its gain at the best learning rate",
-_RULE.format("the largest |log lambda|"),
-lambda table: _predicts(
-            table, "causes_scales", "max_log_scale",
+        "causes_scales",
+        "The larger the scales of the full solution, the larger its gain at the best learning rate",
+        _RULE.format("the largest |log lambda|"),
+        lambda table: _predicts(
+            table,
+            "causes_scales",
+            "max_log_scale",
             {"mean_log_scale": "the mean |log lambda|", "moved": "the share of units moved"},
         ),
-paper="larger where widths vary",
-),
+        paper="larger where widths vary",
+    ),
     Claim.ours(
-"causes_updates",
-"The more the rescaling raises the effective learning rates of the layers, the larger the gain",
-_RULE.format("the relative update after over before, median over layers,"),
-lambda table: _predicts(table, "causes_updates", "update", {}),
-),
+        "causes_updates",
+        "The more the rescaling raises the effective learning rates of the layers, the larger the gain",
+        _RULE.format("the relative update after over before, median over layers,"),
+        lambda table: _predicts(table, "causes_updates", "update", {}),
+    ),
     Claim.ours(
-"causes_uneven",
-"The less evenly the rescaling changes the effective learning rates of the layers, the smaller the gain",
-_RULE.format("the deviation over layers of log2 of the relative update after over before"),
-lambda table: _predicts(table, "causes_uneven", "update_deviation", {}),
-),
+        "causes_uneven",
+        "The less evenly the rescaling changes the effective learning rates of the layers, the smaller the gain",
+        _RULE.format("the deviation over layers of log2 of the relative update after over before"),
+        lambda table: _predicts(table, "causes_uneven", "update_deviation", {}),
+    ),
     Claim.ours(
-"causes_ntk",
-"The more the condition number of the NTK falls, the larger the gain",
-_RULE.format("the condition number before over after"),
-lambda table: _predicts(table, "causes_ntk", "fall", {"growth": "the growth of the mean eigenvalue"}),
-),
-)  # fmt: skip
+        "causes_ntk",
+        "The more the condition number of the NTK falls, the larger the gain",
+        _RULE.format("the condition number before over after"),
+        lambda table: _predicts(table, "causes_ntk", "fall", {"growth": "the growth of the mean eigenvalue"}),
+    ),
+)
 
 
 EXPERIMENT = Experiment(

@@ -395,7 +395,7 @@ _CLAIMS = (
     ),
     Claim.ours(
         "practice_choice",
-        "The rule that was stated before the runs chooses the library's default",
+        "The rule of choice selects the library's default",
         "a candidate passes if on no network that is not held out the interval of its gain lies below zero; of those "
         "the largest mean gain is chosen: the default: holds; the default is tied with the largest (added after the "
         "runs) and has smaller scales: holds partly",

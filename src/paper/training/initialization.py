@@ -53,7 +53,7 @@ def lr_factors(graph: pathcond.ScaleGraph, u: Tensor) -> dict[str, float]:
     A step of plain SGD on a parameter multiplied by d is, in the parameter as it was, a step at 1 / d^2 times the
     learning rate. Each parameter tensor gets the geometric mean of that over its entries.
     """
-    padded = torch.cat((u.new_zeros(1), u)).double()  # log d^2 is u of the row minus u of the column
+    padded = graph.by_number(u).double()  # log d^2 is u of the row minus u of the column
     return {
         name: math.exp(float(padded[units.col].mean() - padded[units.row].mean()))
         for name, units in graph.params.items()
@@ -87,7 +87,7 @@ def is_finite(module: nn.Module) -> bool:
 
 def _apply_part(module: nn.Module, graph: pathcond.ScaleGraph, u: Tensor, part: str) -> None:
     """Apply the incoming (rows) or outgoing (columns) scales alone, for the ablation study: the function changes."""
-    scale = torch.cat((u.new_zeros(1), u / 2)).exp()
+    scale = graph.by_number(u / 2).exp()
     parameters = dict(module.named_parameters())
     with torch.no_grad():
         for name, units in graph.params.items():

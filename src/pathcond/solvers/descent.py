@@ -333,7 +333,7 @@ def power_recurrence(
     rising, falling = (k * p + a).log() + leaving, (p - a).log() + entering
     starts = (falling - rising) / (k + 1)
     equal = (falling - starts).exp()
-    if not bool((a.abs() < 1e100 * equal).all()):
+    if not bool((a.abs() < 10.0 ** (200.0 / (k + 1)) * equal).all()):  # else balanced_root would overflow
         return None
     old = entering.exp() + leaving.exp()
     later = (old.flip(0).cumsum(0).flip(0) - old).tolist()

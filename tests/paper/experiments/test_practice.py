@@ -2,6 +2,7 @@
 
 import math
 
+import pandas as pd
 import pytest
 from pydantic import ValidationError
 from scipy import stats
@@ -93,3 +94,13 @@ def test_a_text_goes_with_a_network_that_takes_text():
         with pytest.raises(PaperError, match=said):
             check_specs([spec])
     check_specs(training_specs({"network": "gpt", **grid}, "paper"))
+
+
+def test_methods_that_are_the_same_on_a_network_are_run_once():
+    relu, gelu = {"kind": "resnet18"}, {"kind": "vit_tiny"}
+    assert [practice.run_as("smooth_paths", model) for model in (relu, gelu)] == ["full", "smooth_paths"]
+    assert [practice.run_as("half_smooth_paths", model) for model in (relu, gelu)] == ["half", "half_smooth_paths"]
+    gains = {"full": 1.0, "half": 2.0, "free": 1.0, "half_smooth_paths": 2.0, "per_layer": 3.0}
+    rows = pd.DataFrame({"network": "a", "method": list(gains), "lr": 0.1, "accuracy": 50.0, "loss": 1.0})
+    found = practice.same_as(rows.assign(gain=list(gains.values())))
+    assert found.tolist() == ["", "", "full", "half", ""]
