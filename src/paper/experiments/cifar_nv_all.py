@@ -24,11 +24,13 @@ def plot(table: pd.DataFrame) -> plotting.Figure:
     losses = [place.get_ylim() for place in axes[:2]]
     for place in axes[:2]:
         place.set_ylim(min(low for low, _ in losses), max(high for _, high in losses))
-    for method, best in PAPER_BEST.items():
-        axes[2].axhline(best, color=plotting.METHODS[method].colour, linewidth=0.7, linestyle="--", zorder=1)
+    more = plotting.seed_handles(table)
+    if axes[2].get_ylim()[1] > min(PAPER_BEST.values()) / 2:  # else, in miniature, they would only squeeze the curves
+        for method, best in PAPER_BEST.items():
+            axes[2].axhline(best, color=plotting.METHODS[method].colour, linewidth=0.7, linestyle="--", zorder=1)
+        more.append(plotting.handle(color=plotting.GREY, linewidth=0.7, linestyle="--", label="the paper's best"))
     plotting.letters(axes)
-    paper = plotting.handle(color=plotting.GREY, linewidth=0.7, linestyle="--", label="the paper's best")
-    plotting.legend(figure, table, markers=False, more=[*plotting.seed_handles(table), paper])
+    plotting.legend(figure, table, markers=False, more=more)
     return figure
 
 
