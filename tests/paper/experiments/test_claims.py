@@ -221,7 +221,7 @@ def test_statistics_by_hand():
     assert -1 <= found.low < found.value < found.high <= 1
     steps = verdicts.steps(pd.DataFrame({1.0: [1.0, 2.0], 3.0: [4.0, 5.0], 2.0: [2.0, 3.0]}))
     assert [step.value for step in steps] == [1.0, 2.0]
-    with pytest.raises(NotMeasured, match="1 of 2 ratios known, 2 needed"):
+    with pytest.raises(NotMeasured, match="1 of 2 values known, 2 needed"):
         verdicts.known({1.0: None, 2.0: Estimate(1.0, 1.0, 1.0)}, least=2)
 
 
