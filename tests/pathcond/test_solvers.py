@@ -13,9 +13,8 @@ import pathcond
 from pathcond.apply import Scales, load_scales
 from pathcond.objective import build_objective, layout_of
 from pathcond.solvers import SolverOptions, balance_norms, equalize_ranges
-from pathcond.solvers.descent import hessian
 from tests.cases import BY_NAME, CASES, mlp
-from tests.reference import dense_problem, literal_sweeps, signed_matrix, signed_sweeps
+from tests.reference import assert_hessian_is_dense, dense_problem, literal_sweeps, signed_matrix, signed_sweeps
 
 RESCALED = [c for c in CASES if c.units]
 
@@ -326,16 +325,7 @@ def test_signed_gradient_and_optimum(signed):
 
 def test_signed_hessian_is_the_dense_one(signed):
     graph, g = signed
-    b, flat = signed_matrix(graph, g)
-    objective = build_objective(layout_of(graph, tuple(g)), g, {}, device=torch.device("cpu"))
-    u = torch.randn(graph.units, generator=torch.Generator().manual_seed(1), dtype=torch.float64) / 2
-    share = (b @ u).exp() * flat
-    share = share / share.sum()
-    expected = b.T @ (share[:, None] * b) - torch.outer(b.T @ share, b.T @ share)
-    product, diagonal = hessian(objective, torch.cat((u.new_zeros(1), u)))
-    columns = [product(row) for row in torch.eye(graph.units + 1, dtype=torch.float64)[1:]]
-    torch.testing.assert_close(torch.stack(columns)[:, 1:], expected, rtol=0, atol=1e-12)
-    torch.testing.assert_close(diagonal[1:], expected.diagonal(), rtol=0, atol=1e-12)
+    assert_hessian_is_dense(graph, g, *signed_matrix(graph, g))
 
 
 def test_signed_logarithms_and_magnitudes(signed, monkeypatch):
