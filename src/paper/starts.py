@@ -5,30 +5,31 @@
 A file that exists is not computed again. If a file is missing, training computes the same numbers itself.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json
+import math
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from paper import cli, results, runs
+import pandas as pd
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor, nn
+
+import pathcond
+from paper import cli, models, results, runs
 from paper.cli import PaperError
 from paper.methods import solver_options
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from pathcond import DiagG, ScaleGraph, Solution
+from pathcond import DiagG, ScaleGraph, Solution
 
 
 def network(spec: Mapping[str, Any], folder: Path | None = None) -> nn.Module:
     """The network a run starts from, before any rescaling; saved weights are read from the `folder` of the results."""
-    from paper import models
-
     path = None if folder is None else runs.start_path(folder, spec)
     if path is None or not path.exists():
         return models.make(spec["model"], spec["seed"])
@@ -45,11 +46,6 @@ def log_scales(
     A saved solution is read from the `folder` of the results. A method that measures statistics of normalisations needs
     a batch of images on the device of the network.
     """
-    import torch
-
-    import pathcond
-    from paper import models
-
     how, measured = spec["rescaling"], spec["rescaling"].get("statistics") == "input"
     if measured and batch is None:
         raise ValueError(f"{runs.key(spec)}: expected a batch to measure the statistics of normalisations on")
@@ -97,10 +93,6 @@ def connected_parts(graph: ScaleGraph) -> list[list[str]]:
 
 def _solve_parts(graph: ScaleGraph, g: DiagG, **options: Any) -> Solution:
     """The solution with one objective for each part; the objective is their sum, the residual the largest."""
-    from dataclasses import replace
-
-    import pathcond
-
     parts = connected_parts(graph)
     if len(parts) < 2:  # one objective; parameters without a scale count in it
         return pathcond.solve(graph, g, **options)
@@ -116,6 +108,86 @@ def _solve_parts(graph: ScaleGraph, g: DiagG, **options: Any) -> Solution:
         mean_update=tuple(updates),
         residual=max(one.residual for one in found),
     )
+
+
+@dataclass(frozen=True)
+class InitialNetwork:
+    """An initial network."""
+
+    module: nn.Module
+    max_log_scale: float  # the largest abs(log lambda) of its rescaling, 0 without one
+    lr_factors: Mapping[str, float] = field(default_factory=dict)  # by parameter, of a method that changes rates
+    seconds: float = 0.0  # wall time of the rescaling
+
+
+def initialize(
+    spec: Mapping[str, Any], seed: int, folder: Path | None = None, batch: Tensor | None = None
+) -> InitialNetwork:
+    """The initial network of a run; before rescaling, all methods have the same weights at one seed.
+
+    Start weights and rescalings saved in the folder of the results are read instead of computed. Methods that measure
+    statistics need a batch of images as the network takes them; the network moves to their device.
+    """
+    spec = {**spec, "seed": seed}
+    module = network(spec, folder)
+    how = spec["rescaling"]
+    if not how.get("rescale"):
+        return InitialNetwork(module, 0.0)
+    if how.get("statistics") == "input" and batch is not None:
+        module = module.to(batch.device)
+    began = time.perf_counter()
+    graph, found, _ = log_scales(spec, module, folder, batch)
+    u = found["u"]
+    factors = lr_factors(graph, u) if how["part"] == "rates" else {}
+    return InitialNetwork(module, _apply(module, graph, u, how["part"]), factors, time.perf_counter() - began)
+
+
+def lr_factors(graph: ScaleGraph, u: Tensor) -> dict[str, float]:
+    """Learning rates by parameter that imitate a rescaling.
+
+    A step of plain SGD on a parameter multiplied by d is, in the parameter as it was, a step at 1 / d^2 times the
+    learning rate. Each parameter tensor gets the geometric mean of that over its entries.
+    """
+    padded = graph.by_number(u).double()  # log d^2 is u of the row minus u of the column
+    return {
+        name: math.exp(float(padded[units.col].mean() - padded[units.row].mean()))
+        for name, units in graph.params.items()
+    }
+
+
+def rescale(module: nn.Module, x: Tensor, rescaling: Mapping[str, Any]) -> float:
+    """Rescale a network in place by a method's settings, unless it diverged; returns the largest abs(log lambda)."""
+    if not is_finite(module):
+        return 0.0
+    # Smooth activations let scales pass; for ReLU the option changes nothing.
+    graph = pathcond.extract_graph(module, x, batchnorm=rescaling["batchnorm"], smooth=True)
+    g = pathcond.compute_diag_g(module, x, pooling=rescaling["pooling"], graph=graph)
+    solution = pathcond.solve(graph, g, **solver_options(rescaling), damping=rescaling.get("damping", 1.0))
+    return _apply(module, graph, solution.u, rescaling["part"])
+
+
+def _apply(module: nn.Module, graph: ScaleGraph, u: Tensor, part: str) -> float:
+    """Apply log-scales in place, unless they are for learning rates; returns the largest abs(log lambda)."""
+    if part == "both":
+        pathcond.apply_scales_(module, graph, u)
+    elif part != "rates":
+        _apply_part(module, graph, u, part)
+    return float(u.abs().max()) / 2 if len(u) else 0.0
+
+
+def is_finite(module: nn.Module) -> bool:
+    """Whether all parameters and buffers are finite; a network that diverged is not rescaled."""
+    return all(bool(t.isfinite().all()) for t in module.state_dict().values())
+
+
+def _apply_part(module: nn.Module, graph: ScaleGraph, u: Tensor, part: str) -> None:
+    """Apply the incoming (rows) or outgoing (columns) scales alone, for the ablation study: the function changes."""
+    scale = graph.by_number(u / 2).exp()
+    parameters = dict(module.named_parameters())
+    with torch.no_grad():
+        for name, units in graph.params.items():
+            factor = scale[units.row] if part == "rows" else scale[units.col].reciprocal()
+            parameters[name].mul_(factor.to(parameters[name].dtype))
 
 
 def save_start(spec: Mapping[str, Any], folder: Path) -> Path:
@@ -152,8 +224,6 @@ def row(spec: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
 
 def _write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    from safetensors.torch import save
-
     tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
     facts = json.dumps({**metadata, "sha256": _sha256(tensors)}, sort_keys=True)
     results.write_bytes(path, save(tensors, {"facts": facts}))  # one entry: several are in random order
@@ -161,9 +231,6 @@ def _write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Tensors and metadata of a file; a PaperError if it is damaged."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load
-
     content = results.read_bytes(path)
     try:
         tensors = load(content)
@@ -210,8 +277,6 @@ def main() -> None:
         specs = [spec for spec in specs if runs.has_scales(spec)]
     paths = {(save_scales if rescaled else save_start)(spec, given.results): spec for spec in specs}
     if rescaled and given.index:
-        import pandas as pd
-
         rows = [row(spec, path) for path, spec in paths.items()]
         results.write_table(given.index.with_suffix(".csv"), pd.DataFrame(rows))
     if given.index:

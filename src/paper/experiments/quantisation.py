@@ -118,8 +118,8 @@ def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
 
 def train(settings: Mapping[str, Any], device: torch.device) -> tuple[nn.Module, Splits]:
     """The trained network in eval mode, and its data; a PaperError if training diverged."""
+    from paper.starts import is_finite
     from paper.training.datasets import load
-    from paper.training.initialization import is_finite
     from paper.training.modules import ModuleTrainer
     from paper.training.trainer import Run
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from paper import models
+from paper.starts import initialize, rescale
 from paper.training.datasets import Splits
-from paper.training.initialization import initialize, rescale
 from paper.training.kernels import torch_layers
 from paper.training.kernels.torch_layers import compiled
 from paper.training.optimisers import StackedOptimiser, rates

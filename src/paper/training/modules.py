@@ -20,8 +20,8 @@ from paper.cli import PaperError
 from paper.methods import solver_options
 from paper.seeds import generator
 from paper.settings import DATASETS
+from paper.starts import initialize, is_finite
 from paper.training.datasets import DRAWS, Splits, flip_and_crop
-from paper.training.initialization import initialize, is_finite
 from paper.training.kernels import torch_layers
 from paper.training.kernels.torch_layers import compiled
 from paper.training.optimisers import optimisers, rates, set_rate

@@ -427,6 +427,7 @@ def _write_result(run: Progressing, options: Options) -> None:
     table = table[[name for name in COLUMNS if name in table]]
     provenance = {
         **cli.environment(options.device),
+        "shared_gpu": options.workers > 1 or "CUDA_MPS_PIPE_DIRECTORY" in os.environ,
         "commit": cli.commit(),
         "precision": run.state["precision"],
         "parameters": run.state["parameters"],

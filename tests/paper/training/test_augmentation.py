@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.nn import functional
 
+from paper.starts import initialize
 from paper.training.datasets import PADDING, flip_and_crop
-from paper.training.initialization import initialize
 from paper.training.modules import ModuleTrainer
 from paper.training.optimisers import optimisers, rates, set_rate
 from paper.training.runner import can_batch

@@ -8,8 +8,8 @@ from torch.optim import _muon
 
 import pathcond
 from paper import models
+from paper.starts import initialize, lr_factors
 from paper.training.batched_mlps import BatchedMLPs, BatchedTrainer
-from paper.training.initialization import initialize, lr_factors
 from paper.training.modules import ModuleTrainer
 from paper.training.optimisers import Muon, StackedOptimiser, optimisers, orthogonalised, rates, set_rate
 from paper.training.runner import Checkpoint

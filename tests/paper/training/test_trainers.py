@@ -5,8 +5,8 @@ import torch
 
 import pathcond
 from paper import models
+from paper.starts import initialize
 from paper.training.batched_mlps import BatchedTrainer
-from paper.training.initialization import initialize
 from paper.training.modules import ModuleTrainer
 from paper.training.trainer import Run
 from tests.paper.training.reference import (

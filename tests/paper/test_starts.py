@@ -10,7 +10,7 @@ import pathcond
 from paper import models, starts
 from paper.cli import PaperError
 from paper.methods import BOUND, DAMPING
-from paper.training.initialization import initialize, rescale
+from paper.starts import initialize, rescale
 from pathcond.rescale import DEFAULT_CLAMP, DEFAULT_DAMPING
 from tests.paper.training.reference import AUTOENCODER, BARE, CONV, MLP, assert_same, make_spec, values
 
