@@ -109,16 +109,15 @@ def commit() -> str | None:
 def choose_device(name: str, threads: int | None = None) -> torch.device:
     """The device a name stands for; `auto` is a GPU if there is one.
 
-    A CPU uses `threads`, else OMP_NUM_THREADS (which Snakemake sets), else one thread. It does not use all cores of the
-    machine, because another number of threads rounds sums differently.
+    On a CPU, torch uses `threads`, else OMP_NUM_THREADS (which Snakemake sets), else one thread; so it does beside a GPU,
+    where scales are solved on the CPU. It does not use all cores, because another number of threads rounds sums
+    differently.
     """
     if name == "cuda" and not torch.cuda.is_available():
         raise PaperError("device: expected a CUDA device, torch sees none. Use --device cpu (config: device: cpu).")
-    if name != "cpu" and torch.cuda.is_available():
-        return torch.device("cuda")
     said = os.environ.get("OMP_NUM_THREADS", "")
     torch.set_num_threads(threads or (int(said) if said.isdecimal() and int(said) else 1))
-    return torch.device("cpu")
+    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
 def describe_device(device: torch.device) -> str:
