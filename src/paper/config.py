@@ -73,7 +73,6 @@ class Top(fields.Block):
     sweeps: fields.PositiveInt
     runs_per_job: RunsPerJob
     missing: list[MissingRuns]
-    not_recorded: list[str]
     networks: dict[fields.Name, fields.Network]
     setups: dict[fields.Name, dict[str, Any]]
     experiments: dict[str, dict[str, Any]]
@@ -105,11 +104,6 @@ class Config:
     def missing(self) -> list[dict[str, Any]]:
         """Fields of the training runs that are known to be missing."""
         return [entry.model_dump() for entry in self.top.missing]
-
-    @property
-    def not_recorded(self) -> list[str]:
-        """Experiments that are left out, because their runs are not recorded."""
-        return self.top.not_recorded
 
     @cached_property
     def plain(self) -> dict[str, dict[str, Any]]:
@@ -291,15 +285,6 @@ def check(content: Mapping[str, Json]) -> Config:
     for name in blocks:
         if name not in EXPERIMENTS:
             mistakes.append(f"experiments: unknown key {name!r}{_hint(str(name), list(EXPERIMENTS))}")
-    given = content.get("not_recorded")
-    listed = given if isinstance(given, list) else []
-    for name in listed:
-        if name not in EXPERIMENTS:
-            mistakes.append(f"not_recorded: no experiment {name!r}{_hint(str(name), list(EXPERIMENTS))}")
-    for experiment in EXPERIMENTS.values():
-        for source in set(experiment.also) & set(map(str, listed)):
-            if (name := experiment.name) not in listed:
-                mistakes.append(f"not_recorded: expected {name} too, which reads the runs of {source}; list both.")
     if absent := [name for name in EXPERIMENTS if name not in blocks]:
         mistakes.append(f"experiments: expected the keys {', '.join(absent)}, which are not there.")
     for name, experiment in EXPERIMENTS.items():

@@ -13,6 +13,7 @@ import jinja2
 import pandas as pd
 
 from paper import cli, config, results
+from paper.experiments import EXPERIMENTS
 from paper.verdicts import NO, PARTLY, WORDS, YES, counted
 from paper.workflow import Workflow
 
@@ -34,7 +35,7 @@ def pages(flow: Workflow, preset: str) -> Iterator[tuple[str, str]]:
     plan, chosen = flow.plan(preset), flow.config(preset)
     claims = results.read_json(folder / "claims.json")
     provenance = {key: results.read_provenance(folder / f"{key}.csv") for key in plan.specs}
-    for name, experiment in flow.experiments(preset).items():
+    for name, experiment in EXPERIMENTS.items():
         table = results.read_table(folder / f"aggregate/{name}.csv")
         short = len(table) <= LONGEST_TABLE
         yield (

@@ -196,8 +196,7 @@ class Plan:
 
 
 def plan(config: Config, experiments: Mapping[str, Experiment]) -> Plan:
-    """Expand a checked configuration into its runs; experiments that it lists as not recorded are left out."""
-    experiments = {name: found for name, found in experiments.items() if name not in config.not_recorded}
+    """Expand a checked configuration into its runs."""
     own: dict[str, dict[str, Spec]] = {}
     missing: dict[str, list[dict[str, Any]]] = {}
     for name, experiment in experiments.items():
@@ -391,7 +390,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m paper.runs", description=main.__doc__)
     config.add_options(parser)
     parser.add_argument("--experiments", nargs="+", choices=tuple(EXPERIMENTS), default=(), metavar="NAME",
-                        help="only the runs of these experiments, even if they are not recorded yet")  # fmt: skip
+                        help="only the runs of these experiments")  # fmt: skip
     parser.add_argument("--queue", nargs="*", metavar="NAME", help="the runs of queue.yaml, or only of these blocks")
     parser.add_argument("--output", type=Path, required=True)
     given = parser.parse_args()
@@ -402,8 +401,7 @@ def main() -> None:
         check_specs(specs)
         results.write_json(given.output, list({key(spec): spec for spec in specs}.values()))
         return
-    over = {"not_recorded": []} if given.experiments else {}
-    found = plan(config.read(given.folder, given.preset, over), EXPERIMENTS)
+    found = plan(config.read(given.folder, given.preset), EXPERIMENTS)
     wanted = dict.fromkeys(name for experiment in given.experiments or found.asked for name in found.asked[experiment])
     results.write_json(given.output, [found.specs[name] for name in wanted])
 

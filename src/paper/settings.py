@@ -393,8 +393,10 @@ def grids(settings: TrainingGrid) -> Iterator[dict[str, Any]]:
     block = plain(settings)
     axes = ("hidden_layers", "compressions", "target", "shown", "smoothing")
     common = {name: value for name, value in block.items() if name not in ("model", *axes)}
+    optimiser = block["optimiser"]
+    name = "momentum" if optimiser.get("momentum") else optimiser["name"]
     for network, model in networks(block):
-        yield {"network": network, "model": model, **common}
+        yield {"network": network if name == "sgd" else f"{network}_{name}", "model": model, **common}
 
 
 def networks(block: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -21,7 +21,6 @@ from typing import Any
 from paper import cli, config, results, runs
 from paper.cli import PaperError
 from paper.experiments import EXPERIMENTS
-from paper.experiments.base import Experiment
 from paper.runs import Batch, Plan, Spec
 from paper.verdicts import in_words
 
@@ -54,10 +53,6 @@ class Workflow:
         if preset not in self.presets:
             raise PaperError(f"preset: expected one of {', '.join(self.presets)}, got {preset!r}.")
         return runs.plan(self.config(preset), EXPERIMENTS)
-
-    def experiments(self, preset: str) -> dict[str, Experiment]:
-        """The experiments of a preset whose runs are recorded or to be computed now, in the paper's order."""
-        return {name: found for name, found in EXPERIMENTS.items() if name not in self.config(preset).not_recorded}
 
     # Jobs of the computing stages: each computes the missing results of a batch and writes an index of all of them
 

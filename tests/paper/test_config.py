@@ -53,9 +53,6 @@ VALUES = {
     "missing runs that no one asks for": (
         "missing", [{"network": "cifar_nv", "method": "enorm", "lr": 0.5}], "missing.0: expected fields of a run"
     ),
-    "runs that are read but not recorded": (
-        "not_recorded", ["practice"], "not_recorded: expected causes too, which reads the runs of practice; list both."
-    ),
     "no dots": ("figures.dpi", 5, "figures.dpi: expected at least 50, got 5."),
 }  # fmt: skip
 # Bytes of a file that is no configuration, and what the message says.

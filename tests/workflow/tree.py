@@ -49,7 +49,6 @@ class Tree:
             content["experiments"] = {k: v for k, v in content["experiments"].items() if k in experiments}
             if path.name == "config.yaml":
                 content["missing"] = []
-                content["not_recorded"] = [name for name in content["not_recorded"] if name in experiments]
             path.write_text(yaml.safe_dump(content, sort_keys=False))
 
     def copy(self, folder: Path) -> "Tree":

@@ -27,7 +27,7 @@ rule claims:
         claims=lambda wildcards: expand(
             CLAIM,
             preset=wildcards.preset,
-            experiment=FLOW.experiments(wildcards.preset),
+            experiment=EXPERIMENTS,
         ),
         code=code("claims"),
     output:

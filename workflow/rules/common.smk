@@ -12,6 +12,7 @@ from snakemake_interface_executor_plugins.settings import DeploymentMethod
 
 from paper import config as paper_config
 from paper.cli import PaperError
+from paper.experiments import EXPERIMENTS
 from paper.workflow import (
     Workflow,
     add_sacct,
@@ -35,7 +36,6 @@ except PaperError as error:
     raise WorkflowError(str(error))
 
 PRESET = FLOW.preset
-EXPERIMENTS = FLOW.experiments(PRESET)
 DEVICE = FLOW.config(PRESET).top.device
 GPU = int(DEVICE == "cuda" or (DEVICE == "auto" and has_gpu()))
 try:

@@ -4,10 +4,10 @@ rule docs:
         expand(
             FIGURE,
             preset="paper",
-            experiment=FLOW.experiments("paper"),
+            experiment=EXPERIMENTS,
             suffix=["pdf", "png"],
         ),
-        expand(AGGREGATE, preset="paper", experiment=FLOW.experiments("paper")),
+        expand(AGGREGATE, preset="paper", experiment=EXPERIMENTS),
         expand(CLAIMS, preset="paper"),
         code("docs"),
     log:

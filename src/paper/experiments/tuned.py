@@ -32,7 +32,6 @@ class Settings(Block):
     mlp: DepthGrid
     mlp_more: DepthGrid | None = None
     mlp_dense: DepthGrid | None = None
-    mlp_deep: DepthGrid | None = None
     mlp_longer: DepthGrid | None = None
     autoencoder: CompressionGrid
     autoencoder_more: CompressionGrid | None = None
