@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pathcond
-from tests.cases import Net, assert_function_kept
+from tests.cases import Net, assert_function_kept, random_scales
 
 
 @dataclass(frozen=True)
@@ -234,6 +234,19 @@ def test_a_gain_with_an_offset_is_saved_and_undone(tmp_path: Any) -> None:
     report.undo_(model)
     for rescaled in (model, again):
         assert torch.allclose(before, rescaled(*x), rtol=1e-9)
+
+
+def test_keys_have_the_inverse_scales_of_queries() -> None:
+    torch.manual_seed(0)
+    model, x = CASES["sdpa"].build().double(), _inputs(((2, 5, 6),))
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    graph = pathcond.extract_graph(model, x)
+    u = random_scales(graph)
+    assert torch.equal(graph.by_module(u)["k"], -graph.by_module(u)["q"])
+    for factor in (100.0, -100.0):  # too large but for logarithms
+        pathcond.apply_scales_(model, graph, factor * u, force=True)
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(p.detach(), before[name], rtol=1e-9, atol=0)
 
 
 # ---- experts
