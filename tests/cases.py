@@ -49,13 +49,6 @@ class Lambda(nn.Module):
         for name, part in parts.items():
             setattr(self, name, nn.Parameter(torch.randn(part)) if isinstance(part, tuple) else part)
 
-    def forward(self, x: Tensor) -> Any:
-        return self._run(self, x)
-
-
-class Net(Lambda):
-    """As :class:`Lambda`, with any number of inputs."""
-
     def forward(self, *inputs: Any) -> Any:
         return self._run(self, *inputs)
 
@@ -86,7 +79,21 @@ def assert_function_kept(
     pathcond.apply_scales_(scaled, graph, random_scales(graph))
     for training in (False, True):
         found, expected = (outputs(m, x, training) for m in (scaled, model))
-        torch.testing.assert_close(found, expected, rtol=tol, atol=tol)
+        torch.testing.assert_close(found, expected, rtol=tol, atol=tol * float(expected.abs().amax()))
+
+
+def assert_diag_g_follows(
+    model: nn.Module, x: Tensor, graph: pathcond.ScaleGraph, tol: float = 1e-9, but: frozenset[str] = frozenset()
+) -> None:
+    """diag(G) after a rescaling at random is exp(Bu) diag(G), entry by entry, but for some parameters."""
+    before, u = pathcond.compute_diag_g(model, x), random_scales(graph)
+    pathcond.apply_scales_(model, graph, u)
+    after, full = pathcond.compute_diag_g(model, x), graph.by_number(u)
+    for name in before.keys() - but:
+        scales = graph.params.get(name)
+        factor = (full[scales.col] - full[scales.row]).exp() if scales else torch.ones(())
+        atol = 1e-12 * float(before[name].abs().amax())
+        torch.testing.assert_close(after[name], before[name] * factor, rtol=tol, atol=atol)
 
 
 def mlp(

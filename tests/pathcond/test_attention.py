@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pathcond
-from tests.cases import Net, assert_function_kept, random_scales
+from tests.cases import Lambda, assert_function_kept, random_scales
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def _gain(s: Any, x: Tensor) -> Tensor:
     return s.b(y * (1.0 + s.w))
 
 
-def _recurrent(start: Callable[[Tensor], Tensor]) -> Net:
+def _recurrent(start: Callable[[Tensor], Tensor]) -> Lambda:
     """A recurrent network by hand, which starts from zeros."""
 
     def forward(s: Any, x: Tensor) -> Tensor:
@@ -98,7 +98,7 @@ def _recurrent(start: Callable[[Tensor], Tensor]) -> Net:
             h = F.relu(s.i(now) + s.h(h))
         return s.o(h)
 
-    return Net(forward, i=L(5, 8), h=L(8, 8), o=L(8, 2))
+    return Lambda(forward, i=L(5, 8), h=L(8, 8), o=L(8, 2))
 
 
 def _pruned(s: Any, x: Tensor) -> Tensor:
@@ -107,53 +107,53 @@ def _pruned(s: Any, x: Tensor) -> Tensor:
 
 
 CASES: dict[str, Case] = {
-    "sdpa": Case(lambda: Net(_sdpa, q=L(6, 6), k=L(6, 6), v=L(6, 6), o=L(6, 2)), ((2, 5, 6),), 12),
-    "grouped_query": Case(lambda: Net(_sdpa, q=L(6, 12), k=L(6, 6), v=L(6, 6), o=L(12, 2)), ((2, 5, 6),), 12),
-    "matmul": Case(lambda: Net(_matmul, q=L(6, 6), k=L(6, 6), v=L(6, 6), o=L(6, 2)), ((2, 5, 6),), 12),
-    "rotary": Case(lambda: Net(_rotary, q=L(6, 8), k=L(6, 8), v=L(6, 8), o=L(8, 2)), ((2, 5, 6),), 4 + 8),
+    "sdpa": Case(lambda: Lambda(_sdpa, q=L(6, 6), k=L(6, 6), v=L(6, 6), o=L(6, 2)), ((2, 5, 6),), 12),
+    "grouped_query": Case(lambda: Lambda(_sdpa, q=L(6, 12), k=L(6, 6), v=L(6, 6), o=L(12, 2)), ((2, 5, 6),), 12),
+    "matmul": Case(lambda: Lambda(_matmul, q=L(6, 6), k=L(6, 6), v=L(6, 6), o=L(6, 2)), ((2, 5, 6),), 12),
+    "rotary": Case(lambda: Lambda(_rotary, q=L(6, 8), k=L(6, 8), v=L(6, 8), o=L(8, 2)), ((2, 5, 6),), 4 + 8),
     "einsum": Case(
-        lambda: Net(_einsum, wq=(6, 2, 3), wk=(6, 2, 3), wv=(6, 2, 3), wo=(2, 3, 6)), ((2, 5, 6),), 12
+        lambda: Lambda(_einsum, wq=(6, 2, 3), wk=(6, 2, 3), wv=(6, 2, 3), wo=(2, 3, 6)), ((2, 5, 6),), 12
     ),
-    "baddbmm": Case(lambda: Net(_baddbmm, q=L(6, 4), k=L(6, 4), v=L(6, 4), o=L(4, 3)), ((2, 5, 6),), 8),
+    "baddbmm": Case(lambda: Lambda(_baddbmm, q=L(6, 4), k=L(6, 4), v=L(6, 4), o=L(4, 3)), ((2, 5, 6),), 8),
     "multihead": Case(
-        lambda: Net(lambda s, x, y: s.a(x, y, y)[0], a=nn.MultiheadAttention(6, 2, batch_first=True)),
+        lambda: Lambda(lambda s, x, y: s.a(x, y, y)[0], a=nn.MultiheadAttention(6, 2, batch_first=True)),
         ((2, 5, 6), (2, 4, 6)),
         12,
     ),
-    "chunks": Case(lambda: Net(_chunks, w=(12, 6), b=(3, 4), o=L(4, 3)), ((2, 5, 6),), 8),
-    "stacked": Case(lambda: Net(_stacked, w=(3, 6, 6), o=(12, 6), c=(12,), h=(2, 6)), ((2, 5, 6),), 6 + 6 + 6),
-    "overlapping": Case(lambda: Net(_overlapping, w=(7, 3), o=L(6, 2)), ((4, 3),), 1),
+    "chunks": Case(lambda: Lambda(_chunks, w=(12, 6), b=(3, 4), o=L(4, 3)), ((2, 5, 6),), 8),
+    "stacked": Case(lambda: Lambda(_stacked, w=(3, 6, 6), o=(12, 6), c=(12,), h=(2, 6)), ((2, 5, 6),), 6 + 6 + 6),
+    "overlapping": Case(lambda: Lambda(_overlapping, w=(7, 3), o=L(6, 2)), ((4, 3),), 1),
     "strided": Case(
-        lambda: Net(lambda s, x: s.o(F.relu(F.linear(x, s.w[::2]))), w=(6, 3), o=L(3, 2)), ((4, 3),), 0
+        lambda: Lambda(lambda s, x: s.o(F.relu(F.linear(x, s.w[::2]))), w=(6, 3), o=L(3, 2)), ((4, 3),), 0
     ),
     "gated": Case(
-        lambda: Net(lambda s, x: s.o(F.silu(s.g(x)) * s.u(x)), g=L(3, 6), u=L(3, 6), o=L(6, 2)), ((4, 3),), 6
+        lambda: Lambda(lambda s, x: s.o(F.silu(s.g(x)) * s.u(x)), g=L(3, 6), u=L(3, 6), o=L(6, 2)), ((4, 3),), 6
     ),
-    "one_plus_gain": Case(lambda: Net(_gain, a=L(3, 6), w=(6,), b=L(6, 2)), ((4, 3),), 6),
+    "one_plus_gain": Case(lambda: Lambda(_gain, a=L(3, 6), w=(6,), b=L(6, 2)), ((4, 3),), 6),
     "masked_to_zero": Case(
-        lambda: Net(lambda s, x: s.b(F.relu(s.a(x)).masked_fill(MASK, 0.0)), a=L(3, 6), b=L(6, 2)), ((4, 3),), 6
+        lambda: Lambda(lambda s, x: s.b(F.relu(s.a(x)).masked_fill(MASK, 0.0)), a=L(3, 6), b=L(6, 2)), ((4, 3),), 6
     ),
     "masked_to_one": Case(
-        lambda: Net(lambda s, x: s.b(F.relu(s.a(x)).masked_fill(MASK, 1.0)), a=L(3, 6), b=L(6, 2)), ((4, 3),), 0
+        lambda: Lambda(lambda s, x: s.b(F.relu(s.a(x)).masked_fill(MASK, 1.0)), a=L(3, 6), b=L(6, 2)), ((4, 3),), 0
     ),
     "unfold": Case(
-        lambda: Net(
+        lambda: Lambda(
             lambda s, x: s.b(F.unfold(F.relu(s.a(x)), 3, padding=1).transpose(1, 2)), a=nn.Conv2d(3, 4, 1), b=L(36, 2)
         ),
         ((2, 3, 5, 5),),
         4,
     ),
     "fold": Case(
-        lambda: Net(
+        lambda: Lambda(
             lambda s, x: s.b(F.fold(F.unfold(F.relu(s.a(x)), 2), (5, 5), 2)), a=nn.Conv2d(3, 4, 1),
             b=nn.Conv2d(4, 2, 1),
         ),
         ((2, 3, 5, 5),),
         4,
     ),
-    "pruned": Case(lambda: Net(_pruned, a=(6, 3), b=(2, 6)), ((4, 3),), 6),
+    "pruned": Case(lambda: Lambda(_pruned, a=(6, 3), b=(2, 6)), ((4, 3),), 6),
     "lora": Case(
-        lambda: Net(
+        lambda: Lambda(
             lambda s, x: s.o(F.relu(s.w(x) + 0.3 * s.b(s.a(x)))), w=L(4, 6), a=L(4, 2), b=L(2, 6, bias=False), o=L(6, 2)
         ),
         ((5, 4),),
@@ -165,7 +165,7 @@ CASES: dict[str, Case] = {
         lambda: _recurrent(lambda x: torch.zeros_like(x[:, 0, :1]).repeat(1, 8)), ((2, 4, 5),), 8
     ),
     "graph_convolution": Case(
-        lambda: Net(lambda s, x: ADJACENCY @ s.b(F.relu(ADJACENCY @ s.a(x))), a=L(3, 6), b=L(6, 2)), ((4, 3),), 6
+        lambda: Lambda(lambda s, x: ADJACENCY @ s.b(F.relu(ADJACENCY @ s.a(x))), a=L(3, 6), b=L(6, 2)), ((4, 3),), 6
     ),
 }  # fmt: skip
 
@@ -189,20 +189,20 @@ def test_scales_keep_the_function(name: str) -> None:
 
 INDEXED: dict[str, tuple[Callable[[], nn.Module], tuple[Tensor, ...], int]] = {
     "embedding_bag": (
-        lambda: Net(lambda s, i: s.b(F.relu(s.e(i))), e=nn.EmbeddingBag(7, 5), b=L(5, 2)),
+        lambda: Lambda(lambda s, i: s.b(F.relu(s.e(i))), e=nn.EmbeddingBag(7, 5), b=L(5, 2)),
         (torch.arange(12).reshape(3, 4) % 7,), 5,
     ),
     "tied": (  # one use has scales along columns, the other along rows: those of the embedding are one, the output's
-        lambda: Net(lambda s, i: F.linear(s.c(F.relu(s.b(s.a(i)))), s.a.weight), a=nn.Embedding(7, 4), b=L(4, 6),
+        lambda: Lambda(lambda s, i: F.linear(s.c(F.relu(s.b(s.a(i)))), s.a.weight), a=nn.Embedding(7, 4), b=L(4, 6),
                     c=L(6, 4)),
         (torch.tensor([1, 3, 2]),), 6,
     ),
     "rows": (
-        lambda: Net(lambda s, x, i: s.b(F.relu(s.a(x))[i // 2]), a=L(3, 6), b=L(6, 2)),
+        lambda: Lambda(lambda s, x, i: s.b(F.relu(s.a(x))[i // 2]), a=L(3, 6), b=L(6, 2)),
         (torch.randn(5, 3, dtype=torch.float64), torch.tensor([0, 4, 2])), 6,
     ),
     "channels": (  # tied to one another, since any of them may be picked
-        lambda: Net(lambda s, x, i: s.b(F.relu(s.a(x)).gather(1, i)), a=L(3, 6), b=L(6, 2)),
+        lambda: Lambda(lambda s, x, i: s.b(F.relu(s.a(x)).gather(1, i)), a=L(3, 6), b=L(6, 2)),
         (torch.randn(4, 3, dtype=torch.float64), torch.arange(24).reshape(4, 6) * 5 % 6), 1,
     ),
 }  # fmt: skip
@@ -264,7 +264,7 @@ def _experts(s: Any, x: Tensor, moved: bool = False, degree: int = 1) -> Tensor:
 def test_experts_have_scales_of_their_own_while_rows_stay_in_place(moved: bool, degree: int, units: int) -> None:
     """They share them where rows move, and behind a squared ReLU."""
     torch.manual_seed(0)
-    model = Net(lambda s, x: _experts(s, x, moved, degree), router=L(4, 3), up=(3, 4, 8), down=(3, 8, 4))
+    model = Lambda(lambda s, x: _experts(s, x, moved, degree), router=L(4, 3), up=(3, 4, 8), down=(3, 8, 4))
     x = (torch.randn(12, 4),)
     graph = pathcond.extract_graph(model, x)
     assert graph.units == units

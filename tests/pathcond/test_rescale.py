@@ -254,15 +254,6 @@ def test_batchnorm_in_training_mode_on_a_batch_of_one():
     assert all(module.training for module in model.modules())
 
 
-def test_layers_beyond_what_float64_squares():
-    model = mlp(5, 8, 6, 2).double()
-    model[0].weight.data.mul_(1e200)
-    model[2].weight.data.mul_(1e-200)
-    report = pathcond.rescale_(model, torch.randn(3, 5).double())
-    assert report.objective_after < report.objective_before
-    assert report.output_change < 1e-9
-
-
 def test_models_without_a_path_are_reported():
     x = torch.randn(3, 5)
     for model in (

@@ -199,6 +199,25 @@ def test_addmm_with_factors(alpha, beta):
         assert_function_kept(model, x := torch.randn(2, 3).double(), pathcond.extract_graph(model, x))
 
 
+def test_sums_with_factors():
+    """Of data and parameters, on either side, also cast to the input's dtype."""
+
+    def forward(s, x):
+        h = torch.add(s.p.to(x), F.relu(s.a(x)), alpha=3.0)
+        h = torch.sub(h, s.q.type_as(x).expand_as(h), alpha=0.5) + 2.0 * F.relu(s.b(x))
+        return s.c(F.relu(h))
+
+    torch.manual_seed(0)
+    layers = {"a": nn.Linear(3, 4), "b": nn.Linear(3, 4), "c": nn.Linear(4, 2)}
+    model = Lambda(forward, **layers, p=(4,), q=(4,)).double()
+
+    def total(q):
+        a, b = (q[f"{name}.weight"].sum(1) + q[f"{name}.bias"] for name in "ab")
+        return q["c.weight"] @ (9 * a + q["p"] + 0.25 * q["q"] + 4 * b) + q["c.bias"]
+
+    assert_rules(model, torch.ones(1, 3).double(), 4, total)
+
+
 @pytest.mark.parametrize("options", [{}, {"bidirectional": True}, {"num_layers": 2, "dropout": 0.5, "bias": False}])
 def test_recurrent_layers_with_relu(options):
     torch.manual_seed(0)
