@@ -229,7 +229,7 @@ def test_a_unit_with_tiny_weights(k, small):
     torch.testing.assert_close(model(x), before, rtol=1e-9, atol=1e-12)
 
 
-# ---- groups, exports, equi-normalisation, rules of users
+# ---- groups, exports, equi-normalisation
 
 
 def test_groups_and_exports():
@@ -270,32 +270,3 @@ def test_enorm_leaves_units_with_powers_and_inverse_scales():
     assert torch.equal(bias[:16], old[:16])  # queries and keys
     assert torch.equal(model.up.bias, before.up.bias)
     assert not (bias[16:] == old[16:]).any()
-
-
-@torch.library.custom_op("pathcond_test::cube", mutates_args=())
-def cube(x: Tensor) -> Tensor:
-    return x.clamp(min=0.0) ** 3
-
-
-cube.register_fake(torch.empty_like)
-
-
-def test_an_operation_of_ones_own():
-    pathcond.register_rule(
-        cube,
-        scales=lambda s, call, a: s.set_result(call, s.power(s.groups(a["x"]), 3)),
-        paths=lambda p, call, a: p.power(call, a["x"].id, 3),
-        arguments=("x",),
-    )
-    torch.manual_seed(0)
-    model = Lambda(lambda s, x: s.b(cube(s.a(x))), **linears(3, 4, 2)).double()
-    x = torch.randn(4, 3).double()
-    graph = pathcond.extract_graph(model, x)
-    assert graph.powers.tolist() == [[h, 3] for h in (1, 2, 3, 4)]
-    assert_function_kept(model, x, graph)
-    squares = {n: (p.detach() ** 2).requires_grad_() for n, p in model.named_parameters()}
-    hidden = (squares["a.weight"].sum(1) + squares["a.bias"]) ** 3
-    total = (squares["b.weight"] @ hidden + squares["b.bias"]).sum()
-    g = pathcond.compute_diag_g(model, x, graph=graph)
-    for name, value in zip(squares, torch.autograd.grad(total, list(squares.values())), strict=True):
-        torch.testing.assert_close(g[name], value, rtol=1e-12, atol=0)

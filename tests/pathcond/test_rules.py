@@ -37,7 +37,13 @@ def weighted_pair(x: Tensor, y: Tensor, gain: Tensor) -> Tensor:
     return gain * torch.maximum(x, 2 * y)
 
 
+@torch.library.custom_op("pathcond_test::cube", mutates_args=())
+def cube(x: Tensor) -> Tensor:
+    return x.clamp(min=0.0) ** 3
+
+
 rect.register_fake(torch.empty_like)
+cube.register_fake(torch.empty_like)
 weighted_pair.register_fake(lambda x, y, gain: torch.empty_like(x))
 
 
@@ -94,6 +100,22 @@ def test_an_operation_of_our_own_with_both_rules(table):
     report = pathcond.rescale_(model, x)
     assert report.moved == 8
     assert report.output_change < 1e-12
+
+
+def test_an_operation_that_is_a_power(table):
+    pathcond.register_rule(
+        cube,
+        scales=lambda s, call, a: s.set_result(call, s.power(s.groups(a["x"]), 3)),
+        paths=lambda p, call, a: p.power(call, a["x"].id, 3),
+        arguments=("x",),
+    )
+    torch.manual_seed(0)
+    model = Lambda(lambda s, x: s.b(cube(s.a(x))), a=nn.Linear(3, 4), b=nn.Linear(4, 2)).double()
+
+    def total(q):
+        return q["b.weight"] @ (q["a.weight"].sum(1) + q["a.bias"]) ** 3 + q["b.bias"]
+
+    assert_rules(model, torch.randn(4, 3).double(), 4, total)
 
 
 def test_a_rule_for_scales_alone_makes_a_barrier(table):
