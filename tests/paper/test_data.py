@@ -1,6 +1,5 @@
 """Data sets: sources and fail-over, what is refused, the cache, damage, full disks, concurrency, the command line."""
 
-import contextlib
 import dataclasses
 import errno
 import functools
@@ -12,7 +11,6 @@ import pickle
 import shutil
 import signal
 import socket
-import sys
 import tarfile
 import threading
 import time
@@ -22,9 +20,10 @@ import numpy as np
 import pytest
 import torch
 
-from paper import cli, data, settings
+from paper import data, settings
 from paper.cli import PaperError
 from paper.data import ARRAYS, DATASETS, Array, digest, load, prepare
+from tests.bad_input.command import Place
 from tests.data_files import (
     CLOSED,
     LOCKS,
@@ -415,28 +414,16 @@ def test_a_failing_write_leaves_nothing(step, code, reason, tmp_path, offline, m
 # ---- the command line
 
 
-def call(monkeypatch, *words):
-    monkeypatch.setattr(sys, "argv", ["paper.data", *map(str, words)])
-    with contextlib.ExitStack() as kept:
-        kept.callback(data.signal.signal, data.signal.SIGTERM, data.signal.getsignal(data.signal.SIGTERM))
-        try:
-            cli.run(data.main)
-        except SystemExit as stop:
-            return stop.code
-    return 0
-
-
 def test_command_line(tmp_path, offline, capsys, monkeypatch):
-    output = tmp_path / "out"
-    assert call(monkeypatch, "mnist", "generated", "--output", output, "--directory", offline) == 0
+    output, place = tmp_path / "out", Place(tmp_path, monkeypatch, capsys)
+    status, said = place.call("data", "mnist", "generated", "--output", output, "--directory", offline)
+    assert status == 0
     assert files(output) == {"mnist.pt", "mnist.json", "generated.pt", "generated.json"}
     assert json.loads((output / "mnist.json").read_text())["dataset"] == "mnist"
-    assert f"mnist: in {output}/mnist.pt, from the directory" in capsys.readouterr().err
-    assert call(monkeypatch, "generated", "minst", "--output", tmp_path / "other") == 2
-    said = capsys.readouterr().err
+    assert f"mnist: in {output}/mnist.pt, from the directory" in said
+    said = place.refused("data", "generated", "minst", "--output", tmp_path / "other")
     known = ", ".join(DATASETS)
     assert said == f"error: data set: expected one of {known}, got 'minst'. Did you mean mnist?\n"
-    assert not (tmp_path / "other").exists()
 
 
 # ---- the real data
