@@ -161,15 +161,6 @@ def test_a_bad_entry_is_refused(block: nn.Module, entry: Any) -> None:
 # ---- published mappings
 
 
-def _verdicts(name: str) -> dict[str, list[str]]:
-    from tests import awq_mappings
-
-    found: dict[str, list[str]] = {}
-    for finding in awq_mappings.verify(name)[0]:
-        found.setdefault(finding.smooth, []).append(finding.verdict.partition(":")[0])
-    return found
-
-
 PUBLISHED: dict[str, dict[str, list[str]]] = {
     "llama": {
         "input_layernorm": ["exact"],
@@ -191,7 +182,12 @@ PUBLISHED: dict[str, dict[str, list[str]]] = {
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_mappings(name: str) -> None:
     pytest.importorskip("transformers")
-    assert _verdicts(name) == PUBLISHED[name]
+    from tests import awq_mappings
+
+    found: dict[str, list[str]] = {}
+    for finding in awq_mappings.verify(name)[0]:
+        found.setdefault(finding.smooth, []).append(finding.verdict.partition(":")[0])
+    assert found == PUBLISHED[name]
 
 
 def test_a_published_mapping_forgets_the_router() -> None:

@@ -207,20 +207,16 @@ def test_reports_of_models_with_max_pools_are_pickled_and_saved():
         torch.testing.assert_close(value, state[key], rtol=1e-12, atol=1e-14)
 
 
-def _step(model: nn.Module, x: Tensor) -> None:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(3):
-        optimizer.zero_grad()
-        model(x).square().mean().backward()
-        optimizer.step()
-
-
 @pytest.mark.parametrize("batchnorm", ["affine", "exclude"])
 def test_undo_after_training_keeps_the_function_if_exact(batchnorm):
     torch.manual_seed(0)
     model, x = mlp(3, 8, 8, 2, norm=nn.BatchNorm1d).double(), torch.randn(16, 3).double()
     report = pathcond.rescale_(model, x, batchnorm=batchnorm, statistics="running")
-    _step(model, x)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
     before = outputs(model, x, False)
     report.undo_(model)
     change = float((outputs(model, x, False) - before).abs().amax() / before.abs().amax())

@@ -56,12 +56,6 @@ def table():
     TABLE.update(kept)
 
 
-def pair_net() -> Lambda:
-    torch.manual_seed(0)
-    return Lambda(lambda s, x: s.c(F.relu(weighted_pair(s.a(x), s.b(x), s.gain))),
-                  a=nn.Linear(3, 4), b=nn.Linear(3, 4), c=nn.Linear(4, 2), gain=(4,)).double()  # fmt: skip
-
-
 def pair_scales(s, call, a):
     together = s.tie(s.groups(a["x"]), s.groups(a["y"]), mixed_positions(call))
     view = s.parameter(a["gain"])
@@ -84,8 +78,10 @@ def pair_paths(p, call, a):
 
 
 def test_an_operation_of_our_own_with_both_rules(table):
+    torch.manual_seed(0)
+    model = Lambda(lambda s, x: s.c(F.relu(weighted_pair(s.a(x), s.b(x), s.gain))),
+                   a=nn.Linear(3, 4), b=nn.Linear(3, 4), c=nn.Linear(4, 2), gain=(4,)).double()  # fmt: skip
     x = torch.randn(2, 3, dtype=torch.float64)
-    model = pair_net()
     before = pathcond.extract_graph(model, x)
     assert (before.units, before.frozen_units) == (0, 8)
     pathcond.register_rule(

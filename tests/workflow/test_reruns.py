@@ -21,10 +21,6 @@ def after(*experiments: str) -> set[str]:
     return {*each, "claims", "page", "all"}
 
 
-def computing(due: dict[str, int]) -> set[str]:
-    return {job for job in due if job.split()[0] in ("train", "measure", "measure_time", *MADE_AGAIN)}
-
-
 def changed(before: dict, after: dict) -> set[str]:
     """Runs that were written since."""
     return {name for name in after if before.get(name) != after[name]}
@@ -134,7 +130,7 @@ def test_deleted_and_damaged_runs_are_recomputed_alone(tree: Tree):
     (tree.folder / damaged).write_text("seed,epoch\n")
     flip((tree.folder / unrecorded).with_suffix(".json"))
     due = tree.due()
-    assert "train mlp_depth-00" in computing(due)
+    assert "train mlp_depth-00" in due
     assert not [job for job in due if job.startswith("measure")]
     tree.run()
     now = tree.results()
