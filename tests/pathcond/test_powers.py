@@ -94,18 +94,14 @@ CASES = {
 }  # fmt: skip
 
 
-def build(name):
-    *expected, forward, layers, shape = CASES[name]
+@pytest.fixture(params=CASES)
+def case(request):
+    *expected, forward, layers, shape = CASES[request.param]
     torch.manual_seed(0)
     model = Lambda(forward, **copy.deepcopy(layers)).double()
     for p in model.parameters():
         p.data.normal_(0.2, 0.6)
     return expected, model, torch.randn(shape, dtype=torch.float64)
-
-
-@pytest.fixture(params=CASES)
-def case(request):
-    return build(request.param)
 
 
 def test_any_scales_keep_the_function(case):
@@ -259,14 +255,21 @@ def test_a_stream_of_squares_has_mixed_degrees():
     assert group.verify() < 1e-12
 
 
-def test_enorm_leaves_units_with_powers_and_inverse_scales():
-    _, model, x = build("transformer block")
-    y, before = outputs(model, x, False), copy.deepcopy(model)
-    enorm = pathcond.ENorm(model, x)
-    for _ in range(3):
-        enorm.step()
-    torch.testing.assert_close(outputs(model, x, False), y, rtol=1e-12, atol=1e-12)
-    bias, old = model.qkv.bias, before.qkv.bias
-    assert torch.equal(bias[:16], old[:16])  # queries and keys
-    assert torch.equal(model.up.bias, before.up.bias)
-    assert not (bias[16:] == old[16:]).any()
+def scores(s, x: Tensor) -> Tensor:
+    """Queries that another layer reads too."""
+    q = s.a(x)
+    return s.b(q) + (q @ s.c(x).mT).softmax(-1).amax(-1, keepdim=True)
+
+
+@pytest.mark.parametrize(
+    ("forward", "c"),
+    [(lambda s, x: s.b(h := F.relu(s.a(x))) + s.c(h**2), nn.Linear(4, 2)), (scores, nn.Linear(3, 4))],
+    ids=["powers", "inverse"],
+)
+def test_enorm_leaves_units_with_powers_and_inverse_scales(forward, c):
+    torch.manual_seed(0)
+    model, x = Lambda(forward, a=nn.Linear(3, 4), b=nn.Linear(4, 2), c=c).double(), torch.randn(5, 3).double()
+    assert pathcond.extract_graph(model, x).units == 4
+    before = copy.deepcopy(model.state_dict())
+    pathcond.ENorm(model, x).step()
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
