@@ -250,13 +250,14 @@ def test_batchnorm_in_training_mode_on_a_batch_of_one():
     assert all(module.training for module in model.modules())
 
 
-def test_models_without_a_path_are_reported():
+@pytest.mark.parametrize("method", ["sweeps", "optimum"])
+def test_models_without_a_path_are_reported(method):
     x = torch.randn(3, 5)
     for model in (
         Lambda(lambda s, x: torch.einsum("bi,oi->bo", x, s.a.weight), a=nn.Linear(5, 8)),
         nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(5, 8, bias=False)), nn.ReLU()),
     ):
-        report = pathcond.rescale_(model, x)
+        report = pathcond.rescale_(model, x, method=method)
         assert (report.units, report.moved, report.residual) == (0, 0, 0.0)
         assert report.result is pathcond.Result.NOTHING
 
