@@ -49,13 +49,6 @@ class Lambda(nn.Module):
         for name, part in parts.items():
             setattr(self, name, nn.Parameter(torch.randn(part)) if isinstance(part, tuple) else part)
 
-    def forward(self, x: Tensor) -> Any:
-        return self._run(self, x)
-
-
-class Net(Lambda):
-    """As :class:`Lambda`, with any number of inputs."""
-
     def forward(self, *inputs: Any) -> Any:
         return self._run(self, *inputs)
 
@@ -86,7 +79,21 @@ def assert_function_kept(
     pathcond.apply_scales_(scaled, graph, random_scales(graph))
     for training in (False, True):
         found, expected = (outputs(m, x, training) for m in (scaled, model))
-        torch.testing.assert_close(found, expected, rtol=tol, atol=tol)
+        torch.testing.assert_close(found, expected, rtol=tol, atol=tol * float(expected.abs().amax()))
+
+
+def assert_diag_g_follows(
+    model: nn.Module, x: Tensor, graph: pathcond.ScaleGraph, tol: float = 1e-9, but: frozenset[str] = frozenset()
+) -> None:
+    """diag(G) after a rescaling at random is exp(Bu) diag(G), entry by entry, but for some parameters."""
+    before, u = pathcond.compute_diag_g(model, x), random_scales(graph)
+    pathcond.apply_scales_(model, graph, u)
+    after, full = pathcond.compute_diag_g(model, x), graph.by_number(u)
+    for name in before.keys() - but:
+        scales = graph.params.get(name)
+        factor = (full[scales.col] - full[scales.row]).exp() if scales else torch.ones(())
+        atol = 1e-12 * float(before[name].abs().amax())
+        torch.testing.assert_close(after[name], before[name] * factor, rtol=tol, atol=atol)
 
 
 def mlp(
@@ -160,63 +167,17 @@ def _branch(s: Any, x: Tensor) -> Tensor:
     return s.b(torch.where(s.a(x) > 0, s.a(x), 0.1 * s.a(x)))
 
 
-class TiedAutoencoder(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.randn(4, 6))
-        self.b = nn.Parameter(torch.randn(4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(F.relu(F.linear(x, self.w, self.b)), self.w.t())
-
-
-class ScalarGain(nn.Module):
+def _scalar_gain(s: Any, x: Tensor) -> Tensor:
     """A parameter without axes, and weights made from parameters alone."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.c = nn.Linear(3, 4), nn.Linear(4, 5), nn.Linear(5, 2)
-        self.gain = nn.Parameter(torch.tensor(0.7))
-
-    def forward(self, x: Tensor) -> Tensor:
-        w = self.b.weight - self.b.weight.mean(1, keepdim=True)
-        return self.c(F.relu(F.linear(F.relu(self.a(x)) * self.gain, w, self.b.bias)))
+    w = s.b.weight - s.b.weight.mean(1, keepdim=True)
+    return s.c(F.relu(F.linear(F.relu(s.a(x)) * s.gain, w, s.b.bias)))
 
 
-class MadeWeights(nn.Module):
+def _made_weights(s: Any, x: Tensor) -> Tensor:
     """A convolution whose weights are computed from its input."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.head = conv(2, 4), nn.Linear(4, 3), head(4)
-        self.w = nn.Parameter(torch.randn(3, 4 * 4 * 9))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.a(x))
-        w = (torch.sigmoid(self.b(x.mean((0, 2, 3)))) @ self.w).view(4, 4, 3, 3)
-        return self.head(F.relu(F.conv2d(x, w)))
-
-
-class LayerScale(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.c = conv(2, 4), conv(4, 3), head(3)
-        self.gain, self.shift = nn.Parameter(torch.randn(4, 1, 1)), nn.Parameter(torch.randn(1, 4, 1, 1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.c(F.relu(self.b(F.relu(self.a(x) * self.gain + self.shift))))
-
-
-class ByHand(nn.Module):
-    """Plain tensors and matrix products, no layers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.w1, self.w2 = nn.Parameter(torch.randn(3, 5)), nn.Parameter(torch.randn(5, 2))
-        self.b1 = nn.Parameter(torch.randn(5))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (x @ self.w1 + self.b1).clamp(min=0) @ self.w2
+    x = F.relu(s.a(x))
+    w = (torch.sigmoid(s.b(x.mean((0, 2, 3)))) @ s.w).view(4, 4, 3, 3)
+    return s.head(F.relu(F.conv2d(x, w)))
 
 
 CASES = [
@@ -232,7 +193,8 @@ CASES = [
     Case("mlp_relu6", lambda: mlp(3, 4, 2, act=nn.ReLU6), (3,), 0, 4),
     Case("mlp_gelu", lambda: mlp(3, 4, 2, act=nn.GELU), (3,), 0, 4),
     Case("linear", lambda: nn.Linear(3, 2), (3,), 0),
-    Case("by_hand", ByHand, (3,), 5),
+    Case("by_hand", lambda: Lambda(  # plain tensors and matrix products, no layers
+        lambda s, x: (x @ s.w1 + s.b1).clamp(min=0) @ s.w2, w1=(3, 5), w2=(5, 2), b1=(5,)), (3,), 5),
     Case("branch_on_shape", lambda: Lambda(_branch, a=nn.Linear(4, 3), b=nn.Linear(3, 2)), (2, 2), 3),
     Case(
         "declared_out_of_order",
@@ -302,10 +264,15 @@ CASES = [
         c=nn.Linear(4, 2)), (3,), 4),
     Case("shared_branches", lambda: Lambda(
         lambda s, x: s.b(F.relu(s.a(x))) + s.b(F.relu(s.a(-x))), a=nn.Linear(3, 4), b=nn.Linear(4, 2)), (3,), 4),
-    Case("tied_autoencoder", TiedAutoencoder, (6,), 0, 1),
-    Case("scalar_gain", ScalarGain, (3,), 0, 9),
-    Case("made_weights", MadeWeights, (2, 5, 5), 0, 11),
-    Case("layer_scale", LayerScale, (2, 4, 4), 11),
+    Case("tied_autoencoder", lambda: Lambda(
+        lambda s, x: F.linear(F.relu(F.linear(x, s.w, s.b)), s.w.t()), w=(4, 6), b=(4,)), (6,), 0, 1),
+    Case("scalar_gain", lambda: Lambda(
+        _scalar_gain, a=nn.Linear(3, 4), b=nn.Linear(4, 5), c=nn.Linear(5, 2), gain=()), (3,), 0, 9),
+    Case("made_weights", lambda: Lambda(
+        _made_weights, a=conv(2, 4), b=nn.Linear(4, 3), head=head(4), w=(3, 4 * 4 * 9)), (2, 5, 5), 0, 11),
+    Case("layer_scale", lambda: Lambda(
+        lambda s, x: s.c(F.relu(s.b(F.relu(s.a(x) * s.gain + s.shift)))), a=conv(2, 4), b=conv(4, 3), c=head(3),
+        gain=(4, 1, 1), shift=(1, 4, 1, 1)), (2, 4, 4), 11),
     Case("group_norm", lambda: nn.Sequential(conv(2, 4), nn.GroupNorm(2, 4), nn.ReLU(), conv(4, 3),
                                              nn.InstanceNorm2d(3, affine=True), nn.ReLU(), head(3)), (2, 4, 4), 7),
     Case("squeeze_excite", lambda: Lambda(

@@ -8,9 +8,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from pathcond import DiagG, ScaleGraph
-from pathcond.objective import build_objective, layout_of
-from pathcond.solvers.descent import hessian
+from pathcond import ScaleGraph
 
 
 @dataclass
@@ -37,6 +35,12 @@ class Dense:
         """F(u)."""
         v = self.matrix() @ u
         return float(self.p * (v.exp() * self.g).sum().log() - v.sum())
+
+    def gradient(self, u: Tensor) -> Tensor:
+        """The gradient of F / p."""
+        b = self.matrix()
+        share = (b @ u).exp() * self.g
+        return b.T @ (share / share.sum() - 1 / self.p)
 
 
 def dense_problem(graph: ScaleGraph, g: dict[str, Tensor]) -> Dense:
@@ -136,16 +140,3 @@ def _bisect(rising: Callable[[float], float], low: float = -100.0, high: float =
         middle = (low + high) / 2
         low, high = (middle, high) if rising(middle) < 0 else (low, middle)
     return (low + high) / 2
-
-
-def assert_hessian_is_dense(graph: ScaleGraph, g: DiagG, b: Tensor, flat: Tensor) -> None:
-    """Compare products with the Hessian of F / p, and its diagonal, with those of B and g as one matrix and vector."""
-    objective = build_objective(layout_of(graph, tuple(g)), g, {}, device=torch.device("cpu"))
-    u = torch.randn(graph.units, generator=torch.Generator().manual_seed(1), dtype=torch.float64) / 2
-    share = (b @ u).exp() * flat
-    share = share / share.sum()
-    expected = b.T @ (share[:, None] * b) - torch.outer(b.T @ share, b.T @ share)
-    product, diagonal = hessian(objective, torch.cat((u.new_zeros(1), u)))
-    columns = [product(row)[1:] for row in torch.eye(graph.units + 1, dtype=torch.float64)[1:]]
-    torch.testing.assert_close(torch.stack(columns), expected, rtol=0, atol=1e-12)
-    torch.testing.assert_close(diagonal[1:], expected.diagonal(), rtol=0, atol=1e-12)

@@ -21,7 +21,7 @@ import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -98,30 +98,16 @@ class Row:
                 self.reason]  # fmt: skip
 
 
-COLUMNS = {
-    "family": 11, "model": 34, "M params": 8, "free": 7, "moved": 7, "frozen": 7, "eval": 6, "train": 6, "float32": 7,
-    "seconds": 7, "status": 7, "main reason for frozen units": 0,
-}  # fmt: skip
+COLUMNS = [
+    "family", "model", "M params", "free", "moved", "frozen", "eval", "train", "float32", "seconds", "status",
+    "main reason for frozen units",
+]  # fmt: skip
 
 
-def versions() -> str:
-    """Versions of the packages."""
-    return f"torch {torch.__version__}, torchvision {torchvision.__version__}, timm {timm.__version__}"
-
-
-def names(only: str = "*") -> Iterator[tuple[str, str]]:
+def names(only: str = "*") -> list[tuple[str, str]]:
     """Family and name of every model of the zoo that matches a shell pattern, in order."""
     listed = {"torchvision": torchvision.models.list_models(module=torchvision.models), "timm": TIMM}
-    for family, found in listed.items():
-        yield from ((family, name) for name in found if fnmatch.fnmatch(name, only))
-
-
-def in_order(minutes: float, only: str = "*") -> list[tuple[str, str]]:
-    """The same, with families mixed if there is a limit on the time."""
-    listed = list(names(only))
-    if minutes < math.inf:
-        random.Random(SEED).shuffle(listed)  # noqa: S311
-    return listed
+    return [(family, name) for family, found in listed.items() for name in found if fnmatch.fnmatch(name, only)]
 
 
 def build(family: str, name: str) -> tuple[nn.Module, Tensor]:
@@ -172,13 +158,7 @@ def outputs(model: nn.Module, x: Tensor, training: bool) -> list[Tensor]:
 def check(family: str, name: str, make: Callable[[str, str], tuple[nn.Module, Tensor]] = build) -> Row:
     """Rescale one model by the whole solution and at random, and compare outputs.
 
-    Args:
-        family: ``torchvision`` or ``timm``.
-        name: the model's name there.
-        make: builds the model and a batch of inputs.
-
-    Returns:
-        The model's row. Its status is ``ok``, ``refused`` (the forward pass cannot be recorded) or ``FAIL``.
+    The row's status is ``ok``, ``refused`` (the forward pass cannot be recorded) or ``FAIL``.
     """
     row = Row(family, name)
     try:
@@ -250,6 +230,7 @@ def summary(rows: list[Row]) -> list[list[str]]:
 
 def markdown(rows: list[Row]) -> str:
     """The zoo's tables: counts, then one line per model, then notes."""
+    versions = f"torch {torch.__version__}, torchvision {torchvision.__version__}, timm {timm.__version__}"
 
     def table(head: list[str], body: list[list[str]]) -> str:
         lines = [head, ["---"] * len(head), *body]
@@ -258,13 +239,13 @@ def markdown(rows: list[Row]) -> str:
     notes = [f"- `{row.model}` ({row.family}): {row.note}" for row in rows if row.note]
     parts = [
         "# The model zoo",
-        f"Default initialisation, {BATCH} random images, {versions()}. `free`: hidden units that may be rescaled; "
+        f"Default initialisation, {BATCH} random images, {versions}. `free`: hidden units that may be rescaled; "
         "`moved`: those that `rescale_` with `damping=1` changed by more than 0.1%; `frozen`: all other hidden units. "
         "`eval` and `train`: largest change of the output under random scales in float64, relative to its largest "
         "entry; `float32`: under `rescale_`. `seconds`: wall time of `rescale_`, its check included; other programs "
         "may run beside it.",
         table(["family", "models", "rescaled", "refused", "failed"], summary(rows)),
-        table(list(COLUMNS), [row.cells() for row in rows]),
+        table(COLUMNS, [row.cells() for row in rows]),
         "\n".join(["Notes:", "", *notes]) if notes else "",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -277,13 +258,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=math.inf, help="start no model later than this")
     parser.add_argument("--table", type=Path, metavar="PATH", help="write the tables there if no model is missing")
     options = parser.parse_args(arguments)
-    start, rows, listed = time.perf_counter(), {}, in_order(options.minutes, options.only)
-    print(_line(list(COLUMNS)), flush=True)
+    start, rows, listed = time.perf_counter(), {}, names(options.only)
+    if options.minutes < math.inf:
+        random.Random(SEED).shuffle(listed)  # noqa: S311
+    print(*COLUMNS, sep="  ", flush=True)
     for key in listed:
         if time.perf_counter() - start > 60 * options.minutes:
             break
         row = rows[key] = check(*key)
-        print(_line(row.cells()), f"  {row.note}" if row.note else "", flush=True)
+        print(*row.cells(), row.note, sep="  ", flush=True)
     found = [rows[key] for key in names(options.only) if key in rows]
     for counts in summary(found):
         print("{}: {} models, {} rescaled, {} refused, {} failed".format(*counts))
@@ -295,11 +278,6 @@ def main(arguments: list[str] | None = None) -> int:
     if options.table and not left:
         options.table.write_text(markdown(found))
     return int(not found or any(row.status == "FAIL" for row in found))
-
-
-def _line(cells: list[str]) -> str:
-    widths = COLUMNS.values()
-    return " ".join(c.ljust(w) if i < 2 else c.rjust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=True)))
 
 
 if __name__ == "__main__":

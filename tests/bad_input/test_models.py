@@ -39,17 +39,6 @@ def under_inference():
         return mlp()
 
 
-class Holds(nn.Module):
-    """A parameter, whatever its values."""
-
-    def __init__(self, values: torch.Tensor) -> None:
-        super().__init__()
-        self.values = nn.Parameter(values, requires_grad=False)
-
-    def forward(self) -> torch.Tensor:
-        return self.values.float()
-
-
 def by(forward):
     """A module whose forward pass is a function of itself and the input."""
     return lambda: Lambda(forward, m=mlp())
@@ -75,7 +64,7 @@ MODELS = {
     "sparse weights": (lambda: with_weight(lambda w: w.to_sparse()), X, PathCondError, r"dense parameters, got '1\.w"),
     "weights on meta": (lambda: mlp().to("meta"), X, PathCondError, r"'1\.weight' is on the meta device\. Load its"),
     "weights without a shape": (lambda: nn.Sequential(nn.LazyLinear(3)), X, PathCondError, "no shape yet.*Run the mod"),
-    "a layer without units": (lambda: Lambda(lambda s, x: x @ s.w().T, w=Holds(X[:0])), X, PathCondError, "entries"),
+    "a layer without units": (lambda: Lambda(lambda s, x: x @ s.w.T, w=(0, 6)), X, PathCondError, "entries"),
     "integer weights": (lambda: with_weight(lambda w: w.long()), X, RecordError, "expected a model that runs on the"),
     "weights made for inference": (under_inference, X, ApplyError, r"made in torch\.inference_mode"),
     "a model that fails": (by(boom), X, RecordError, "in module 'Lambda', at test_models.py.*boom"),

@@ -47,6 +47,11 @@ def leave_half(path: Path) -> Path:
     return temporary
 
 
+def files(folder: Path) -> set[str]:
+    """Names of all files below a folder."""
+    return {path.name for path in folder.rglob("*") if path.is_file()}
+
+
 def cut(path: Path) -> None:
     """Cut a file's last third off."""
     os.truncate(path, path.stat().st_size * 2 // 3)

@@ -15,19 +15,6 @@ from tests.faults.test_kills import finish_and_compare, wait_for_checkpoint
 pytestmark = pytest.mark.faults
 
 
-def test_a_damaged_table_and_provenance_are_recomputed(finished: Small, undisturbed: Small):
-    table = finished.files("results/tiny/train/*/**/*.csv")[0]
-    provenance = finished.files("results/tiny/measure/*/*.json")[0]
-    cut(table)
-    flip(provenance)
-    damaged = table.read_bytes(), provenance.read_bytes()
-    assert finished.snakemake("-n", "mlp_depth", "toy").returncode == 0
-    assert (table.read_bytes(), provenance.read_bytes()) == damaged  # a dry run changes nothing
-    said = finish_and_compare(finished, undisturbed)
-    assert "rule train:" in said
-    assert "rule measure:" in said
-
-
 @pytest.mark.parametrize("damage", [flip, cut])
 def test_a_damaged_data_file_is_written_again(finished: Small, undisturbed: Small, damage: Callable[[Path], None]):
     path = finished.folder / "results/data/generated.pt"

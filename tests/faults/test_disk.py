@@ -1,17 +1,12 @@
 """Full disks: the error says so, nothing half-written is left, and with room the same command finishes."""
 
 import re
-from pathlib import Path
 
 import pytest
 
-from tests.faults.harm import fill, small_disk
+from tests.faults.harm import files, fill, small_disk
 from tests.faults.small import Small
 from tests.faults.test_kills import finish_and_compare
-
-
-def files(folder: Path) -> set[str]:
-    return {path.name for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.mark.faults

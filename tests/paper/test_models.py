@@ -10,6 +10,7 @@ import pathcond
 from paper import models
 from paper.cli import PaperError
 from paper.seeds import generator
+from tests.paper.training.reference import GPT
 
 BLOCKS = {
     "mlp": {"kind": "mlp", "inputs": 12, "hidden": [5, 4], "outputs": 3},
@@ -84,7 +85,6 @@ SIZES = {  # millions of parameters
     "vgg11": 9.2, "resnet18": 11.2, "mobilenetv2": 0.7, "efficientnet_b0": 4.0, "convnext_zepto": 1.9, "vit_tiny": 1.8,
     "mixer": 1.25,
 }  # fmt: skip
-GPT = {"kind": "gpt", "vocabulary": 16, "context": 32, "width": 24, "layers": 2, "heads": 3}
 
 
 def tokens(count):

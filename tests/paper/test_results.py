@@ -14,7 +14,7 @@ import pytest
 
 from paper import results, runs
 from paper.cli import PaperError
-from tests.faults.harm import cut, flip, leave_half, writing
+from tests.faults.harm import cut, files, flip, leave_half, writing
 
 SPEC = {
     "stage": "measure",
@@ -42,10 +42,6 @@ def tell(error: pytest.ExceptionInfo, path: Path) -> str:
     assert path.as_posix() in text
     assert text.endswith("Delete it and run again.")
     return text
-
-
-def files(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.rglob("*") if path.is_file())
 
 
 @pytest.mark.parametrize("damage", [cut, flip, lambda path: path.write_bytes(b"")], ids=["cut", "flip", "empty"])
@@ -98,7 +94,7 @@ def test_a_record_never_vouches_for_a_half_written_table(result, monkeypatch):
     for whole in (True, False):
         with pytest.raises(PaperError, match="No space left"):
             results.write_result(result, TABLE.assign(loss=0.0), SPEC, RECORD)
-        assert files(result.parent) == sorted([result.name, result.with_suffix(".json").name])
+        assert files(result.parent) == {result.name, result.with_suffix(".json").name}
         assert (result.read_bytes() == before) is whole
         assert results.is_complete(result) is whole
     results.write_result(result, TABLE, SPEC, RECORD)
@@ -143,7 +139,7 @@ def test_a_file_is_replaced_as_a_whole_or_not_at_all(tmp_path, monkeypatch):
     for one in (path, tmp_path / "new" / "table.csv"):
         with pytest.raises(PaperError, match=rf"cannot write {one}.*No space left on device. Free some space"):
             results.write_table(one, TABLE)
-    assert (path.read_text(), files(tmp_path)) == ("new", ["figure.pdf"])
+    assert (path.read_text(), files(tmp_path)) == ("new", {"figure.pdf"})
     with pytest.raises(PaperError, match=r"cannot write .*figure.pdf/table\.csv: .*choose another folder"):
         results.write_result(path / "table.csv", TABLE, SPEC, RECORD)
 
@@ -163,19 +159,15 @@ def test_tables_come_back_as_they_were(tmp_path):
 # Files that killed processes leave
 
 
-def names(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir()}
-
-
 def test_the_next_write_removes_what_a_killed_one_left_alone(tmp_path):
     others = {".table.csv.swp", ".table.csv.0123-12-34.csv"}
     for name in others:
         (tmp_path / name).touch()
     for name in ("table.csv", "no_suffix", "of another.name.json"):
         left = leave_half(tmp_path / name)
-        assert left.name in names(tmp_path)
+        assert left.name in files(tmp_path)
         results.write_text(tmp_path / "table.csv", "complete")
-        assert names(tmp_path) == {"table.csv", *others}
+        assert files(tmp_path) == {"table.csv", *others}
 
 
 def test_a_living_writer_is_left_alone(tmp_path):
@@ -184,15 +176,15 @@ def test_a_living_writer_is_left_alone(tmp_path):
         results.sweep(tmp_path)
         assert temporary.read_bytes() == b"half"
     results.sweep(tmp_path)
-    assert names(tmp_path) == {"table.csv"}
+    assert files(tmp_path) == {"table.csv"}
 
 
 def test_a_writer_on_another_machine_has_a_day(tmp_path, monkeypatch):
     left = leave_half(tmp_path / "table.csv")
     left.rename(left.with_name(re.sub(r"\.[0-9a-f]{8}-", ".00000000-", left.name, count=1)))
     results.sweep(tmp_path)
-    assert len(names(tmp_path)) == 1
+    assert len(files(tmp_path)) == 1
     tomorrow = time.time() + 90_000
     monkeypatch.setattr(time, "time", lambda: tomorrow)
     results.sweep(tmp_path)
-    assert names(tmp_path) == set()
+    assert files(tmp_path) == set()

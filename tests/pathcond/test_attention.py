@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -12,17 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pathcond
-from tests.cases import Net, assert_function_kept
-
-
-@dataclass(frozen=True)
-class Case:
-    """A network, the shapes of its inputs, and how many of its units are free."""
-
-    build: Callable[[], nn.Module]
-    shapes: tuple[tuple[int, ...], ...]
-    units: int
-
+from tests.cases import Lambda, assert_function_kept, random_scales
 
 L = nn.Linear
 ADJACENCY = torch.softmax(torch.randn(4, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64), -1)
@@ -89,7 +78,7 @@ def _gain(s: Any, x: Tensor) -> Tensor:
     return s.b(y * (1.0 + s.w))
 
 
-def _recurrent(start: Callable[[Tensor], Tensor]) -> Net:
+def _recurrent(start: Callable[[Tensor], Tensor]) -> Lambda:
     """A recurrent network by hand, which starts from zeros."""
 
     def forward(s: Any, x: Tensor) -> Tensor:
@@ -98,7 +87,7 @@ def _recurrent(start: Callable[[Tensor], Tensor]) -> Net:
             h = F.relu(s.i(now) + s.h(h))
         return s.o(h)
 
-    return Net(forward, i=L(5, 8), h=L(8, 8), o=L(8, 2))
+    return Lambda(forward, i=L(5, 8), h=L(8, 8), o=L(8, 2))
 
 
 def _pruned(s: Any, x: Tensor) -> Tensor:
@@ -106,66 +95,67 @@ def _pruned(s: Any, x: Tensor) -> Tensor:
     return F.linear(F.relu(F.linear(x, s.a * mask)), 0.5 * s.b / 3)
 
 
-CASES: dict[str, Case] = {
-    "sdpa": Case(lambda: Net(_sdpa, q=L(6, 6), k=L(6, 6), v=L(6, 6), o=L(6, 2)), ((2, 5, 6),), 12),
-    "grouped_query": Case(lambda: Net(_sdpa, q=L(6, 12), k=L(6, 6), v=L(6, 6), o=L(12, 2)), ((2, 5, 6),), 12),
-    "matmul": Case(lambda: Net(_matmul, q=L(6, 6), k=L(6, 6), v=L(6, 6), o=L(6, 2)), ((2, 5, 6),), 12),
-    "rotary": Case(lambda: Net(_rotary, q=L(6, 8), k=L(6, 8), v=L(6, 8), o=L(8, 2)), ((2, 5, 6),), 4 + 8),
-    "einsum": Case(
-        lambda: Net(_einsum, wq=(6, 2, 3), wk=(6, 2, 3), wv=(6, 2, 3), wo=(2, 3, 6)), ((2, 5, 6),), 12
+# name: (network, shapes of its inputs, free units)
+CASES: dict[str, tuple[Callable[[], nn.Module], tuple[tuple[int, ...], ...], int]] = {
+    "sdpa": (lambda: Lambda(_sdpa, q=L(6, 6), k=L(6, 6), v=L(6, 6), o=L(6, 2)), ((2, 5, 6),), 12),
+    "grouped_query": (lambda: Lambda(_sdpa, q=L(6, 12), k=L(6, 6), v=L(6, 6), o=L(12, 2)), ((2, 5, 6),), 12),
+    "matmul": (lambda: Lambda(_matmul, q=L(6, 6), k=L(6, 6), v=L(6, 6), o=L(6, 2)), ((2, 5, 6),), 12),
+    "rotary": (lambda: Lambda(_rotary, q=L(6, 8), k=L(6, 8), v=L(6, 8), o=L(8, 2)), ((2, 5, 6),), 4 + 8),
+    "einsum": (
+        lambda: Lambda(_einsum, wq=(6, 2, 3), wk=(6, 2, 3), wv=(6, 2, 3), wo=(2, 3, 6)), ((2, 5, 6),), 12
     ),
-    "baddbmm": Case(lambda: Net(_baddbmm, q=L(6, 4), k=L(6, 4), v=L(6, 4), o=L(4, 3)), ((2, 5, 6),), 8),
-    "multihead": Case(
-        lambda: Net(lambda s, x, y: s.a(x, y, y)[0], a=nn.MultiheadAttention(6, 2, batch_first=True)),
+    "baddbmm": (lambda: Lambda(_baddbmm, q=L(6, 4), k=L(6, 4), v=L(6, 4), o=L(4, 3)), ((2, 5, 6),), 8),
+    "multihead": (
+        lambda: Lambda(lambda s, x, y: s.a(x, y, y)[0], a=nn.MultiheadAttention(6, 2, batch_first=True)),
         ((2, 5, 6), (2, 4, 6)),
         12,
     ),
-    "chunks": Case(lambda: Net(_chunks, w=(12, 6), b=(3, 4), o=L(4, 3)), ((2, 5, 6),), 8),
-    "stacked": Case(lambda: Net(_stacked, w=(3, 6, 6), o=(12, 6), c=(12,), h=(2, 6)), ((2, 5, 6),), 6 + 6 + 6),
-    "overlapping": Case(lambda: Net(_overlapping, w=(7, 3), o=L(6, 2)), ((4, 3),), 1),
-    "strided": Case(
-        lambda: Net(lambda s, x: s.o(F.relu(F.linear(x, s.w[::2]))), w=(6, 3), o=L(3, 2)), ((4, 3),), 0
+    "chunks": (lambda: Lambda(_chunks, w=(12, 6), b=(3, 4), o=L(4, 3)), ((2, 5, 6),), 8),
+    "stacked": (lambda: Lambda(_stacked, w=(3, 6, 6), o=(12, 6), c=(12,), h=(2, 6)), ((2, 5, 6),), 6 + 6 + 6),
+    "overlapping": (lambda: Lambda(_overlapping, w=(7, 3), o=L(6, 2)), ((4, 3),), 1),
+    "strided": (
+        lambda: Lambda(lambda s, x: s.o(F.relu(F.linear(x, s.w[::2]))), w=(6, 3), o=L(3, 2)), ((4, 3),), 0
     ),
-    "gated": Case(
-        lambda: Net(lambda s, x: s.o(F.silu(s.g(x)) * s.u(x)), g=L(3, 6), u=L(3, 6), o=L(6, 2)), ((4, 3),), 6
+    "gated": (
+        lambda: Lambda(lambda s, x: s.o(F.silu(s.g(x)) * s.u(x)), g=L(3, 6), u=L(3, 6), o=L(6, 2)), ((4, 3),), 6
     ),
-    "one_plus_gain": Case(lambda: Net(_gain, a=L(3, 6), w=(6,), b=L(6, 2)), ((4, 3),), 6),
-    "masked_to_zero": Case(
-        lambda: Net(lambda s, x: s.b(F.relu(s.a(x)).masked_fill(MASK, 0.0)), a=L(3, 6), b=L(6, 2)), ((4, 3),), 6
+    "one_plus_gain": (lambda: Lambda(_gain, a=L(3, 6), w=(6,), b=L(6, 2)), ((4, 3),), 6),
+    "masked_to_zero": (
+        lambda: Lambda(lambda s, x: s.b(F.relu(s.a(x)).masked_fill(MASK, 0.0)), a=L(3, 6), b=L(6, 2)), ((4, 3),), 6
     ),
-    "masked_to_one": Case(
-        lambda: Net(lambda s, x: s.b(F.relu(s.a(x)).masked_fill(MASK, 1.0)), a=L(3, 6), b=L(6, 2)), ((4, 3),), 0
+    "masked_to_one": (
+        lambda: Lambda(lambda s, x: s.b(F.relu(s.a(x)).masked_fill(MASK, 1.0)), a=L(3, 6), b=L(6, 2)), ((4, 3),), 0
     ),
-    "unfold": Case(
-        lambda: Net(
+    "unfold": (
+        lambda: Lambda(
             lambda s, x: s.b(F.unfold(F.relu(s.a(x)), 3, padding=1).transpose(1, 2)), a=nn.Conv2d(3, 4, 1), b=L(36, 2)
         ),
         ((2, 3, 5, 5),),
         4,
     ),
-    "fold": Case(
-        lambda: Net(
+    "fold": (
+        lambda: Lambda(
             lambda s, x: s.b(F.fold(F.unfold(F.relu(s.a(x)), 2), (5, 5), 2)), a=nn.Conv2d(3, 4, 1),
             b=nn.Conv2d(4, 2, 1),
         ),
         ((2, 3, 5, 5),),
         4,
     ),
-    "pruned": Case(lambda: Net(_pruned, a=(6, 3), b=(2, 6)), ((4, 3),), 6),
-    "lora": Case(
-        lambda: Net(
+    "pruned": (lambda: Lambda(_pruned, a=(6, 3), b=(2, 6)), ((4, 3),), 6),
+    "lora": (
+        lambda: Lambda(
             lambda s, x: s.o(F.relu(s.w(x) + 0.3 * s.b(s.a(x)))), w=L(4, 6), a=L(4, 2), b=L(2, 6, bias=False), o=L(6, 2)
         ),
         ((5, 4),),
         6 + 2,
     ),
-    "recurrent": Case(lambda: _recurrent(lambda x: x.new_zeros(len(x), 8)), ((2, 4, 5),), 8),
-    "recurrent_expanded": Case(lambda: _recurrent(lambda x: torch.zeros(1, 8).to(x).expand(2, 8)), ((2, 4, 5),), 8),
-    "recurrent_repeated": Case(
+    "recurrent": (lambda: _recurrent(lambda x: x.new_zeros(len(x), 8)), ((2, 4, 5),), 8),
+    "recurrent_expanded": (lambda: _recurrent(lambda x: torch.zeros(1, 8).to(x).expand(2, 8)), ((2, 4, 5),), 8),
+    "recurrent_repeated": (
         lambda: _recurrent(lambda x: torch.zeros_like(x[:, 0, :1]).repeat(1, 8)), ((2, 4, 5),), 8
     ),
-    "graph_convolution": Case(
-        lambda: Net(lambda s, x: ADJACENCY @ s.b(F.relu(ADJACENCY @ s.a(x))), a=L(3, 6), b=L(6, 2)), ((4, 3),), 6
+    "graph_convolution": (
+        lambda: Lambda(lambda s, x: ADJACENCY @ s.b(F.relu(ADJACENCY @ s.a(x))), a=L(3, 6), b=L(6, 2)), ((4, 3),), 6
     ),
 }  # fmt: skip
 
@@ -178,10 +168,10 @@ def _inputs(shapes: tuple[tuple[int, ...], ...]) -> tuple[Tensor, ...]:
 @pytest.mark.parametrize("name", CASES)
 def test_scales_keep_the_function(name: str) -> None:
     torch.manual_seed(0)
-    case = CASES[name]
-    model, x = case.build().double(), _inputs(case.shapes)
+    build, shapes, units = CASES[name]
+    model, x = build().double(), _inputs(shapes)
     graph = pathcond.extract_graph(model, x)
-    assert graph.units == case.units, [str(entry) for entry in graph.frozen]
+    assert graph.units == units, [str(entry) for entry in graph.frozen]
     assert_function_kept(model, x, graph)
     g = pathcond.compute_diag_g(model, x, graph=graph)
     assert all(bool((g[name] > 0).any()) and bool(g[name].isfinite().all()) for name in graph.params)
@@ -189,20 +179,20 @@ def test_scales_keep_the_function(name: str) -> None:
 
 INDEXED: dict[str, tuple[Callable[[], nn.Module], tuple[Tensor, ...], int]] = {
     "embedding_bag": (
-        lambda: Net(lambda s, i: s.b(F.relu(s.e(i))), e=nn.EmbeddingBag(7, 5), b=L(5, 2)),
+        lambda: Lambda(lambda s, i: s.b(F.relu(s.e(i))), e=nn.EmbeddingBag(7, 5), b=L(5, 2)),
         (torch.arange(12).reshape(3, 4) % 7,), 5,
     ),
     "tied": (  # one use has scales along columns, the other along rows: those of the embedding are one, the output's
-        lambda: Net(lambda s, i: F.linear(s.c(F.relu(s.b(s.a(i)))), s.a.weight), a=nn.Embedding(7, 4), b=L(4, 6),
+        lambda: Lambda(lambda s, i: F.linear(s.c(F.relu(s.b(s.a(i)))), s.a.weight), a=nn.Embedding(7, 4), b=L(4, 6),
                     c=L(6, 4)),
         (torch.tensor([1, 3, 2]),), 6,
     ),
     "rows": (
-        lambda: Net(lambda s, x, i: s.b(F.relu(s.a(x))[i // 2]), a=L(3, 6), b=L(6, 2)),
+        lambda: Lambda(lambda s, x, i: s.b(F.relu(s.a(x))[i // 2]), a=L(3, 6), b=L(6, 2)),
         (torch.randn(5, 3, dtype=torch.float64), torch.tensor([0, 4, 2])), 6,
     ),
     "channels": (  # tied to one another, since any of them may be picked
-        lambda: Net(lambda s, x, i: s.b(F.relu(s.a(x)).gather(1, i)), a=L(3, 6), b=L(6, 2)),
+        lambda: Lambda(lambda s, x, i: s.b(F.relu(s.a(x)).gather(1, i)), a=L(3, 6), b=L(6, 2)),
         (torch.randn(4, 3, dtype=torch.float64), torch.arange(24).reshape(4, 6) * 5 % 6), 1,
     ),
 }  # fmt: skip
@@ -222,18 +212,31 @@ def test_indices_that_are_an_input(name: str) -> None:
 def test_a_gain_with_an_offset_is_saved_and_undone(tmp_path: Any) -> None:
     pytest.importorskip("safetensors")
     torch.manual_seed(0)
-    model, x = CASES["one_plus_gain"].build().double(), _inputs(((4, 3),))
+    model, x = CASES["one_plus_gain"][0]().double(), _inputs(((4, 3),))
     before = model(*x)
     report = pathcond.rescale_(model, x, method="optimum")
     assert report.moved > 0
     report.save(tmp_path / "scales.safetensors")
-    again = CASES["one_plus_gain"].build().double()
+    again = CASES["one_plus_gain"][0]().double()
     again.load_state_dict(model.state_dict())
     loaded = pathcond.load_scales(tmp_path / "scales.safetensors")
     pathcond.apply_scales_(again, pathcond.Scales(loaded.graph, -loaded.u))
     report.undo_(model)
     for rescaled in (model, again):
         assert torch.allclose(before, rescaled(*x), rtol=1e-9)
+
+
+def test_keys_have_the_inverse_scales_of_queries() -> None:
+    torch.manual_seed(0)
+    model, x = CASES["sdpa"][0]().double(), _inputs(((2, 5, 6),))
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    graph = pathcond.extract_graph(model, x)
+    u = random_scales(graph)
+    assert torch.equal(graph.by_module(u)["k"], -graph.by_module(u)["q"])
+    for factor in (100.0, -100.0):  # too large but for logarithms
+        pathcond.apply_scales_(model, graph, factor * u, force=True)
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(p.detach(), before[name], rtol=1e-9, atol=0)
 
 
 # ---- experts
@@ -251,7 +254,7 @@ def _experts(s: Any, x: Tensor, moved: bool = False, degree: int = 1) -> Tensor:
 def test_experts_have_scales_of_their_own_while_rows_stay_in_place(moved: bool, degree: int, units: int) -> None:
     """They share them where rows move, and behind a squared ReLU."""
     torch.manual_seed(0)
-    model = Net(lambda s, x: _experts(s, x, moved, degree), router=L(4, 3), up=(3, 4, 8), down=(3, 8, 4))
+    model = Lambda(lambda s, x: _experts(s, x, moved, degree), router=L(4, 3), up=(3, 4, 8), down=(3, 8, 4))
     x = (torch.randn(12, 4),)
     graph = pathcond.extract_graph(model, x)
     assert graph.units == units

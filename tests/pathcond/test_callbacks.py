@@ -53,7 +53,8 @@ class Watch:
             torch.testing.assert_close(after, before, rtol=1e-5, atol=1e-7)
 
 
-def lightning_fit(tmp_path: Path, every: int | None, epochs: int = 4) -> tuple[Any, Watch, Any, list[float]]:
+@pytest.mark.parametrize(("every", "times"), [(None, 1), (2, 2)])
+def test_lightning(tmp_path: Path, every: int | None, times: int) -> None:
     lightning = pytest.importorskip("lightning")
 
     class Module(lightning.LightningModule):
@@ -75,20 +76,14 @@ def lightning_fit(tmp_path: Path, every: int | None, epochs: int = 4) -> tuple[A
     module, callback = Module(), callbacks.LightningRescale(every=every)
     watch = Watch(callback, module.net)
     trainer = lightning.Trainer(
-        accelerator="cpu", max_epochs=epochs, callbacks=[callback], logger=False, enable_progress_bar=False,
+        accelerator="cpu", max_epochs=4, callbacks=[callback], logger=False, enable_progress_bar=False,
         enable_model_summary=False, enable_checkpointing=False, default_root_dir=tmp_path,
     )  # fmt: skip
     trainer.fit(module, DataLoader(TensorDataset(X, Y), batch_size=8))
-    return callback, watch, trainer, module.losses
-
-
-@pytest.mark.parametrize(("every", "times"), [(None, 1), (2, 2)])
-def test_lightning(tmp_path: Path, every: int | None, times: int) -> None:
-    callback, watch, trainer, losses = lightning_fit(tmp_path, every)
     watch.check(times)
     assert callback.reports[0].moved > 8
     assert trainer.global_step == 12
-    assert sum(losses[-3:]) < sum(losses[:3])
+    assert sum(module.losses[-3:]) < sum(module.losses[:3])
 
 
 @pytest.mark.parametrize(("every", "times"), [(None, 1), (2, 2)])

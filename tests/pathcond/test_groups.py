@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pathcond
+from tests.cases import Lambda
 
 
 class Block(nn.Module):
@@ -110,15 +111,8 @@ def test_exports_are_exact_mappings(block: nn.Module) -> None:
 
 
 def test_channels_in_another_order_are_not_exported() -> None:
-    class Shuffled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = nn.Linear(3, 6), nn.Linear(6, 2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.b(F.relu(self.a(x)).flip(-1))
-
-    groups = pathcond.scale_groups(Shuffled(), torch.ones(1, 3))
+    model = Lambda(lambda s, x: s.b(F.relu(s.a(x)).flip(-1)), a=nn.Linear(3, 6), b=nn.Linear(6, 2))
+    groups = pathcond.scale_groups(model, torch.ones(1, 3))
     assert groups[0].channels == 6
     assert groups[0].verify() < 1e-12
     assert pathcond.groups_to_awq_mappings(groups) == []
@@ -167,15 +161,6 @@ def test_a_bad_entry_is_refused(block: nn.Module, entry: Any) -> None:
 # ---- published mappings
 
 
-def _verdicts(name: str) -> dict[str, list[str]]:
-    from tests import awq_mappings
-
-    found: dict[str, list[str]] = {}
-    for finding in awq_mappings.verify(name)[0]:
-        found.setdefault(finding.smooth, []).append(finding.verdict.partition(":")[0])
-    return found
-
-
 PUBLISHED: dict[str, dict[str, list[str]]] = {
     "llama": {
         "input_layernorm": ["exact"],
@@ -197,7 +182,12 @@ PUBLISHED: dict[str, dict[str, list[str]]] = {
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_mappings(name: str) -> None:
     pytest.importorskip("transformers")
-    assert _verdicts(name) == PUBLISHED[name]
+    from tests import awq_mappings
+
+    found: dict[str, list[str]] = {}
+    for finding in awq_mappings.verify(name)[0]:
+        found.setdefault(finding.smooth, []).append(finding.verdict.partition(":")[0])
+    assert found == PUBLISHED[name]
 
 
 def test_a_published_mapping_forgets_the_router() -> None:

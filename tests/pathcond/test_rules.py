@@ -37,7 +37,13 @@ def weighted_pair(x: Tensor, y: Tensor, gain: Tensor) -> Tensor:
     return gain * torch.maximum(x, 2 * y)
 
 
+@torch.library.custom_op("pathcond_test::cube", mutates_args=())
+def cube(x: Tensor) -> Tensor:
+    return x.clamp(min=0.0) ** 3
+
+
 rect.register_fake(torch.empty_like)
+cube.register_fake(torch.empty_like)
 weighted_pair.register_fake(lambda x, y, gain: torch.empty_like(x))
 
 
@@ -48,12 +54,6 @@ def table():
     yield TABLE
     TABLE.clear()
     TABLE.update(kept)
-
-
-def pair_net() -> Lambda:
-    torch.manual_seed(0)
-    return Lambda(lambda s, x: s.c(F.relu(weighted_pair(s.a(x), s.b(x), s.gain))),
-                  a=nn.Linear(3, 4), b=nn.Linear(3, 4), c=nn.Linear(4, 2), gain=(4,)).double()  # fmt: skip
 
 
 def pair_scales(s, call, a):
@@ -78,8 +78,10 @@ def pair_paths(p, call, a):
 
 
 def test_an_operation_of_our_own_with_both_rules(table):
+    torch.manual_seed(0)
+    model = Lambda(lambda s, x: s.c(F.relu(weighted_pair(s.a(x), s.b(x), s.gain))),
+                   a=nn.Linear(3, 4), b=nn.Linear(3, 4), c=nn.Linear(4, 2), gain=(4,)).double()  # fmt: skip
     x = torch.randn(2, 3, dtype=torch.float64)
-    model = pair_net()
     before = pathcond.extract_graph(model, x)
     assert (before.units, before.frozen_units) == (0, 8)
     pathcond.register_rule(
@@ -94,6 +96,22 @@ def test_an_operation_of_our_own_with_both_rules(table):
     report = pathcond.rescale_(model, x)
     assert report.moved == 8
     assert report.output_change < 1e-12
+
+
+def test_an_operation_that_is_a_power(table):
+    pathcond.register_rule(
+        cube,
+        scales=lambda s, call, a: s.set_result(call, s.power(s.groups(a["x"]), 3)),
+        paths=lambda p, call, a: p.power(call, a["x"].id, 3),
+        arguments=("x",),
+    )
+    torch.manual_seed(0)
+    model = Lambda(lambda s, x: s.b(cube(s.a(x))), a=nn.Linear(3, 4), b=nn.Linear(4, 2)).double()
+
+    def total(q):
+        return q["b.weight"] @ (q["a.weight"].sum(1) + q["a.bias"]) ** 3 + q["b.bias"]
+
+    assert_rules(model, torch.randn(4, 3).double(), 4, total)
 
 
 def test_a_rule_for_scales_alone_makes_a_barrier(table):
@@ -197,6 +215,25 @@ def test_addmm_with_factors(alpha, beta):
     else:
         assert "b" not in pathcond.compute_diag_g(model, torch.ones(1, 3).double())
         assert_function_kept(model, x := torch.randn(2, 3).double(), pathcond.extract_graph(model, x))
+
+
+def test_sums_with_factors():
+    """Of data and parameters, on either side, also cast to the input's dtype."""
+
+    def forward(s, x):
+        h = torch.add(s.p.to(x), F.relu(s.a(x)), alpha=3.0)
+        h = torch.sub(h, s.q.type_as(x).expand_as(h), alpha=0.5) + 2.0 * F.relu(s.b(x))
+        return s.c(F.relu(h))
+
+    torch.manual_seed(0)
+    layers = {"a": nn.Linear(3, 4), "b": nn.Linear(3, 4), "c": nn.Linear(4, 2)}
+    model = Lambda(forward, **layers, p=(4,), q=(4,)).double()
+
+    def total(q):
+        a, b = (q[f"{name}.weight"].sum(1) + q[f"{name}.bias"] for name in "ab")
+        return q["c.weight"] @ (9 * a + q["p"] + 0.25 * q["q"] + 4 * b) + q["c.bias"]
+
+    assert_rules(model, torch.ones(1, 3).double(), 4, total)
 
 
 @pytest.mark.parametrize("options", [{}, {"bidirectional": True}, {"num_layers": 2, "dropout": 0.5, "bias": False}])

@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 import pathcond
 from pathcond.tracing import record
-from tests.cases import Net
+from tests.cases import Lambda
 
 X = torch.randn(3, 5, generator=torch.Generator().manual_seed(1))
 
 
-def net(forward, n: int = 5, **more: nn.Module) -> Net:
+def net(forward, n: int = 5, **more: nn.Module) -> Lambda:
     torch.manual_seed(0)
-    return Net(forward, a=nn.Linear(n, 8), b=nn.Linear(8, 2), **more)
+    return Lambda(forward, a=nn.Linear(n, 8), b=nn.Linear(8, 2), **more)
 
 
 # ---- what goes in

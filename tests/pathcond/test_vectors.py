@@ -1,10 +1,13 @@
 """The library against reference numbers from explicit path enumeration in 60 digits."""
 
+from collections import OrderedDict
+
 import pytest
 import torch
 from torch import nn
 
 import pathcond
+from tests.reference import dense_problem
 from tests.vectors import NAMES, Network, load, tensor
 
 OPTIONS = {"batchnorm": "exclude", "shortcuts": "freeze"}
@@ -24,18 +27,12 @@ def test_output_units_and_path_count(case):
     torch.testing.assert_close(model(x).detach(), tensor(spec["example_output"]), rtol=1e-12, atol=1e-14)
     assert pathcond.count_paths(model, x[:1], pooling="all") == pytest.approx(spec["number_of_paths"], rel=1e-12)
     assert graph.units == spec["number_of_hidden_neurons"]
-    order = spec["parameter_order"]
-    rows, cols = [], []
-    for name in order:
-        scales = graph.params.get(name)
-        zero = torch.zeros((), dtype=torch.int64)
-        shape = spec["parameter_shapes"][name]
-        rows.append((scales.row if scales else zero).expand(shape).reshape(-1))
-        cols.append((scales.col if scales else zero).expand(shape).reshape(-1))
-    row, col = torch.cat(rows), torch.cat(cols)
-    for h, neuron in enumerate(spec["neurons"], start=1):
-        assert (row == h).nonzero()[:, 0].tolist() == sorted(neuron["incoming"])
-        assert (col == h).nonzero()[:, 0].tolist() == sorted(neuron["outgoing"])
+    problem = dense_problem(
+        graph, {name: torch.ones(spec["parameter_shapes"][name]) for name in spec["parameter_order"]}
+    )
+    for neuron, incoming, outgoing in zip(spec["neurons"], problem.incoming, problem.outgoing, strict=True):
+        assert incoming.tolist() == sorted(neuron["incoming"])
+        assert outgoing.tolist() == sorted(neuron["outgoing"])
 
 
 @pytest.mark.parametrize("pooling", ["exact", "plain"])
@@ -92,19 +89,14 @@ def test_batchnorm_ignored():
 
 
 def batchnorm_model(parameters):
-    layers = []
+    layers: dict[str, nn.Module] = {}
     for i in (1, 2, 3):
-        weight = tensor(parameters[f"layer{i}.weight"])
-        linear = nn.Linear(weight.shape[1], weight.shape[0], bias=f"layer{i}.bias" in parameters)
-        layers.append((f"layer{i}", linear))
+        outputs, inputs = tensor(parameters[f"layer{i}.weight"]).shape
+        layers[f"layer{i}"] = nn.Linear(inputs, outputs, bias=f"layer{i}.bias" in parameters)
         if i < 3:
-            layers += [(f"bn{i}", nn.BatchNorm1d(weight.shape[0])), (f"relu{i}", nn.ReLU())]
-    model = nn.Sequential()
-    for name, layer in layers:
-        model.add_module(name, layer)
-    model = model.double()
-    state = {k: tensor(v) for k, v in parameters.items()}
-    missing, unexpected = model.load_state_dict(state, strict=False)
+            layers |= {f"bn{i}": nn.BatchNorm1d(outputs), f"relu{i}": nn.ReLU()}
+    model = nn.Sequential(OrderedDict(layers)).double()
+    missing, unexpected = model.load_state_dict({k: tensor(v) for k, v in parameters.items()}, strict=False)
     assert not unexpected
     assert all("num_batches" in m for m in missing), missing
     return model

@@ -1,8 +1,5 @@
 """Snakemake's own options do what its manual says, and dry runs change nothing."""
 
-import json
-import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -74,22 +71,6 @@ def test_timings_have_the_machine_to_themselves(tree: Tree):
         assert all("threads: 2" in block for block in blocks), blocks[0]
 
 
-def test_snakemake_locks(tree: Tree):
-    tree.set("experiments.toy.steps", 200000)
-    with subprocess.Popen(
-        tree.command("toy"), cwd=tree.folder, env=tree.environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True, start_new_session=True,
-    ) as first:  # fmt: skip
-        assert first.stdout is not None
-        for line in first.stdout:
-            if "rule measure" in line:
-                break
-        second = tree.snakemake("toy")
-        os.killpg(first.pid, signal.SIGKILL)  # its job too
-    assert second.returncode != 0
-    assert "locked" in second.stdout
-
-
 def test_training_without_a_gpu_stops_before_the_first_job(tmp_path: Path):
     """The message says how many runs are missing, how long they take, and what to do."""
     tree = Tree.fresh(tmp_path / "tree", FEW)
@@ -112,27 +93,3 @@ def test_bad_configuration_stops_before_the_first_job(tmp_path: Path):
     assert done.returncode != 0
     assert "experiments.toy: unknown key 'lrr'; did you mean 'lr'?" in done.stdout
     assert "Traceback" not in done.stdout
-
-
-def test_a_failed_job_shows_its_log(tree: Tree):
-    tree.edit("src/paper/experiments/toy.py", "\ndef measure(", "\ndef unused(")
-    for path in tree.files("results/tiny/measure/toy/*"):
-        path.unlink()
-    done = tree.snakemake("toy")
-    assert done.returncode != 0
-    assert "measure" in done.stdout
-    assert tree.files("results/tiny/measure/toy/*") == []
-
-
-def test_an_interrupted_batch_keeps_its_finished_runs(tree: Tree):
-    """Runs that a killed job had finished are in the index of the next job."""
-    runs = tree.results()
-    index = tree.folder / "results/tiny/train/mlp_depth-00.json"
-    keys = json.loads(index.read_text())
-    index.unlink()
-    gone = [name for name in runs if "/mlp_1x16/" in name][:1]
-    (tree.folder / gone[0]).unlink()
-    tree.run("mlp_depth")
-    assert json.loads(index.read_text()) == keys
-    now = tree.results()
-    assert {name for name in runs if now[name] != runs[name]} == set(gone)

@@ -114,6 +114,8 @@ def test_figure_claims_and_keys(name):
         ("quantisation", {"trained": [{"network": "nothing", "lr": 0.1}]}, "trained: expected names of networks"),
         ("quantisation", {"images": 641}, "images and validation: expected at most 640"),
         ("quantisation", {"objectives": ["l2"]}, "Input should be 'paths', 'norms' or 'ranges'"),
+        ("practice", {"trained": ["nothing"]}, "trained: expected names of networks"),
+        ("practice", {"methods": ["baseline", "half"]}, "methods: expected full among them"),
         ("regimes", {"neurons": 2}, "neurons: expected at least one per layer"),
         ("theory", {"cases": {"odd": {"widths": [2, 2, 2], "biases": True}}}, "expected either a or variances"),
         ("toy", {"starts": [[-0.2, 1.0, 1.0]]}, "expected starts u, v, w with u > 0"),

@@ -12,6 +12,7 @@ from paper.training.kernels import torch_layers
 CPU = torch.device("cpu")
 MLP = {"kind": "mlp", "inputs": 12, "hidden": [6, 5, 4], "outputs": 10, "activation": "relu"}
 BARE = {**MLP, "batchnorm": False}
+FLAT = {**MLP, "inputs": 192}  # for the images of `generated`
 WIDE = {**MLP, "inputs": 96, "hidden": [72, 64, 68]}  # wide enough for the kernels of whole layers
 AUTOENCODER = {"kind": "autoencoder", "inputs": 48, "compression": 2, "activation": "relu"}
 CONV = {"kind": "cifar_nv", "width": 0.03125, "image": 8}
@@ -158,6 +159,17 @@ def curves(trainer, epochs, first=1):
         trainer.teleport(epoch)
         found.append(trainer.evaluate())
     return {name: torch.stack([one[name] for one in found]) for name in found[0]}
+
+
+def stop_after(calls):
+    """A stop function that is true after so many calls: one per batch of specs, then one per epoch."""
+    asked = []
+
+    def stop():
+        asked.append(1)
+        return len(asked) > calls
+
+    return stop
 
 
 class TorchHopper:

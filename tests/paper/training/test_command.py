@@ -16,13 +16,12 @@ from paper import results
 from paper.runs import index_of, key, result_path
 from paper.training.runner import Checkpoint
 from tests.bad_input.command import Place as Folder
-from tests.paper.training.reference import CONV, MLP, make_spec
+from tests.paper.training.reference import CONV, FLAT, make_spec
 
 # On one worker: they share what is trained undisturbed.
 pytestmark = pytest.mark.xdist_group("train command")
 
 ROOT = Path(__file__).parents[3]
-FLAT = {**MLP, "inputs": 192}
 SHORT = [
     make_spec(FLAT, "pathcond"),
     make_spec(FLAT, "enorm"),

@@ -7,22 +7,15 @@ from paper import data
 from paper.cli import PaperError
 from paper.training import datasets
 from paper.training.datasets import MOMENTS
-from tests.paper.training.reference import CONV, CPU, GPT, MLP, make_spec
-
-FLAT = {**MLP, "inputs": 192}
-
-
-@pytest.fixture
-def path(generated):
-    return generated
+from tests.paper.training.reference import CONV, CPU, FLAT, GPT, make_spec
 
 
 def loaded(path, model, **changes):
     return datasets.load(make_spec(model, **{"images": 100, "validation": 30, "test_images": 20, **changes}), path, CPU)
 
 
-def test_parts_follow_one_another(path):
-    given, found = data.load(path, "generated"), loaded(path, FLAT)
+def test_parts_follow_one_another(generated):
+    given, found = data.load(generated, "generated"), loaded(generated, FLAT)
     assert list(found.by_name) == ["train", "validation", "test"]
     for name, images, labels in (
         ("train", given.train_images[:100], given.train_labels[:100]),
@@ -34,15 +27,15 @@ def test_parts_follow_one_another(path):
         assert torch.equal(part.images, images.flatten(1))
         assert torch.equal(part.labels, labels.long())
         assert part.images.dtype == torch.uint8
-    assert list(loaded(path, FLAT, validation=0).by_name) == ["train", "test"]
-    assert loaded(path, CONV).train.images.shape == (100, 3, 8, 8)
+    assert list(loaded(generated, FLAT, validation=0).by_name) == ["train", "test"]
+    assert loaded(generated, CONV).train.images.shape == (100, 3, 8, 8)
 
 
 @pytest.mark.parametrize("model", [FLAT, CONV])
-def test_images_enter_a_network_normalised(path, model):
-    found = loaded(path, model)
+def test_images_enter_a_network_normalised(generated, model):
+    found = loaded(generated, model)
     mean, deviation = (torch.tensor(values).view(3, 1, 1) for values in MOMENTS["generated"])
-    expected = (data.load(path, "generated").train_images[:100] / 255 - mean) / deviation
+    expected = (data.load(generated, "generated").train_images[:100] / 255 - mean) / deviation
     x = found.train.images * found.scale + found.shift
     torch.testing.assert_close(x, expected.flatten(1) if model is FLAT else expected, rtol=1e-5, atol=1e-5)
 
@@ -55,9 +48,9 @@ def test_images_enter_a_network_normalised(path, model):
         ({"images": 33, "batch": 16}, "expected no last batch of one image, .* got 33 images in batches of 16"),
     ],
 )
-def test_what_cannot_be_is_said(path, changes, words):
+def test_what_cannot_be_is_said(generated, changes, words):
     with pytest.raises(PaperError, match=words):
-        loaded(path, FLAT, **changes)
+        loaded(generated, FLAT, **changes)
 
 
 def test_windows_of_a_text_are_cut_to_the_context(tmp_path):

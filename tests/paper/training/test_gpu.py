@@ -9,7 +9,7 @@ from paper.training.batched_mlps import BatchedTrainer
 from paper.training.modules import ModuleTrainer
 from paper.training.runner import Options, TimeUp, train
 from paper.training.trainer import Run
-from tests.paper.training.reference import CPU, GPT, curves, make_spec, random_splits
+from tests.paper.training.reference import CPU, GPT, curves, make_spec, random_splits, stop_after
 
 pytest.importorskip("triton", reason="the kernels are written in Triton")
 
@@ -177,17 +177,6 @@ def rows(folder, spec):
     return results.read_result(result_path(folder, spec))[0]
 
 
-def stopping_after(asked):
-    """A stop function that returns true after so many calls: one per batch of specs, then one per epoch."""
-    count = []
-
-    def stop():
-        count.append(1)
-        return len(count) > asked
-
-    return stop
-
-
 def test_cells_stopped_and_moved_from_cpu_to_gpu_are_whole(tmp_path):
     """A CPU trains one seed after the other, so a GPU finds seeds at different epochs."""
     data.prepare("generated", tmp_path / "generated.pt")
@@ -201,10 +190,10 @@ def test_cells_stopped_and_moved_from_cpu_to_gpu_are_whole(tmp_path):
 
     train(specs, options("cpu", CPU))
     with pytest.raises(TimeUp):
-        train(specs, options("gpu", CPU, stop=stopping_after(6)))
+        train(specs, options("gpu", CPU, stop=stop_after(6)))
     for _ in range(30):
         try:
-            train(specs, options("gpu", CUDA, stop=stopping_after(4), most=6))
+            train(specs, options("gpu", CUDA, stop=stop_after(4), most=6))
             break
         except TimeUp:
             continue

@@ -58,21 +58,14 @@ COMPILED = {
     "relu backward": (convolution._relu_backward_kernel, MAPS, {"TILE": 64, "BLOCK": 64, "STEPS": 2}),
     "norm": (triton_layers._norm_backward_kernel, {}, {**LAYER, "DEFERRED": True}),
     "plain": (triton_layers._plain_backward_kernel, {}, {**LAYER, "DEFERRED": False, "BIAS": True}),
-    "enorm": (
-        triton_layers._enorm_kernel,
-        {},
-        {**ENORM, "FIRST": False, "LAST": False, "BIAS": True, "DEFERRED": False},
-    ),
-    "enorm deferred": (
-        triton_layers._enorm_kernel,
-        {},
-        {**ENORM, "SPLITS": 2, "FIRST": True, "LAST": False, "BIAS": False, "DEFERRED": True},
-    ),
-    "enorm last layer": (
-        triton_layers._enorm_kernel,
-        {},
-        {**ENORM, "FIRST": False, "LAST": True, "BIAS": True, "DEFERRED": False},
-    ),
+    **{
+        name: (triton_layers._enorm_kernel, {}, {**ENORM, **flags})
+        for name, flags in {
+            "enorm": {"FIRST": False, "LAST": False, "BIAS": True, "DEFERRED": False},
+            "enorm deferred": {"SPLITS": 2, "FIRST": True, "LAST": False, "BIAS": False, "DEFERRED": True},
+            "enorm last layer": {"FIRST": False, "LAST": True, "BIAS": True, "DEFERRED": False},
+        }.items()
+    },
     "forward": (hopper._forward, tiles(x=(128, 32), w=(64, 32)), {**WHOLE, "m": 3072, "UNITS": 64, "M": 32}),
     "sum partials": (hopper._sum_partials, {}, {**WHOLE, "UNITS": 32, "SPLITS": 3}),
     "gather": (hopper._gather, {"images": "*u8", "index": "*i64"}, {"n": 784, "EXAMPLES": 128, "UNITS": 32}),
