@@ -109,8 +109,8 @@ def commit() -> str | None:
 def choose_device(name: str, threads: int | None = None) -> torch.device:
     """The device a name stands for; `auto` is a GPU if there is one.
 
-    On a CPU, torch uses `threads`, else OMP_NUM_THREADS (which Snakemake sets), else one thread. So it does beside a GPU,
-    as scales are solved on the CPU. It does not use all cores: another number of threads rounds sums differently.
+    On a CPU, torch uses `threads`, else OMP_NUM_THREADS (which Snakemake sets), else one thread. So it does beside a
+    GPU, as scales are solved on the CPU. It does not use all cores: another number of threads rounds sums differently.
     """
     if name == "cuda" and not torch.cuda.is_available():
         raise PaperError("device: expected a CUDA device, torch sees none. Use --device cpu (config: device: cpu).")

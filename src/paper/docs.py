@@ -7,7 +7,6 @@ are copied to `docs/figures`. With --check nothing is written; exit status 1 if 
 
 import argparse
 import hashlib
-import io
 import re
 import sys
 from collections.abc import Mapping
@@ -18,7 +17,7 @@ from typing import Any
 import jinja2
 import pandas as pd
 
-from paper import cli, config, results, runs, workflow
+from paper import cli, config, report, results, runs, workflow
 from paper.cli import PaperError
 from paper.experiments import EXPERIMENTS
 from paper.experiments.practice import same_as
@@ -33,7 +32,6 @@ SHARED = ("ff54c7c6a6bb", "0bb4d3f72a1f", "6f287ba537e3")  # commits before `sha
 _FILLED = ("library", "pipeline", "related-tools", "scaling", "when-to-use")
 FILLED = (Path("README.md"), *(Path("docs") / f"{name}.md" for name in _FILLED))
 LONG = 120  # characters of a finding that is cut short
-COLOURS = 64
 PDF_SOURCE = "% Source: "  # a comment after the end of a PDF file
 
 
@@ -210,9 +208,7 @@ def tables(facts: Facts) -> dict[Path, str]:
     found = {}
     for name in facts.experiments:
         table = results.read_table(facts.results / f"aggregate/{name}.csv")
-        table = table[table["epoch"].isna()] if "epoch" in table else table
-        text = table.dropna(axis="columns", how="all").to_csv(index=False, float_format="%.6g", lineterminator="\n")
-        found[FIGURES / f"{name}.csv"] = text
+        found[FIGURES / f"{name}.csv"] = report.written(report.short(table))
     return found
 
 
@@ -230,18 +226,10 @@ def figures(facts: Facts) -> dict[Path, tuple[Path, str]]:
 
 
 def _marked(figure: Path, source: str) -> bytes:
-    """A figure with the checksum of what was drawn; a PNG also reduced to few colours, a third of its size."""
-    from PIL import Image
-    from PIL.PngImagePlugin import PngInfo
-
+    """A figure with the checksum of what was drawn; a PNG also reduced to few colours."""
     if figure.suffix == ".pdf":
         return results.read_bytes(figure) + f"{PDF_SOURCE}{source}\n".encode()
-    note, content = PngInfo(), io.BytesIO()
-    note.add_text("Source", source)
-    with Image.open(figure) as image:
-        reduced = image.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
-        reduced.save(content, "png", optimize=True, pnginfo=note)
-    return content.getvalue()
+    return report.few_colours(figure, Source=source)
 
 
 def source(figure: Path) -> str:

@@ -1,13 +1,18 @@
-"""Pages of the report: one per experiment, the claims, the configuration, runtimes.
+"""Pages of the report: one per experiment, the claims, the configuration, runtimes; and the tables beside them.
 
 python -m paper.report --preset PRESET --output FOLDER
+
+The report is one file that holds each page and each table, so figures have few colours and tables are short
+(:func:`short`). The full ones are under `figures` and `results`.
 """
 
 import argparse
 import base64
+import io
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import jinja2
 import pandas as pd
@@ -22,10 +27,11 @@ CLASSES = {YES: "reproduced", PARTLY: "partly", NO: "not"}  # classes of the sty
 MARKS = {word: CLASSES[answer] for words in WORDS.values() for answer, word in words.items()}
 FACTS = ("hardware", "torch", "python", "commit")  # of each run in the table of runtimes
 LONGEST_TABLE = 200  # rows that a page shows; the CSV file has all
+COLOURS = 64
 
 
 def pages(flow: Workflow, preset: str) -> Iterator[tuple[str, str]]:
-    """Name and HTML of every page of a preset."""
+    """Name and text of every file of a preset: the page and the short table of each experiment, then other pages."""
     folder, drawn = flow.results / preset, Path("figures") / preset
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(flow.folder / TEMPLATES), autoescape=True, undefined=jinja2.StrictUndefined,
@@ -36,19 +42,22 @@ def pages(flow: Workflow, preset: str) -> Iterator[tuple[str, str]]:
     claims = results.read_json(folder / "claims.json")
     provenance = {key: results.read_provenance(folder / f"{key}.csv") for key in plan.specs}
     for name, experiment in EXPERIMENTS.items():
-        table = results.read_table(folder / f"aggregate/{name}.csv")
-        short = len(table) <= LONGEST_TABLE
+        full = folder / f"aggregate/{name}.csv"
+        table = short(results.read_table(full))
+        csv = written(table)
+        yield f"{name}.csv", csv
         yield (
-            name,
+            f"{name}.html",
             template.render(
                 kind="experiment",
                 name=name,
                 title=experiment.title,
                 place="Ours" if experiment.where == "ours" else f"{experiment.where} of the paper",
                 caption=flow.caption(preset, name),
-                png=_base64(drawn / f"{name}.png"),
-                pdf=_base64(drawn / f"{name}.pdf"),
-                csv=_base64(folder / f"aggregate/{name}.csv"),
+                png=_base64(few_colours(drawn / f"{name}.png")),
+                pdf=_base64(results.read_bytes(drawn / f"{name}.pdf")),
+                csv=quote(csv, safe=",;:+"),  # base64 would be a third longer
+                full=full.as_posix(),
                 claims=[claim for claim in claims if claim["experiment"] == name],
                 judged=flow.judged(preset, name),
                 without=flow.without(preset, name),
@@ -56,20 +65,23 @@ def pages(flow: Workflow, preset: str) -> Iterator[tuple[str, str]]:
                 settings=list(flat(chosen.plain[name])),
                 cost=cost(provenance[key] for key in plan.asked[name]),
                 columns=list(table.columns),
-                numbers=[[_cell(value) for value in row] for row in table.itertuples(index=False)] if short else [],
+                numbers=[[_cell(value) for value in row] for row in table.itertuples(index=False)]
+                if len(table) <= LONGEST_TABLE
+                else [],
             ),
         )
     yield (
-        "claims",
+        "claims.html",
         template.render(
             kind="claims", title="Claims and verdicts", claims=claims, counted=counted(claims), marks=MARKS
         ),
     )
     top = chosen.top.model_dump(mode="json", exclude={"setups", "experiments"})
     settings = [*flat(top), *flat({"experiments": chosen.plain})]
-    yield "configuration", template.render(kind="configuration", title="Configuration", settings=settings, marks=MARKS)
+    text = template.render(kind="configuration", title="Configuration", settings=settings, marks=MARKS)
+    yield "configuration.html", text
     yield (
-        "runtimes",
+        "runtimes.html",
         template.render(
             kind="runtimes",
             title="Runtimes",
@@ -83,6 +95,31 @@ def pages(flow: Workflow, preset: str) -> Iterator[tuple[str, str]]:
             marks=MARKS,
         ),
     )
+
+
+def short(table: pd.DataFrame) -> pd.DataFrame:
+    """The table of an experiment without the curves by epoch, and without columns that are then empty."""
+    rows = table[table["epoch"].isna()] if "epoch" in table else table
+    return rows.dropna(axis="columns", how="all")
+
+
+def written(table: pd.DataFrame) -> str:
+    """A short table as CSV with six digits."""
+    return table.to_csv(index=False, float_format="%.6g", lineterminator="\n")
+
+
+def few_colours(figure: Path, **notes: str) -> bytes:
+    """A figure as PNG with few colours, a third of its size, and with these notes."""
+    from PIL import Image
+    from PIL.PngImagePlugin import PngInfo
+
+    written, content = PngInfo(), io.BytesIO()
+    for name, text in notes.items():
+        written.add_text(name, text)
+    with Image.open(figure) as image:
+        reduced = image.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
+        reduced.save(content, "png", optimize=True, pnginfo=written)
+    return content.getvalue()
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -106,8 +143,8 @@ def cost(found: Iterable[Mapping[str, Any]]) -> list[tuple[str, str, int, str]]:
     return [(*place, count, f"{seconds:.1f}") for place, (count, seconds) in sorted(sums.items())]
 
 
-def _base64(path: Path) -> str:
-    return base64.b64encode(results.read_bytes(path)).decode()
+def _base64(content: bytes) -> str:
+    return base64.b64encode(content).decode()
 
 
 def _cell(value: Any) -> str:
@@ -121,15 +158,15 @@ def _cell(value: Any) -> str:
 
 
 def main() -> None:
-    """Read the command line, write the pages."""
+    """Read the command line, write the pages and the short tables."""
     parser = argparse.ArgumentParser(prog="python -m paper.report", description=__doc__)
     config.add_options(parser)
     parser.add_argument("--over", default="{}", help="values that override those of config.yaml, as JSON")
-    parser.add_argument("--output", type=Path, required=True, help="folder of the pages")
+    parser.add_argument("--output", type=Path, required=True, help="folder of the pages and tables")
     given = parser.parse_args()
     flow = Workflow(given.folder, {**cli.read_object(given.over, "--over"), "preset": given.preset})
-    for page, text in pages(flow, flow.preset):
-        results.write_text(given.output / f"{page}.html", text)
+    for name, text in pages(flow, flow.preset):
+        results.write_text(given.output / name, text)
 
 
 if __name__ == "__main__":

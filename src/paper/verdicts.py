@@ -5,8 +5,10 @@ compared, it is a mean of differences or ratios paired by seed. The claim's leve
 give the range of values for yes and the range for partly. The answer is yes, partly or no if the whole interval lies in
 its range, and "undecided" otherwise. A claim about several cases joins their answers (:func:`over_cases`).
 
-A run that misses its target is censored: it counts with the epochs it had, which bounds a ratio from one side. The
-interval of such a ratio is open on the other side. Where bounds point both ways, the ratio itself is open.
+A run that misses its target is censored: it counts with the epochs it had, which bounds a ratio from one side. The mean
+of such ratios is a bound too, and its interval has one end, the cautious one: ">= 1.22 [>= 1.04]" says that the mean of
+the bounds is 1.22, and that with the spread over seeds the ratio is still at least 1.04. That end decides; on the other
+side the interval is open. Where bounds point both ways, the ratio itself is open.
 """
 
 from __future__ import annotations
@@ -371,7 +373,10 @@ def agreed(claim: str, found: Mapping[Any, Estimate | None]) -> Answer:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over seeds with its 95% interval, which is open on the other side of a bound."""
+    """A mean over seeds with its 95% interval, of which a bound has one end: the lower one of >=, the upper one of <=.
+
+    Every seed's bound is on the safe side of its true value, so the interval of their mean errs on the safe side too.
+    """
 
     value: float  # of a bound, the mean of the bounds
     low: float
@@ -397,10 +402,10 @@ class Estimate:
 
     @property
     def words(self) -> str:
-        """Value and interval, such as "1.78 [1.74, 1.83]"."""
-        if not (math.isfinite(self.low) and math.isfinite(self.high)):
-            return str(self)
-        return f"{self} [{self.low:.{self.digits}f}, {self.high:.{self.digits}f}]"
+        """Value and interval, such as "1.78 [1.74, 1.83]", or ">= 1.22 [>= 1.04]" of a bound; one seed has none."""
+        ends = [f"{self.bound}{end:.{self.digits}f}" for end in self.interval if math.isfinite(end)]
+        complete = len(ends) == (1 if self.bound else 2)
+        return f"{self} [{', '.join(ends)}]" if complete else str(self)
 
     def __str__(self) -> str:
         return f"{self.bound}{self.value:.{self.digits}f}"

@@ -314,7 +314,7 @@ _CODE = {
     "figure": ["plotting.py", "methods.py"],
     "claims": ["verdicts.py"],
     "report": ["report.py"],
-    "docs": ["docs.py", "experiments/practice.py", "experiments/quantisation.py"],
+    "docs": ["docs.py", "report.py", "experiments/practice.py", "experiments/quantisation.py"],
 }
 
 

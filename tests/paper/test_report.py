@@ -1,26 +1,33 @@
-"""Pages of the report: their content, and text that is escaped."""
+"""Pages and tables of the report: their content, their size, and text that is escaped."""
 
 import base64
 import html
+import io
 import re
 from pathlib import Path
+from urllib.parse import unquote
 
+import numpy as np
 import pandas as pd
 import pytest
+from PIL import Image
 
 from paper import report, results, runs
 from paper.experiments import EXPERIMENTS
 from paper.workflow import Workflow
 
 ROOT = Path(__file__).parents[2]
-PIXELS = bytes(range(256))
+DRAWN = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)  # thousands of colours
 NASTY = "<script>alert(\"&\")</script> | 'x' <i>"
+EPOCHS = 10_000
+CURVES = pd.DataFrame({"panel": ["cell", *["curve"] * EPOCHS], "a": [1 / 3, *[2 / 3] * EPOCHS], "b": NASTY,
+                       "epoch": [float("nan"), *range(EPOCHS)], "loss": [float("nan"), *[1 / 7] * EPOCHS]})  # fmt: skip
 PROVENANCE = {"seconds": 12.345, "hardware": NASTY, "torch": "2.10", "python": "3.11", "commit": None, "parameters": 7}
 
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
-    """All pages of the tiny preset, from made-up tables and claims."""
+    """All files of the tiny preset, from made-up tables and claims."""
     folder = tmp_path_factory.mktemp("report")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -30,9 +37,9 @@ def pages(tmp_path_factory):
             results.write_result(path, pd.DataFrame({"a": [1]}), spec, PROVENANCE)
         claims = []
         for name in EXPERIMENTS:
-            results.write_table(Path(f"results/tiny/aggregate/{name}.csv"), pd.DataFrame({"a": [1 / 3], "b": [NASTY]}))
-            for suffix in ("png", "pdf"):
-                results.write_bytes(Path(f"figures/tiny/{name}.{suffix}"), PIXELS)
+            results.write_table(Path(f"results/tiny/aggregate/{name}.csv"), CURVES)
+            results.write_bytes(Path(f"figures/tiny/{name}.pdf"), b"PDF")
+            Image.fromarray(DRAWN).save(f"figures/tiny/{name}.png")
             texts = dict.fromkeys(("claim", "paper", "ours", "estimate", "rule"), NASTY)
             claims.append({**texts, "experiment": name, "kind": "paper", "verdict": "not judged at this preset"})
         results.write_json(Path("results/tiny/claims.json"), claims)
@@ -40,23 +47,45 @@ def pages(tmp_path_factory):
 
 
 def test_the_page_of_an_experiment_has_all_its_parts(pages):
-    assert list(pages) == [*EXPERIMENTS, "claims", "configuration", "runtimes"]
-    picture = base64.b64encode(PIXELS).decode()
+    tables = [(f"{name}.csv", f"{name}.html") for name in EXPERIMENTS]
+    assert list(pages) == [*sum(tables, ()), "claims.html", "configuration.html", "runtimes.html"]
+    pdf = base64.b64encode(b"PDF").decode()
     for name, experiment in EXPERIMENTS.items():
-        files = (f'src="data:image/png;base64,{picture}"', f'download="{name}.pdf"', f'download="{name}.csv"')
-        for part in (html.escape(experiment.title), "Not judged at this preset", *files, "<td>0.333333</td>"):
-            assert part in pages[name], part
+        page = pages[f"{name}.html"]
+        files = (f'download="{name}.pdf" href="data:application/pdf;base64,{pdf}"', f'download="{name}.csv"')
+        full = f"<code>results/tiny/aggregate/{name}.csv</code>"
+        for part in (html.escape(experiment.title), "Not judged at this preset", *files, full, "<td>0.333333</td>"):
+            assert part in page, part
+        drawn = re.search(r'src="data:image/png;base64,([^"]+)"', page)
+        with Image.open(io.BytesIO(base64.b64decode(drawn[1]))) as picture:
+            assert picture.size == (60, 40)
+            assert len(picture.getcolors(1 << 16)) <= report.COLOURS
+
+
+def test_tables_are_short_and_those_of_pages_are_the_same(pages):
+    for name in EXPERIMENTS:
+        table = pages[f"{name}.csv"]
+        found = pd.read_csv(io.StringIO(table))
+        assert found.to_dict("list") == {"panel": ["cell"], "a": [0.333333], "b": [NASTY]}
+        link = re.search(r'href="data:text/csv;charset=utf-8,([^"]+)"', pages[f"{name}.html"])
+        assert unquote(html.unescape(link[1])) == table
+
+
+def test_curves_do_not_make_the_report_large(pages):
+    assert len(CURVES) == EPOCHS + 1
+    sizes = {name: len(text) for name, text in pages.items() if name.partition(".")[0] in EXPERIMENTS}
+    assert max(sizes.values()) < 50_000, sizes
 
 
 def test_no_text_breaks_out_of_a_page(pages):
-    for text in pages.values():
+    for text in (text for name, text in pages.items() if name.endswith(".html")):
         assert "<script>" not in text
         assert "<i>" not in text
-    assert html.escape(NASTY) in pages["claims"].replace("&#34;", "&quot;").replace("&#39;", "&#x27;")
+    assert html.escape(NASTY) in pages["claims.html"].replace("&#34;", "&quot;").replace("&#39;", "&#x27;")
 
 
 def test_the_configuration_and_the_runtimes(pages):
     settings = {"preset": "tiny", "experiments.mlp_depth.batch": "32", "experiments.mlp_depth.seeds": "0, 1"}
     for name, value in settings.items():
-        assert re.search(rf"<t[dh][^>]*>{name}</t[dh]>\s*<td[^>]*>{value}<", pages["configuration"]), name
-    assert re.search(r"\d+ runs", pages["runtimes"])
+        assert re.search(rf"<t[dh][^>]*>{name}</t[dh]>\s*<td[^>]*>{value}<", pages["configuration.html"]), name
+    assert re.search(r"\d+ runs", pages["runtimes.html"])

@@ -1,5 +1,9 @@
-"""The report as a reader sees it, in a real browser: the menu in the paper's order, every file opens, pictures load."""
+"""The report as a reader sees it, in a real browser: the menu in the paper's order, every file opens, pictures load.
 
+And its size, without a browser.
+"""
+
+import re
 import shutil
 
 import pytest
@@ -9,9 +13,6 @@ from paper.experiments import EXPERIMENTS
 from tests.workflow.tree import FEW, Tree
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = [
-    pytest.mark.skipif(BROWSER is None, reason="needs Chromium (Debian: apt install chromium)"),
-]
 QUIET = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
 
 
@@ -28,6 +29,18 @@ def page_of(page: Page, category: str) -> tuple[str, list[int], list[str]]:
     return frame.locator("body").inner_text(), sizes, files
 
 
+def test_the_report_holds_short_tables_alone(tree: Tree):
+    done = tree.snakemake("--report", "report.html")
+    assert done.returncode == 0, done.stdout[-5000:]
+    text = (tree.folder / "report.html").read_text("utf-8")
+    for name in FEW:
+        assert f'"results/tiny/pages/{name}.csv": {{' in text
+        assert f'"results/tiny/aggregate/{name}.csv": {{' not in text
+    embedded = sum(map(len, re.findall(r'"data:[^"]*"', text)))  # the rest is Snakemake's
+    assert 100_000 < embedded < 900_000
+
+
+@pytest.mark.skipif(BROWSER is None, reason="needs Chromium (Debian: apt install chromium)")
 def test_report_in_a_browser(tree: Tree):
     done = tree.snakemake("--report", "report.html")
     assert done.returncode == 0, done.stdout[-5000:]

@@ -4,12 +4,7 @@ rule aggregate:
         indices=lambda wildcards: FLOW.indices(wildcards.preset, wildcards.experiment),
         code=lambda wildcards: code("aggregate", wildcards.experiment),
     output:
-        report(
-            AGGREGATE,
-            category=lambda wildcards: FLOW.category(wildcards.experiment),
-            labels={"file": "table (CSV)"},
-            caption="../report/table.rst",
-        ),
+        AGGREGATE,
     log:
         "logs/{preset}/aggregate/{experiment}.log",
     localrule: True

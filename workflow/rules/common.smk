@@ -51,6 +51,7 @@ MEASURE = "results/{preset}/measure/{batch}.json"
 AGGREGATE = "results/{preset}/aggregate/{experiment}.csv"
 CLAIM = "results/{preset}/claims/{experiment}.json"
 CLAIMS = "results/{preset}/claims.json"
+SHORT_TABLE = "results/{preset}/pages/{experiment}.csv"
 PAGE = "results/{preset}/pages/{page}.html"
 FIGURE = "figures/{preset}/{experiment}.{suffix}"
 EXCLUSIVE = "|".join(name for name, entry in EXPERIMENTS.items() if entry.exclusive)

@@ -2,7 +2,7 @@ report: "../report/workflow.rst"
 
 
 rule page:
-    """Write the pages of the report: one per experiment, then claims, settings and runtimes."""
+    """Write the pages of the report: one per experiment with a short table, then claims, settings and runtimes."""
     input:
         figures=expand(
             FIGURE, experiment=EXPERIMENTS, suffix=["pdf", "png"], allow_missing=True
@@ -18,6 +18,15 @@ rule page:
                 category=FLOW.category(name),
                 caption="../report/page.rst",
                 labels={"file": "page"},
+            )
+            for name in EXPERIMENTS
+        ],
+        [
+            report(
+                SHORT_TABLE.replace("{experiment}", name),
+                category=FLOW.category(name),
+                caption="../report/table.rst",
+                labels={"file": "table (CSV)"},
             )
             for name in EXPERIMENTS
         ],

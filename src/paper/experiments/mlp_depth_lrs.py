@@ -51,13 +51,16 @@ FAR = 100.0  # factor between a bound and the far values that stand for an open 
 
 
 def _by_lr(rows: pd.DataFrame) -> str:
-    """Mean ratio over depths at each learning rate."""
+    """Mean ratio over depths at each learning rate: a bound if some ratios are, open if bounds point both ways."""
     parts = []
     for lr, part in verdicts.by(rows, "lr"):
         found = verdicts.ratios(part, "hidden_layers")
-        values = [ratio.value for ratio in found.values() if ratio is not None]
-        mean = f"{sum(values) / len(values):.2f}" if values else "open"
-        parts.append(f"{lr:g}: {mean} ({len(values)} of {len(found)} depths)")
+        ratios = [ratio for ratio in found.values() if ratio is not None]
+        bounds = {ratio.bound for ratio in ratios} - {""}
+        mean = "open"
+        if ratios and len(bounds) < 2:
+            mean = "".join(bounds) + f"{sum(ratio.value for ratio in ratios) / len(ratios):.2f}"
+        parts.append(f"{lr:g}: {mean} ({len(ratios)} of {len(found)} depths)")
     return "mean ratio at lr " + ", ".join(parts)
 
 
@@ -106,10 +109,10 @@ def _harmless_up_to(table: pd.DataFrame, limit: float | None, tolerated: float) 
         raise NotMeasured(f"no pair of runs with lr up to {limit:g}")
     answers = [_harmless(part) for part in pairs]
     found = [verdicts.epochs_ratio(verdicts.of(part, "baseline"), verdicts.of(part, "pathcond")) for part in pairs]
-    worst = min((ratio.value for ratio in found if ratio is not None), default=None)
+    worst = min((ratio for ratio in found if ratio is not None), key=lambda ratio: ratio.value, default=None)
     counts = f"no slower in {answers.count(YES)} of {len(answers)} networks and rates, slower in {answers.count(NO)}"
     text = f"{counts}, undecided in {answers.count(UNDECIDED)}, with lr up to {limit:g}; {_by_lr(rows)}"
-    return Finding(text if worst is None else f"{text}; least ratio {worst:.2f}", verdicts.never(answers, tolerated))
+    return Finding(text if worst is None else f"{text}; least ratio {worst}", verdicts.never(answers, tolerated))
 
 
 def _harmless(rows: pd.DataFrame) -> Answer:

@@ -680,6 +680,8 @@ CASES |= {
         (NO, parts(rows=60.1)),
         (NO, parts(rows=[NEVER, NEVER])),
         (UNDECIDED, parts(rows=[40.0, 60.0])),
+        (YES, parts(baseline=NEVER, rows=30.0)),  # at least one
+        (PARTLY, parts(baseline=NEVER, rows=64.1)),
     ],
     "controls_exact": [
         (YES, parts(exact=80 / 1.049)),
@@ -721,6 +723,11 @@ CASES |= {
         (PARTLY, special(both(parts(), parts(baseline=40.0, depth=6)), "_silu")),
         (NO, both(special(parts(baseline=41.9), "_silu"), parts())),
         (UNDECIDED, special(parts(baseline=[40.0, 44.0]), "_silu")),
+        # The end of a bound's interval decides.
+        (YES, special(parts(baseline=NEVER, pathcond=[50.0, 51.0]), "_silu")),
+        (UNDECIDED, special(parts(baseline=NEVER, pathcond=[80.0, 90.0]), "_silu")),
+        (NO, special(parts(baseline=[50.0, 51.0], pathcond=NEVER), "_silu")),
+        (UNDECIDED, special(parts(baseline=[80.0, 90.0], pathcond=NEVER), "_silu")),
     ],
     **TUNED,
 }  # fmt: skip

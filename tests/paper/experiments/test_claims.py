@@ -159,6 +159,42 @@ def test_ratio_of_epochs(slow, fast, value, low, high, bound):
 
 
 @pytest.mark.parametrize(
+    ("values", "bound", "words"),
+    [
+        ([1.5, 2.0], "", "1.75 [-1.43, 4.93]"),
+        ([1.5, 2.0], AT_LEAST, ">= 1.75 [>= -1.43]"),
+        ([1.5, 2.0], AT_MOST, "<= 1.75 [<= 4.93]"),
+        ([1.5, 1.5], AT_LEAST, ">= 1.50 [>= 1.50]"),
+        ([1.5], AT_LEAST, ">= 1.50"),  # one seed shows no spread
+        ([1.5], "", "1.50"),
+    ],
+)
+def test_a_bound_is_printed_with_the_end_of_its_interval(values, bound, words):
+    assert Estimate.of(values, bound).words == words
+
+
+def test_findings_print_bounds_and_their_ends():
+    silu = case.special(case.parts(baseline=NEVER, pathcond=[80.0, 90.0]), "_silu")
+    assert judge("controls_silu", silu)["ours"] == "3 hidden layers, lr 0.001: >= 1.18 [>= 0.30]"
+    rows = judge("controls_rows", case.parts(baseline=NEVER, rows=[36.0, 52.0], columns=80.0))
+    assert rows["ours"] == "3 hidden layers: rows >= 0.90 [>= -0.37], columns >= 0.33 [>= 0.33]"
+    exceeded = case.parts(rows=[NEVER, 60.0])
+    assert judge("controls_rows", exceeded)["ours"] == "3 hidden layers: rows <= 0.00 [<= 6.35], columns open"
+
+
+def test_a_mean_over_depths_is_a_bound_if_a_ratio_is():
+    missed = [("baseline", 3, NEVER, 0.1), ("pathcond", 3, 50.0, 0.1)]
+    slower = [("baseline", 4, 60.0, 0.1), ("pathcond", 4, 60.0, 0.1)]
+    never = [("baseline", 5, 30.0, 0.1), ("pathcond", 5, NEVER, 0.1)]
+    found = judge("mlp_lrs_never", case.mlps(*missed, *slower))["ours"]
+    assert found.endswith("mean ratio at lr 0.1: >= 1.50 (2 of 2 depths); least ratio 1.00")
+    found = judge("mlp_lrs_never", case.mlps(*slower, *never))["ours"]
+    assert found.endswith("mean ratio at lr 0.1: <= 0.65 (2 of 2 depths); least ratio <= 0.30")
+    found = judge("mlp_lrs_never", case.mlps(*missed, *never))["ours"]
+    assert found.endswith("mean ratio at lr 0.1: open (2 of 2 depths); least ratio <= 0.30")
+
+
+@pytest.mark.parametrize(
     ("high", "low", "value"),
     [(2.0, 1.0, 2.0), (NEVER, 1.0, math.inf), (math.inf, 1.0, math.inf), (1.0, NEVER, 0.0), (NEVER, math.inf, None)],
 )
