@@ -201,14 +201,11 @@ def table(runs: Runs, settings: Mapping[str, Any]) -> pd.DataFrame:
     """
     rows = joined(runs, settings)
     rows["accuracy"] *= 100
-    keys = ["network", "seed"]
-    plain_rows = rows[rows["objective"] == NONE]
-    before = plain_rows.loc[plain_rows["bits"] == FULL, [*keys, "accuracy"]]
-    rows = rows.merge(before, on=keys, suffixes=("", "_before"))
-    rows["lost"] = rows.pop("accuracy_before") - rows["accuracy"]
-    same_bits = rows.loc[rows["objective"] == NONE, [*keys, "bits", "lost"]]
-    rows = rows.merge(same_bits, on=[*keys, "bits"], suffixes=("", "_before"))
-    rows["saved"] = rows.pop("lost_before") - rows["lost"]
+    plain = rows["objective"] == NONE
+    trained = rows["accuracy"].where(plain & (rows["bits"] == FULL))
+    rows["lost"] = trained.groupby([rows["network"], rows["seed"]]).transform("max") - rows["accuracy"]
+    lost = rows["lost"].where(plain).groupby([rows["network"], rows["seed"], rows["bits"]]).transform("max")
+    rows["saved"] = lost - rows["lost"]
     means = []
     for names, part in rows.groupby(["network", "objective", "bits"], sort=False):
         found = {name: Estimate.of(part[name]) for name in ("lost", "saved")}
