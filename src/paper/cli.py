@@ -69,7 +69,7 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--index", type=Path, help="file that lists all results of the specs, with checksums")
     parser.add_argument("--match", default="", help="only runs whose key contains this text")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: a GPU if there is one")
-    words = "threads on a CPU (default: OMP_NUM_THREADS, else 1); results are reproducible for one number"
+    words = "CPU threads (default: OMP_NUM_THREADS, else 1); results are reproducible for one number"
     parser.add_argument("--threads", type=positive, metavar="N", help=words)
 
 
@@ -127,10 +127,11 @@ def describe_device(device: torch.device) -> str:
     return f"CPU {platform.machine()}, {threads} thread{'s' if threads > 1 else ''}"
 
 
-def environment(device: torch.device) -> dict[str, Any]:
-    """Hardware, threads and versions, for the provenance of a result."""
+def environment(device: torch.device, shared: bool = False) -> dict[str, Any]:
+    """Hardware, threads and versions, for the provenance of a result; a GPU is shared if MPS is set up, or as said."""
     return {
         "hardware": describe_device(device),
+        "shared_gpu": device.type == "cuda" and (shared or "CUDA_MPS_PIPE_DIRECTORY" in os.environ),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "torch": torch.__version__,

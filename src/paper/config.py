@@ -267,7 +267,7 @@ def read_queue(folder: Path, chosen: Config, names: Sequence[str] = ()) -> Itera
         # A setup may have settings that only figures use, such as smoothing.
         kept = {key: value for key, value in block.items() if key in kind.model_fields or key in blocks[name]}
         try:
-            yield from fields.grids(kind.model_validate(kept))
+            yield from map(fields.named_by_optimiser, fields.grids(kind.model_validate(kept)))
         except ValidationError as error:
             raise PaperError("\n".join(explain(error, kind, f"{path}: {name}"))) from error
 

@@ -7,6 +7,7 @@ are copied to `docs/figures`. With --check nothing is written; exit status 1 if 
 
 import argparse
 import hashlib
+import json
 import re
 import sys
 from collections.abc import Mapping
@@ -107,7 +108,7 @@ class Facts:
             parts.append(f"{row.runs:.0f} run{'s' if row.runs > 1 else ''} in {took} on {name}")
         precisions = sorted({self.provenance[key].get("precision", "") for key in self.plan.asked[experiment]} - {""})
         shared = any(_shared_gpu(self.provenance[key]) for key in self.plan.asked[experiment])
-        remarks = [*precisions, *["many runs shared the GPU, and each counts in full"] * shared]
+        remarks = [*precisions, *["some runs shared the GPU, and each counts in full"] * shared]
         return "; ".join(parts) + (f" ({', '.join(remarks)})" if remarks else "")
 
     def plain_loop(self) -> tuple[float, float]:
@@ -122,7 +123,8 @@ class Facts:
         for provenance in self.provenance.values():
             spec = provenance["spec"]
             same_hardware = provenance["hardware"] == epochs["hardware"].iloc[0]
-            if spec["stage"] != "train" or not same_hardware or _shared_gpu(provenance):
+            plain_sgd = spec.get("optimiser") == {"name": "sgd"}
+            if spec["stage"] != "train" or not same_hardware or not plain_sgd or _shared_gpu(provenance):
                 continue
             depth = len(spec["model"].get("hidden", ()))
             same = epochs["hidden_layers"] == depth if depth else epochs["network"] == spec["network"]
@@ -173,7 +175,9 @@ class Facts:
 
 def _shared_gpu(provenance: Mapping[str, Any]) -> bool:
     """Whether a recorded run shared the GPU with others."""
-    return provenance.get("shared_gpu", provenance["commit"][:12] in SHARED)
+    if "shared_gpu" in provenance:
+        return provenance["shared_gpu"]
+    return (provenance["commit"] or "")[:12] in SHARED
 
 
 def pages(facts: Facts) -> dict[Path, str]:
@@ -213,14 +217,15 @@ def tables(facts: Facts) -> dict[Path, str]:
 
 
 def figures(facts: Facts) -> dict[Path, tuple[Path, str]]:
-    """Figures of the docs: the file that each is made from, and a checksum of its short table and note.
+    """Figures of the docs: the file that each is made from, and a checksum of its short table, settings and note.
 
     Smoothed curves, which the short table lacks, differ between processors in their last digits.
     """
     found, texts = {}, tables(facts)
     for name in facts.experiments:
+        settings = json.dumps(facts.config.plain[name], sort_keys=True)
         note = workflow.note(PRESET, facts.config.plain[name], facts.without(name))
-        checksum = hashlib.sha256((texts[FIGURES / f"{name}.csv"] + note).encode()).hexdigest()
+        checksum = hashlib.sha256(f"{texts[FIGURES / f'{name}.csv']}{settings}{note}".encode()).hexdigest()
         for suffix in ("png", "pdf"):
             drawn = facts.root / f"figures/{PRESET}/{name}.{suffix}"
             found[FIGURES / drawn.name] = drawn, checksum

@@ -393,10 +393,16 @@ def grids(settings: TrainingGrid) -> Iterator[dict[str, Any]]:
     block = plain(settings)
     axes = ("hidden_layers", "compressions", "target", "shown", "smoothing")
     common = {name: value for name, value in block.items() if name not in ("model", *axes)}
-    optimiser = block["optimiser"]
-    name = "momentum" if optimiser.get("momentum") else optimiser["name"]
     for network, model in networks(block):
-        yield {"network": network if name == "sgd" else f"{network}_{name}", "model": model, **common}
+        yield {"network": network, "model": model, **common}
+
+
+def named_by_optimiser(grid: Mapping[str, Any]) -> dict[str, Any]:
+    """A training grid with its optimiser in the network's name, unless that is plain SGD."""
+    name = grid["optimiser"]["name"]
+    if name == "sgd":
+        name = "momentum" if grid["optimiser"].get("momentum") else ""
+    return {**grid, "network": f"{grid['network']}_{name}" if name else grid["network"]}
 
 
 def networks(block: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -27,6 +27,19 @@ def test_a_damaged_data_file_is_written_again(finished: Small, undisturbed: Smal
     assert "results/data/generated.pt: damaged; it is written again." in finish_and_compare(finished, undisturbed)
 
 
+def test_a_damaged_table_and_provenance_are_recomputed(finished: Small, undisturbed: Small):
+    table = finished.files("results/tiny/train/*/**/*.csv")[0]
+    provenance = finished.files("results/tiny/measure/*/*.json")[0]
+    cut(table)
+    flip(provenance)
+    damaged = table.read_bytes(), provenance.read_bytes()
+    assert finished.snakemake("-n", "mlp_depth", "toy").returncode == 0
+    assert (table.read_bytes(), provenance.read_bytes()) == damaged  # a dry run changes nothing
+    said = finish_and_compare(finished, undisturbed)
+    assert "rule train:" in said
+    assert "rule measure:" in said
+
+
 def test_a_damaged_checkpoint_is_not_used(fresh: Small, undisturbed: Small):
     snakemake = fresh.begin()
     wait_for_checkpoint(fresh)

@@ -34,9 +34,13 @@ def test_results_are_those_of_their_version(made, name):
     kept = KEPT[name]
     assert spec["version"] == kept["version"], f"{name} has a new version: run `python -m tests.golden`"
     assert golden.digest(spec) == kept["digest"], f"{name} has new settings: run `python -m tests.golden`"
-    # Training amplifies rounding, and rounding to a few bits amplifies it again.
-    tolerance = 0.2 if spec.get("experiment") == "quantisation" else 1e-3
-    differ = [column for column in kept["summary"] if not close(sums.get(column), kept["summary"][column], tolerance)]
+    # Training amplifies rounding, and rounding weights to a few bits amplifies it again.
+    loose = ("accuracy", "loss", "moved") if spec.get("experiment") == "quantisation" else ()
+    differ = [
+        column
+        for column, value in kept["summary"].items()
+        if not close(sums.get(column), value, 0.2 if column in loose else 1e-3)
+    ]
     assert not differ, f"{name} has other results in {differ}: {SAY.format(where=where)}"
     assert set(sums) == set(kept["summary"])
 

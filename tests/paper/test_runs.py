@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from paper import config, runs
+from paper import config, runs, settings
 from paper.cli import PaperError
 from paper.experiments import EXPERIMENTS
 
@@ -143,3 +143,15 @@ def test_cost_is_about_right():
     conv = runs.multiplications({"kind": "cifar_nv", "width": 1.0, "image": 32})
     assert 6e8 < conv < 9e8
     assert 5e8 < runs.multiplications({"kind": "resnet18_c", "width": 1.0, "image": 32}) < 8e8
+
+
+@pytest.mark.parametrize(
+    ("optimiser", "name"),
+    [
+        ({"name": "sgd"}, "mlp"),
+        ({"name": "sgd", "momentum": 0.9}, "mlp_momentum"),
+        ({"name": "muon", "momentum": 0.9}, "mlp_muon"),
+    ],
+)
+def test_networks_named_by_their_optimiser(optimiser, name):
+    assert settings.named_by_optimiser({"network": "mlp", "optimiser": optimiser})["network"] == name

@@ -273,3 +273,16 @@ def test_enorm_leaves_units_with_powers_and_inverse_scales(forward, c):
     before = copy.deepcopy(model.state_dict())
     pathcond.ENorm(model, x).step()
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_enorm_balances_the_other_units():
+    torch.manual_seed(0)
+    model = Lambda(lambda s, x: s.c(F.relu(s.b(relu2(s.a(x))))), **linears(3, 4, 5, 2)).double()
+    x = torch.randn(4, 3).double()
+    y, before = outputs(model, x, False), copy.deepcopy(model.state_dict())
+    enorm = pathcond.ENorm(model, x)
+    for _ in range(3):
+        enorm.step()
+    torch.testing.assert_close(outputs(model, x, False), y, rtol=1e-12, atol=1e-12)
+    assert torch.equal(model.a.weight, before["a.weight"])
+    assert not torch.equal(model.c.weight, before["c.weight"])

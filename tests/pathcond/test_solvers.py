@@ -157,6 +157,8 @@ def test_damped_scales_and_their_objective(name, method):
     assert found.objective[:-1] == full.objective
     problem = dense_problem(graph, g)
     assert found.objective[-1] == pytest.approx(problem.objective(found.u), rel=1e-12)
+    kept = (found.objective[0] - found.objective[-1]) / (full.objective[0] - full.objective[-1])
+    assert 0.3 <= kept < 1  # F is convex
     assert found.residual == pytest.approx(float(problem.gradient(found.u).abs().amax()), rel=1e-9)
     assert (found.steps, found.clamped, found.result) == (full.steps, full.clamped, full.result)
     assert found.clamped > 0

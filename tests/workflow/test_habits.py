@@ -93,3 +93,12 @@ def test_bad_configuration_stops_before_the_first_job(tmp_path: Path):
     assert done.returncode != 0
     assert "experiments.toy: unknown key 'lrr'; did you mean 'lr'?" in done.stdout
     assert "Traceback" not in done.stdout
+
+
+def test_a_failed_job_leaves_no_result(tree: Tree):
+    tree.edit("src/paper/experiments/toy.py", "\ndef measure(", "\ndef unused(")
+    for path in tree.files("results/tiny/measure/toy/*"):
+        path.unlink()
+    done = tree.snakemake("toy")
+    assert done.returncode != 0
+    assert tree.files("results/tiny/measure/toy/*") == []

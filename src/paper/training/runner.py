@@ -426,8 +426,7 @@ def _write_result(run: Progressing, options: Options) -> None:
     table = pd.DataFrame(run.state["rows"])
     table = table[[name for name in COLUMNS if name in table]]
     provenance = {
-        **cli.environment(options.device),
-        "shared_gpu": options.workers > 1 or "CUDA_MPS_PIPE_DIRECTORY" in os.environ,
+        **cli.environment(options.device, shared=options.workers > 1),
         "commit": cli.commit(),
         "precision": run.state["precision"],
         "parameters": run.state["parameters"],
