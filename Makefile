@@ -31,7 +31,7 @@ $(STAMP): requirements.txt pyproject.toml
 	@touch $@
 
 figures: env ## figures, tables, claims and report from the recorded runs
-	@echo "Drawing from the recorded runs: about two minutes on two cores. Nothing is"
+	@echo "Drawing from the recorded runs: two to four minutes on two cores. Nothing is"
 	@echo "trained: jobs named train and measure check the recorded runs."
 	$(SNAKEMAKE)
 	$(SNAKEMAKE) --report figures/paper/report.html
@@ -39,7 +39,7 @@ figures: env ## figures, tables, claims and report from the recorded runs
 	@echo "Open figures/paper/report.html"
 
 preview: env ## every experiment from nothing in miniature, on a CPU
-	@echo "Downloading data if needed, training and measuring in miniature: about seven"
+	@echo "Downloading data if needed, training and measuring in miniature: six to eight"
 	@echo "minutes on two cores."
 	$(SNAKEMAKE) --config preset=preview
 	$(SNAKEMAKE) --report figures/preview/report.html --config preset=preview
