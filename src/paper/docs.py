@@ -94,10 +94,15 @@ class Facts:
 
     def gpu_minutes(self, paper: bool, shared: bool) -> float:
         """Minutes of the runs that shared the GPU, or had it alone; `paper`: only those of its figures and tables."""
-        asked = {key for name, keys in self.plan.asked.items() if EXPERIMENTS[name].where != "ours" for key in keys}
+        asked = {key for name in self.plan.asked if EXPERIMENTS[name].where != "ours" for key in self._protocol(name)}
         found = [p for key, p in self.provenance.items() if key in asked or not paper]
         chosen = [p for p in found if not p["hardware"].startswith("CPU") and _shared_gpu(p) == shared]
         return sum(p["seconds"] for p in chosen) / 60
+
+    def _protocol(self, experiment: str) -> list[str]:
+        """Keys of an experiment's runs, without the seeds that we added for some methods."""
+        added = (self.config.plain[experiment].get("more_seeds") or {}).get("seeds", ())
+        return [key for key in self.plan.asked[experiment] if self.provenance[key]["spec"].get("seed") not in added]
 
     def times(self, experiment: str) -> str:
         """Time that an experiment took, in words."""

@@ -83,7 +83,7 @@ def training_specs(grid: Mapping[str, Any], preset: str, sweeps: int | None = No
 
     `sweeps` is for methods that rescale by sweeps of coordinate descent; None: the method's own number.
     """
-    model = grid["model"]
+    model, more = grid["model"], grid.get("more_seeds") or {"methods": (), "seeds": ()}
     optional = {name: grid[name] for name in OPTIONAL if grid.get(name) is not None}
     for method in grid["methods"]:
         rescaling = describe(method)
@@ -94,7 +94,7 @@ def training_specs(grid: Mapping[str, Any], preset: str, sweeps: int | None = No
         for lr in grid["lrs"]:
             longer = (one["epochs"] for one in grid.get("longer", ()) if float(one["lr"]) == float(lr))
             epochs = next(longer, grid["epochs"])
-            for seed in grid["seeds"]:
+            for seed in [*grid["seeds"], *(more["seeds"] if method in more["methods"] else ())]:
                 yield {
                     "stage": "train",
                     "preset": preset,

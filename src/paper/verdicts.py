@@ -124,8 +124,8 @@ LEVELS = {
     "cifar_generalisation": at_least(-0.5, -1.5),
     "cifar_enorm": Levels((-0.5, 0.5), (-1.5, 1.5)),
     "cifar_lrs_small": at_least(0.0),
-    "cifar_lrs_tuned": at_least(0.5),
     "tuned_accuracy": at_least(-0.5),
+    "tuned_cifar_nv": at_least(0.5),
     "tuned_range": at_least(0.1),  # decades of learning rates
     "practice_no_harm": at_least(-0.5),
     "practice_full": at_least(-0.5),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from paper.aggregate import LACKING
 from paper.experiments.base import Experiment
 from paper.experiments.cifar_nv import CurveGrid, early, table
 from paper.lazy import pd, plotting
@@ -10,7 +9,6 @@ from paper.settings import grids
 from paper.verdicts import (
     LEVELS,
     LR,
-    OURS,
     Claim,
     Estimate,
     Finding,
@@ -20,7 +18,6 @@ from paper.verdicts import (
     decide,
     head_starts,
     listed,
-    of,
     over_cases,
     runs,
     some,
@@ -74,27 +71,6 @@ def _small(table: pd.DataFrame) -> Finding:
     )
 
 
-def _tuned(table: pd.DataFrame) -> Finding:
-    rows = runs(table)
-    best, texts, values = [], [], {}
-    for method in ("baseline", "pathcond"):
-        means = of(rows, method).groupby("lr")["best_test_accuracy"].mean()
-        if means.empty:
-            raise NotMeasured(f"no {method}")
-        best.append(of(rows, method)[of(rows, method)["lr"] == means.idxmax()])
-        values[method] = Estimate.of(100 * best[-1]["best_test_accuracy"], digits=1)
-        end = ", the end of those tried" if means.idxmax() in (means.index.min(), means.index.max()) else ""
-        texts.append(f"{method} {100 * means.max():.1f}% at lr {means.idxmax():g}{end}")
-    both = pd.concat(best)
-    gain = accuracy_gain(both, "pathcond", "baseline")
-    whole = both[~both["seed"].isin(both.loc[both["best_train_accuracy"] <= LACKING, "seed"])]
-    if len(whole) < len(both) and {"pathcond", "baseline"} <= set(whole["method"]):
-        texts.append(
-            f"over seeds that learn all ten classes {accuracy_gain(whole, 'pathcond', 'baseline').words} points"
-        )
-    return Finding("; ".join(texts), decide(gain, LEVELS["cifar_lrs_tuned"]), gain, "points more with PathCond", values)
-
-
 _CLAIMS = (
     Claim(
         "cifar_lrs_shrinks",
@@ -113,15 +89,6 @@ _CLAIMS = (
         "learning rate up to 0.001",
         _small,
         cases="rate and measure",
-    ),
-    Claim(
-        "cifar_lrs_tuned",
-        "With each method at its own best learning rate, CIFAR-NV still gains test accuracy with PathCond",
-        "not studied",
-        "best test accuracy over the epochs, each method at the rate where its mean is largest, PathCond minus "
-        "baseline, in points",
-        _tuned,
-        OURS,
     ),
 )
 

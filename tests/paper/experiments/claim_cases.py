@@ -633,7 +633,7 @@ CASES |= {
         (NO, conv_lrs({1e-4: -1, 1e-3: -1, 1e-2: 9}, baseline=77.0, pathcond=76.9)),
         (UNDECIDED, conv_lrs({1e-3: [-1, 3]}, baseline=77.0, pathcond=[76.9, 77.9])),
     ],
-    "cifar_lrs_tuned": [
+    "tuned_cifar_nv": [
         (YES, both(conv(lr=1e-3, baseline=70.0, pathcond=80.0), conv(lr=1e-2, baseline=79.4, pathcond=79.0))),
         (NO, both(conv(lr=1e-3, baseline=70.0, pathcond=80.0), conv(lr=1e-2, baseline=79.6, pathcond=79.0))),
         (UNDECIDED, both(conv(lr=1e-3, baseline=70.0, pathcond=80.0), conv(lr=1e-2, baseline=[78.0, 80.0]))),

@@ -13,9 +13,10 @@ from matplotlib import pyplot
 from pydantic import ValidationError
 
 from paper import aggregate, plotting
-from paper.experiments import EXPERIMENTS
+from paper.experiments import EXPERIMENTS, cifar_nv
 from paper.experiments.base import Experiment
 from paper.methods import METHODS, Method
+from paper.runs import training_specs
 from paper.settings import plain
 from paper.verdicts import judged
 from tests.paper.experiments.tables import ROOT, blocks, runs, settings, small
@@ -111,6 +112,8 @@ def test_figure_claims_and_keys(name):
         ("mlp_depth", {"batch": True}, "expected a number, got true"),
         ("mlp_depth", {"optimiser": {"name": "sgd", "nesterov": True}}, "expected momentum above 0 with nesterov"),
         ("cifar_nv_lrs", {"longer": [{"lr": 0.5, "epochs": 9}]}, "longer: expected learning rates of lrs"),
+        ("cifar_nv", {"more_seeds": {"methods": ["half"], "seeds": [2]}}, "more_seeds.methods: expected some of meth"),
+        ("cifar_nv", {"more_seeds": {"methods": ["enorm"], "seeds": [1]}}, "more_seeds.seeds: expected none of seeds"),
         ("quantisation", {"trained": [{"network": "nothing", "lr": 0.1}]}, "trained: expected names of networks"),
         ("quantisation", {"images": 641}, "images and validation: expected at most 640"),
         ("quantisation", {"objectives": ["l2"]}, "Input should be 'paths', 'norms' or 'ranges'"),
@@ -132,6 +135,20 @@ def test_a_run_of_one_seed_and_of_several_make_one_table():
     together = aggregate.trained([cell(CIFAR_NV, seeds=(0, 1, 2))], {"smoothing": 0.2}, by_seed=True)
     apart = aggregate.trained([cell(CIFAR_NV, seeds=(seed,)) for seed in (0, 1, 2)], {"smoothing": 0.2}, by_seed=True)
     pd.testing.assert_frame_equal(together, apart)
+
+
+def test_more_seeds_of_some_methods_are_trained_and_judged_but_not_drawn():
+    block = {**blocks("tiny")["cifar_nv"], "more_seeds": {"methods": ["pathcond"], "seeds": [7]}}
+    (grid,) = EXPERIMENTS["cifar_nv"].grids(EXPERIMENTS["cifar_nv"].settings.model_validate(block))
+    seeds = {}
+    for spec in training_specs(grid, "tiny"):
+        seeds.setdefault(spec["method"], []).append(spec["seed"])
+    assert seeds == {"baseline": [0, 1], "enorm": [0, 1], "pathcond": [0, 1, 7]}
+    given = [cell(CIFAR_NV, method, seeds=tuple(found)) for method, found in seeds.items()]
+    table = EXPERIMENTS["cifar_nv"].table(given, {"smoothing": 0.2})
+    drawn = cifar_nv.of_all_methods(table)
+    pd.testing.assert_frame_equal(drawn, table[table["seed"] != 7])
+    assert len(drawn) < len(table)
 
 
 def test_a_lost_class_is_marked():
