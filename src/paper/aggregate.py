@@ -72,16 +72,18 @@ def trained(runs: Runs, settings: Mapping[str, Any], by_seed: bool = False) -> p
     blocks = list(settings.values()) if "mlp" in settings else [settings]
     target = next((block["target"] for block in blocks if "target" in block), None)
     smoothing = settings.get("smoothing")
-    groups: dict[tuple, list[pd.DataFrame]] = {}
+    cells: dict[tuple, int] = {}  # names of a network, method and learning rate, and their place in the table
+    alike: dict[tuple, list[pd.DataFrame]] = {}  # runs with the same columns
     for table, provenance in runs:
-        groups.setdefault(tuple(_names(provenance).items()), []).append(table)
-    parts: list[pd.DataFrame] = []
-    for names, tables in groups.items():
+        cell = cells.setdefault(tuple(_names(provenance).items()), len(cells))
+        alike.setdefault(tuple(table), []).append(table.assign(cell=cell))
+    parts = []
+    for tables in alike.values():
         found = _panels(pd.concat(tables, ignore_index=True), target, smoothing, by_seed)
-        parts += [
-            part.assign(panel=panel, **dict(names))[["panel", *dict(names), *part]] for panel, part in found.items()
-        ]
-    table = pd.concat(parts, ignore_index=True)
+        parts += [part.assign(panel=panel, order=order) for order, (panel, part) in enumerate(found.items())]
+    table = pd.concat(parts, ignore_index=True).sort_values(["cell", "order"], kind="stable", ignore_index=True)
+    names = pd.DataFrame([dict(cell) for cell in cells]).iloc[table["cell"]].reset_index(drop=True)
+    table = pd.concat([table[["panel"]], names, table.drop(columns=["panel", "cell", "order"])], axis=1)
     if by_seed:
         table["lost"] = _lost(table)
     return table.assign(shown=table["hidden_layers"] == settings.get("shown"))
@@ -103,42 +105,48 @@ def _names(provenance: Mapping[str, Any]) -> dict[str, Any]:
 def _panels(
     table: pd.DataFrame, target: float | None, smoothing: float | None, by_seed: bool
 ) -> dict[str, pd.DataFrame]:
+    """The panels of runs that all have the same metrics; the column `cell` tells what they are runs of."""
     metrics = [name for name in METRICS if name in table]
-    ended = pd.DataFrame([_run(rows, metrics, target) for _, rows in table.groupby("seed", sort=False)])
-    cell: dict[str, Any] = {"n": len(ended), "diverged_n": int(ended["diverged"].sum())}
+    ended = _ended(table, metrics, target)
+    values = [name for name in ended if name not in ("cell", "seed", "diverged")]
+    groups = ended.groupby("cell", sort=False)
+    counts = {"diverged_n": groups["diverged"].sum()}
     if "reached" in ended:
-        cell["reached_n"] = int(ended["reached"].notna().sum())
-    for name in (name for name in ended if name not in ("seed", "diverged")):
-        cell[f"{name}_mean"], cell[f"{name}_sd"] = ended[name].mean(skipna=False), ended[name].std(skipna=False)
+        counts["reached_n"] = groups["reached"].count()
+    cell = pd.DataFrame(counts).reset_index().merge(summary(ended, ["cell"], values), on="cell")
     smooth = _smoothed(table, metrics, smoothing)
-    panels = {"curve": summary(smooth, ["epoch"], metrics)}
+    panels = {"curve": summary(smooth, ["cell", "epoch"], metrics)}
     if by_seed:
         panels["seed"] = smooth
-    return panels | {"run": ended, "cell": pd.DataFrame([cell])}
+    return panels | {"run": ended, "cell": cell}
 
 
-def _run(rows: pd.DataFrame, metrics: Sequence[str], target: float | None) -> dict[str, Any]:
-    """The row of one seed: its final and best metrics."""
-    found: dict[str, Any] = {"seed": rows["seed"].iloc[0], "diverged": bool(rows["diverged"].any())}
-    if target is not None and "train_accuracy" in rows:
-        met = rows.loc[rows["train_accuracy"] >= target, "epoch"]
-        found["reached"] = float(met.min()) if len(met) else float("nan")
+def _ended(table: pd.DataFrame, metrics: Sequence[str], target: float | None) -> pd.DataFrame:
+    """One row per run: its final and best metrics."""
+    run = ["cell", "seed"]
+    groups = table.groupby(run, sort=False)
+    last = table[~table.duplicated(run, keep="last")].set_index(run)
+    found = {"diverged": groups["diverged"].any()}
+    if target is not None and "train_accuracy" in table:
+        met = table[table["train_accuracy"] >= target]
+        found["reached"] = met.groupby(run)["epoch"].min().astype(float)
     for name in metrics:
-        found[f"final_{name}"] = rows[name].iloc[-1]
-        found[f"best_{name}"] = rows[name].min() if name.endswith("loss") else rows[name].max()
-    found["max_log_scale"] = rows["max_log_scale"].iloc[0]
-    return found
+        found[f"final_{name}"] = last[name]
+        found[f"best_{name}"] = groups[name].min() if name.endswith("loss") else groups[name].max()
+    found["max_log_scale"] = table[~table.duplicated(run)].set_index(run)["max_log_scale"]
+    return pd.DataFrame(found).reindex(last.index).reset_index()
 
 
 def _smoothed(table: pd.DataFrame, metrics: list[str], smoothing: float | None) -> pd.DataFrame:
-    """Every seed's curves, smoothed by an exponential moving average if asked for."""
-    values = table[["seed", "epoch", *metrics]].sort_values(["seed", "epoch"])
+    """Every run's curves, smoothed by an exponential moving average if asked for."""
+    values = table[["cell", "seed", "epoch", *metrics]].sort_values(["cell", "seed", "epoch"], ignore_index=True)
     if smoothing is None:
         return values
-    smooth = values.groupby("seed")[metrics].transform(lambda v: v.ewm(alpha=smoothing, adjust=False).mean())
+    smooth = values.groupby(["cell", "seed"])[metrics].ewm(alpha=smoothing, adjust=False).mean()
+    smooth = smooth.reset_index(drop=True)
     # Without this, the average of a run that diverged would keep its last value.
     smooth = smooth.where(values[metrics].notna())
-    return pd.concat([values[["seed", "epoch"]], smooth], axis=1)
+    return pd.concat([values[["cell", "seed", "epoch"]], smooth], axis=1)
 
 
 def _lost(table: pd.DataFrame) -> pd.Series:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
+    import scipy.special
     import scipy.stats
     import seaborn as sns
     import torch

@@ -346,8 +346,8 @@ def by_seed(axes: Axes, table: pd.DataFrame, value: str) -> None:
         if len(some):
             sns.lineplot(some, units="seed", estimator=None, ax=axes, **common, **thin)
     # Where a seed diverged there is no mean.
-    whole = rows[~rows["lost"]].groupby(["method", "epoch"])["drawn"].transform(lambda v: v.mean(skipna=False))
-    means = rows[~rows["lost"]].assign(drawn=whole).drop_duplicates(["method", "epoch"])
+    whole = rows[~rows["lost"]].groupby(["method", "epoch"], sort=False)["drawn"]
+    means = whole.mean(skipna=False).reset_index()
     for name in methods(means):
         sns.lineplot(means[means["method"] == name], errorbar=None, linestyle=METHODS[name].dash, ax=axes, **common)
     axes.set(xlabel="epoch", ylabel=LABELS[value], xlim=(0, rows["epoch"].max()))

@@ -418,7 +418,7 @@ def interval(mean: float, deviation: float, count: int) -> tuple[float, float]:
     """95% interval of a mean over `count` seeds, by Student's t; one seed bounds nothing."""
     if count < 2:
         return -math.inf, math.inf
-    half = float(scipy.stats.t.ppf(0.975, count - 1)) * deviation / math.sqrt(count)
+    half = float(scipy.special.stdtrit(count - 1, 0.975)) * deviation / math.sqrt(count)
     return mean - half, mean + half
 
 

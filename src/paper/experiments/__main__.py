@@ -73,11 +73,12 @@ def pictures(name: str, table: "pd.DataFrame", stamp: str, dpi: int, font_size: 
     with plotting.theme(font_size):
         figure = EXPERIMENTS[name].plot(table)
         plotting.stamp(figure, stamp)
-        for suffix, metadata in (("pdf", {"CreationDate": None}), ("png", {"Software": None})):
+        for suffix, metadata in (("png", {"Software": None}), ("pdf", {"CreationDate": None})):
             # Written to memory first: the PNG writer hides why a write to disk fails, such as a full disk.
             drawn = io.BytesIO()
             figure.savefig(drawn, format=suffix, dpi=dpi, metadata=metadata)
             found[suffix] = drawn.getvalue()
+            figure.set_layout_engine("none")  # the second file keeps the layout of the first
     return found
 
 

@@ -217,7 +217,7 @@ def _half_width(pairs: list[pd.Series]) -> float:
     if not pairs or freedom < 1:
         return math.inf
     deviation = math.sqrt(sum(float(((pair - pair.mean()) ** 2).sum()) for pair in pairs) / freedom)
-    return float(scipy.stats.t.ppf(0.975, freedom)) * deviation / math.sqrt(min(map(len, pairs)))
+    return float(scipy.special.stdtrit(freedom, 0.975)) * deviation / math.sqrt(min(map(len, pairs)))
 
 
 # The choice
