@@ -73,10 +73,17 @@ def trained(runs: Runs, settings: Mapping[str, Any], by_seed: bool = False) -> p
     target = next((block["target"] for block in blocks if "target" in block), None)
     smoothing = settings.get("smoothing")
     cells: dict[tuple, int] = {}  # names of a network, method and learning rate, and their place in the table
-    alike: dict[tuple, list[pd.DataFrame]] = {}  # runs with the same columns
+    alike: dict[frozenset, list[pd.DataFrame]] = {}  # runs with the same columns
+    columns: dict[int, frozenset] = {}
     for table, provenance in runs:
         cell = cells.setdefault(tuple(_names(provenance).items()), len(cells))
-        alike.setdefault(tuple(table), []).append(table.assign(cell=cell))
+        same = columns.setdefault(cell, frozenset(table))
+        if same != frozenset(table):
+            which = ", ".join(f"{name} {value}" for name, value in _names(provenance).items() if value is not None)
+            differ = ", ".join(sorted(same ^ frozenset(table)))
+            way = "Give them the same settings, such as train_metrics."
+            raise PaperError(f"{which}: expected runs with the same columns, got some without {differ}. {way}")
+        alike.setdefault(same, []).append(table.assign(cell=cell))
     parts = []
     for tables in alike.values():
         found = _panels(pd.concat(tables, ignore_index=True), target, smoothing, by_seed)

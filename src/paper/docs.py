@@ -94,13 +94,14 @@ class Facts:
 
     def gpu_minutes(self, paper: bool, shared: bool) -> float:
         """Minutes of the runs that shared the GPU, or had it alone; `paper`: only those of its figures and tables."""
-        asked = {key for name in self.plan.asked if EXPERIMENTS[name].where != "ours" for key in self._protocol(name)}
+        theirs = [name for name in self.plan.asked if EXPERIMENTS[name].where != "ours"]
+        asked = {key for name in theirs for key in self._without_added_seeds(name)}
         found = [p for key, p in self.provenance.items() if key in asked or not paper]
         chosen = [p for p in found if not p["hardware"].startswith("CPU") and _shared_gpu(p) == shared]
         return sum(p["seconds"] for p in chosen) / 60
 
-    def _protocol(self, experiment: str) -> list[str]:
-        """Keys of an experiment's runs, without the seeds that we added for some methods."""
+    def _without_added_seeds(self, experiment: str) -> list[str]:
+        """Keys of an experiment's runs, without the seeds that only some methods have."""
         added = (self.config.plain[experiment].get("more_seeds") or {}).get("seeds", ())
         return [key for key in self.plan.asked[experiment] if self.provenance[key]["spec"].get("seed") not in added]
 

@@ -268,13 +268,6 @@ class Longer(Block):
     epochs: PositiveInt
 
 
-class MoreSeeds(Block):
-    """Seeds that some methods have besides those of all."""
-
-    methods: MethodNames
-    seeds: SeedList
-
-
 class Schedule(Block):
     """The learning rate over the steps: a linear warm-up from 0, then a decay to 0, linear or as a cosine."""
 
@@ -332,7 +325,6 @@ class TrainingGrid(TrainingSetup):
     lrs: LearningRates
     longer: list[Longer] = Field(default=[])
     seeds: SeedList
-    more_seeds: MoreSeeds | None = None
     clamp: Positive | None = None
 
     @model_validator(mode="after")
@@ -340,15 +332,6 @@ class TrainingGrid(TrainingSetup):
         for longer in self.longer:
             if longer.lr not in self.lrs:
                 raise ValueError(f"longer: expected learning rates of lrs {self.lrs}, got {longer.lr}; add it to lrs")
-        if self.more_seeds is not None:
-            for name, given, known, right in (
-                ("methods", self.more_seeds.methods, self.methods, True),
-                ("seeds", self.more_seeds.seeds, self.seeds, False),
-            ):
-                wrong = [value for value in given if (value in known) != right]
-                if wrong:
-                    expected = f"{'some' if right else 'none'} of {name} {known}"
-                    raise ValueError(f"more_seeds.{name}: expected {expected}, got {', '.join(map(str, wrong))}")
         for name in self.methods:
             way = "enorm" if METHODS[name].enorm else "teleport" if METHODS[name].teleport else ""
             if way and self.optimiser.name == "muon":

@@ -8,7 +8,7 @@ from typing import Any
 from paper.aggregate import LACKING, LEARNT, trained
 from paper.experiments.base import Experiment, Runs
 from paper.lazy import pd, plotting
-from paper.settings import Fraction, TrainingGrid, grids, model_validator, plain
+from paper.settings import Block, Fraction, MethodNames, SeedList, TrainingGrid, grids, model_validator, plain
 from paper.verdicts import (
     AT_MOST,
     LEVELS,
@@ -31,10 +31,30 @@ from paper.verdicts import (
 )
 
 
+class MoreSeeds(Block):
+    """Seeds that some methods have besides those of all."""
+
+    methods: MethodNames
+    seeds: SeedList
+
+
 class CurveGrid(TrainingGrid):
-    """One network, whose curves are smoothed: `smoothing` is the weight of the newest value in the average."""
+    """One network, whose curves are smoothed: `smoothing` is the weight of the newest value in the average.
+
+    `more_seeds` are seeds that only some methods have, at every learning rate.
+    """
 
     smoothing: Fraction
+    more_seeds: MoreSeeds | None = None
+
+    @model_validator(mode="after")
+    def _more_seeds_are_more(self) -> CurveGrid:
+        if self.more_seeds is not None:
+            if unknown := [name for name in self.more_seeds.methods if name not in self.methods]:
+                raise ValueError(f"more_seeds.methods: expected some of methods {self.methods}, got {unknown}")
+            if again := [seed for seed in self.more_seeds.seeds if seed in self.seeds]:
+                raise ValueError(f"more_seeds.seeds: expected none of seeds {self.seeds}, got {again}")
+        return self
 
     @model_validator(mode="after")
     def _one_network(self) -> CurveGrid:
@@ -51,8 +71,8 @@ def table(runs: Runs, settings: Mapping[str, Any]) -> pd.DataFrame:
     return trained(runs, settings, by_seed=True)
 
 
-def of_all_methods(table: pd.DataFrame) -> pd.DataFrame:
-    """The table without seeds that some method lacks."""
+def of_shared_seeds(table: pd.DataFrame) -> pd.DataFrame:
+    """The table without the rows of seeds that some method lacks; means over seeds stay as they are."""
     rows = table[table["seed"].notna()]
     count = rows.groupby("seed")["method"].nunique()
     return table[~table["seed"].isin(count.index[count < rows["method"].nunique()])]
@@ -61,7 +81,7 @@ def of_all_methods(table: pd.DataFrame) -> pd.DataFrame:
 def plot(table: pd.DataFrame) -> plotting.Figure:
     """Train loss, train accuracy and test accuracy: three panels, a page wide."""
     figure, axes = plotting.panels(1, 3, plotting.PAGE, 2.6)
-    table = of_all_methods(plotting.at_paper_lr(table))
+    table = of_shared_seeds(plotting.at_paper_lr(table))
     plotting.learning(axes, table)
     for place, title in zip(axes, ("Train loss", "Train accuracy", "Test accuracy"), strict=True):
         place.set_title(f"{title}, lr {table['lr'].iloc[0]:g}")
@@ -154,8 +174,10 @@ def _all_classes(table: pd.DataFrame) -> Finding:
     ours, base = (
         set(of(rows[rows["best_train_accuracy"] > LACKING], method)["seed"]) for method in ("pathcond", "baseline")
     )
-    text += f"; {len(ours)} with PathCond, {len(base)} with the baseline, {len(ours & base)} with both"
     cases = {}
+    if {"pathcond", "baseline"} <= set(rows["method"]):
+        text += f"; all ten are learnt from {len(ours)} seeds with PathCond, {len(base)} with the baseline"
+        text += f" and {len(ours & base)} with both"
     if ours & base:
         both = rows[rows["seed"].isin(ours & base)]
         cases = {method: Estimate.of(best_test(both, method), digits=1) for method in ("pathcond", "baseline")}

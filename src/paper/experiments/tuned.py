@@ -301,9 +301,12 @@ def _accuracy(table: pd.DataFrame) -> Finding:
     if found is None or rates is None:
         raise NotMeasured("no convolutional network with a best learning rate of both methods")
     ours, base = (Estimate.of(-one.values, digits=1) for one in rates)
-    told = (f"{mean}% at lr {one.lr:g}{'*' * one.at_end}" for mean, one in zip((ours, base), rates, strict=True))
-    text = " against ".join(told) + "; * at an end of the rates tried" * any(one.at_end for one in rates)
     values = {"pathcond": ours, "baseline": base}
+    told = (
+        f"{name} {mean}% at lr {one.lr:g}{'*' * one.at_end}"
+        for name, mean, one in zip(("PathCond", "baseline"), values.values(), rates, strict=True)
+    )
+    text = ", ".join(told) + "; * at an end of the rates tried" * any(one.at_end for one in rates)
     return Finding(text, decide(found, LEVELS["tuned_cifar_nv"]), found, "points", values)
 
 

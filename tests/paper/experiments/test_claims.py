@@ -280,6 +280,18 @@ def test_program_judges_and_joins(tmp_path, monkeypatch):
     assert (tmp_path / "all.md").read_text() == verdicts.markdown(everything)
 
 
+def test_starts_from_which_both_methods_learn_all_classes():
+    table = case.conv(baseline=[76.0, 70.0], pathcond=[79.0, 60.0])
+    table.loc[(table["method"] == "baseline") & (table["seed"] == 0), "best_train_accuracy"] = 1.0
+    found = judge("cifar_all_classes", table)
+    assert found["ours"].endswith(
+        "learnt from 2 seeds with PathCond, 1 with the baseline and 1 with both, "
+        "where the best test accuracies are 79.0% against 76.0%"
+    )
+    assert set(found["cases"]) == {"pathcond", "baseline"}
+    assert "with both" not in judge("cifar_all_classes", table[table["method"] == "pathcond"])["ours"]
+
+
 def test_only_claims_that_read_a_missing_run_name_it():
     missing = [{"network": trained_tables.CIFAR_NV[0], "method": "enorm", "lr": 1e-4}]
     runs = [trained_tables.cell(trained_tables.CIFAR_NV, method, lr)

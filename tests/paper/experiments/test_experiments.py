@@ -12,7 +12,8 @@ import pytest
 from matplotlib import pyplot
 from pydantic import ValidationError
 
-from paper import aggregate, plotting
+from paper import aggregate, plotting, verdicts
+from paper.cli import PaperError
 from paper.experiments import EXPERIMENTS, cifar_nv
 from paper.experiments.base import Experiment
 from paper.methods import METHODS, Method
@@ -146,9 +147,17 @@ def test_more_seeds_of_some_methods_are_trained_and_judged_but_not_drawn():
     assert seeds == {"baseline": [0, 1], "enorm": [0, 1], "pathcond": [0, 1, 7]}
     given = [cell(CIFAR_NV, method, seeds=tuple(found)) for method, found in seeds.items()]
     table = EXPERIMENTS["cifar_nv"].table(given, {"smoothing": 0.2})
-    drawn = cifar_nv.of_all_methods(table)
-    pd.testing.assert_frame_equal(drawn, table[table["seed"] != 7])
-    assert len(drawn) < len(table)
+    with plotting.theme(8.0):
+        drawn, without = (EXPERIMENTS["cifar_nv"].plot(rows) for rows in (table, table[table["seed"] != 7]))
+    assert [len(axes.lines) for axes in drawn.axes] == [len(axes.lines) for axes in without.axes] == [9, 9, 9]
+    assert cifar_nv.best_test(verdicts.runs(table), "pathcond").index.tolist() == [0, 1, 7]
+
+
+def test_runs_of_a_cell_have_the_same_columns():
+    given = [cell(CIFAR_NV, seeds=(seed,)) for seed in (0, 1)]
+    given[1] = given[1][0].drop(columns="train_loss"), given[1][1]
+    with pytest.raises(PaperError, match="expected runs with the same columns, got some without train_loss"):
+        aggregate.trained(given, {})
 
 
 def test_a_lost_class_is_marked():
