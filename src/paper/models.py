@@ -286,14 +286,20 @@ def build(model: Mapping[str, Any]) -> nn.Module:
     return KINDS[kind](**{key: value for key, value in model.items() if key in known})
 
 
-def make(model: Mapping[str, Any], seed: int, *names: object, initialisation: str = "default") -> nn.Module:
+def make(
+    model: Mapping[str, Any], seed: int, *names: object, initialisation: str = "default", seeding: str | None = None
+) -> nn.Module:
     """A network whose weights depend on the arguments alone; `names` separate streams of random numbers.
+
+    With the seeding ``torch`` its layers are drawn right after ``torch.manual_seed(seed)``, as in the authors' code.
 
     The initialisation is torch's ``default`` (Kaiming uniform with a = sqrt(5), so variance 1 / (3 fan_in)), or ``he``:
     weights of variance 2 / fan_in, biases as by default.
     """
     _check_choice("initialisation", initialisation, INITIALISATIONS)
     with seeded(seed, "init", *names):
+        if seeding == "torch":
+            torch.manual_seed(seed)
         module = build(model)
         if initialisation == "he":
             for layer in module.modules():

@@ -300,6 +300,7 @@ class TrainingSetup(Protocol):
     schedule: Schedule | None = None
     clip: Positive | None = None  # largest norm of the gradient
     train_metrics: TrainMetrics | None = None
+    seeding: Literal["torch"] | None = None  # start weights drawn after torch.manual_seed(seed), as by the authors
 
     @model_validator(mode="after")
     def _fits(self) -> TrainingSetup:

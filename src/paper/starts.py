@@ -32,7 +32,7 @@ def network(spec: Mapping[str, Any], folder: Path | None = None) -> nn.Module:
     """The network a run starts from, before any rescaling; saved weights are read from the `folder` of the results."""
     path = None if folder is None else runs.start_path(folder, spec)
     if path is None or not path.exists():
-        return models.make(spec["model"], spec["seed"])
+        return models.make(spec["model"], spec["seed"], seeding=spec.get("seeding"))
     module = models.build(spec["model"])
     module.load_state_dict(_read(path)[0])
     return module

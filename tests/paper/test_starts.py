@@ -1,13 +1,14 @@
 """Start weights: those of the seed, and their rescaling by the library."""
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
 import pathcond
-from paper import models, starts
+from paper import models, runs, starts
 from paper.cli import PaperError
 from paper.methods import BOUND, DAMPING
 from paper.starts import initialize, rescale
@@ -53,6 +54,19 @@ def test_the_default_method_is_the_default_of_the_library():
     report = pathcond.rescale_(expected, x)
     assert_same(began.module, expected, 1e-6, 1e-8)
     assert began.max_log_scale == pytest.approx(report.max_log_scale, rel=1e-6)
+
+
+def test_seeding_as_by_the_authors():
+    ours, theirs = make_spec(CONV, "baseline"), make_spec(CONV, "baseline", seeding="torch")
+    torch.manual_seed(3)
+    expected = models.build(CONV)
+    torch.manual_seed(5)
+    began = initialize(theirs, 3)
+    assert torch.initial_seed() == 5, "the caller's random numbers go on"
+    assert_same(began.module, expected, 0.0, 0.0)
+    with pytest.raises(AssertionError):
+        assert_same(initialize(ours, 3).module, expected, 1e-3, 1e-3)
+    assert runs.start_path(Path(), theirs) != runs.start_path(Path(), ours)
 
 
 def test_one_objective_per_part():
