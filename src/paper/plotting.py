@@ -13,14 +13,15 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 import pandas as pd
-import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.style import library as styles
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 from matplotlib.transforms import Transform, offset_copy
 
+from paper.lazy import sns
 from paper.methods import BLACK, BLUE, GREEN, GREY, METHODS, ORANGE, PINK, RED, SKY, YELLOW
 
 # Widths of the paper's columns, in inches.
@@ -57,10 +58,10 @@ PALETTE = {name: method.colour for name, method in METHODS.items()}
 
 @contextmanager
 def theme(font_size: float) -> Iterator[None]:
-    """Seaborn's theme with our sizes, within the block."""
+    """Seaborn's theme, of which matplotlib has a copy that loads faster, with our sizes, within the block."""
     settings: dict[str, Any] = {
-        **sns.axes_style("whitegrid"),
-        **sns.plotting_context("paper"),
+        **styles["seaborn-v0_8-whitegrid"],
+        **styles["seaborn-v0_8-paper"],
         "font.size": font_size,
         "font.family": "DejaVu Sans",
         "axes.titlesize": font_size,
@@ -80,12 +81,17 @@ def theme(font_size: float) -> Iterator[None]:
         "lines.markersize": 3.5,
         "lines.markeredgewidth": 0.8,
         "errorbar.capsize": 2.0,
+        "patch.edgecolor": "white",
+        "patch.force_edgecolor": True,
+        "patch.linewidth": 0.8,
         "xtick.bottom": True,
         "ytick.left": True,
         "xtick.major.width": 0.6,
         "ytick.major.width": 0.6,
         "xtick.major.size": 2.5,
         "ytick.major.size": 2.5,
+        "xtick.major.pad": 3.5,
+        "ytick.major.pad": 3.5,
         "xtick.minor.size": 1.2,
         "ytick.minor.size": 1.2,
         "xtick.minor.width": 0.3,
