@@ -10,6 +10,7 @@ import argparse
 import base64
 import io
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -41,6 +42,9 @@ def pages(flow: Workflow, preset: str) -> Iterator[tuple[str, str]]:
     plan, chosen = flow.plan(preset), flow.config(preset)
     claims = results.read_json(folder / "claims.json")
     provenance = {key: results.read_provenance(folder / f"{key}.csv") for key in plan.specs}
+    with ThreadPoolExecutor() as pool:
+        reduced = pool.map(few_colours, [drawn / f"{name}.png" for name in EXPERIMENTS])
+        pictures = dict(zip(EXPERIMENTS, reduced, strict=True))
     for name, experiment in EXPERIMENTS.items():
         full = folder / f"aggregate/{name}.csv"
         table = short(results.read_table(full))
@@ -54,7 +58,7 @@ def pages(flow: Workflow, preset: str) -> Iterator[tuple[str, str]]:
                 title=experiment.title,
                 place="Ours" if experiment.where == "ours" else f"{experiment.where} of the paper",
                 caption=flow.caption(preset, name),
-                png=_base64(few_colours(drawn / f"{name}.png")),
+                png=_base64(pictures[name]),
                 pdf=_base64(results.read_bytes(drawn / f"{name}.pdf")),
                 csv=quote(csv, safe=",;:+"),  # base64 would be a third longer
                 full=full.as_posix(),

@@ -78,7 +78,7 @@ def pictures(name: str, table: "pd.DataFrame", stamp: str, dpi: int, font_size: 
             drawn = io.BytesIO()
             figure.savefig(drawn, format=suffix, dpi=dpi, metadata=metadata)
             found[suffix] = drawn.getvalue()
-            figure.set_layout_engine("none")  # the second file keeps the layout of the first
+            figure.set_layout_engine(None)  # the second file keeps the layout of the first
     return found
 
 
