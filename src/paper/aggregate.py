@@ -69,7 +69,7 @@ def trained(runs: Runs, settings: Mapping[str, Any], by_seed: bool = False) -> p
 
     The settings may have `target` (train accuracy to reach), `smoothing` (of the curves) and `shown`.
     """
-    blocks = list(settings.values()) if "mlp" in settings else [settings]
+    blocks = [block for block in settings.values() if block] if "mlp" in settings else [settings]
     target = next((block["target"] for block in blocks if "target" in block), None)
     smoothing = settings.get("smoothing")
     cells: dict[tuple, int] = {}  # names of a network, method and learning rate, and their place in the table
