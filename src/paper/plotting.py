@@ -121,8 +121,8 @@ def letters(axes: Sequence[Axes]) -> None:
 
 def band(axes: Axes, rows: pd.DataFrame, x: str, look: dict[str, Any], label: str | None = None) -> None:
     """A curve through the column `middle` with its spread, from `low` to `high`, shaded."""
-    line = {"errorbar": None, "legend": False, "markeredgewidth": 0.3, **look}
-    sns.lineplot(rows, x=x, y="middle", ax=axes, label=label, **line)
+    line = {"markeredgecolor": "white", "markeredgewidth": 0.3, **look}
+    axes.plot(rows[x], rows["middle"], label=label, **line)
     axes.fill_between(rows[x], rows["low"], rows["high"], color=look["color"], alpha=0.2, linewidth=0)
 
 
