@@ -67,9 +67,10 @@ def summary(table: pd.DataFrame, by: Sequence[str], values: Sequence[str]) -> pd
 def trained(runs: Runs, settings: Mapping[str, Any], by_seed: bool = False) -> pd.DataFrame:
     """The table of a trained experiment, with the panel `seed` if asked for.
 
-    The settings may have `target` (train accuracy to reach), `smoothing` (of the curves) and `shown`.
+    The settings, or blocks in them, may have `target` (train accuracy to reach); the settings may have `smoothing` (of
+    the curves) and `shown`.
     """
-    blocks = [block for block in settings.values() if block] if "mlp" in settings else [settings]
+    blocks = [settings, *(block for block in settings.values() if isinstance(block, Mapping))]
     target = next((block["target"] for block in blocks if "target" in block), None)
     smoothing = settings.get("smoothing")
     cells: dict[tuple, int] = {}  # names of a network, method and learning rate, and their place in the table

@@ -36,7 +36,7 @@ def all_grids(settings: Settings) -> Iterator[dict[str, Any]]:
 
 def table(runs: Runs, settings: Mapping[str, Any]) -> pd.DataFrame:
     """The table of a trained experiment without its curves, with the optimiser of each run."""
-    found = trained(runs, {"target": next((b["target"] for b in settings.values() if b and "target" in b), None)})
+    found = trained(runs, settings)
     found = found[found["panel"] != "curve"]
     return found.assign(optimiser=found["network"].str.rpartition("_")[2])
 
