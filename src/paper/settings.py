@@ -398,6 +398,13 @@ def grids(settings: TrainingGrid) -> Iterator[dict[str, Any]]:
         yield {"network": network, "model": model, **common}
 
 
+def grids_of_blocks(settings: Block) -> Iterator[dict[str, Any]]:
+    """The training grids of every block of the settings that is there."""
+    for name in type(settings).model_fields:
+        if (block := getattr(settings, name)) is not None:
+            yield from grids(block)
+
+
 def named_by_optimiser(grid: Mapping[str, Any]) -> dict[str, Any]:
     """A training grid with its optimiser in the network's name, unless that is plain SGD."""
     name = grid["optimiser"]["name"]

@@ -121,6 +121,7 @@ LEVELS = {
     "cifar_earlier": Levels((10.0, 30.0), (0.0, math.inf)),
     "cifar_best_test": Levels((-1.5, 1.5)),
     "cifar_best_test_gain": at_least(1.0),
+    "cifar_all_precision": Levels((-1.5, 1.5)),
     "cifar_generalisation": at_least(-0.5, -1.5),
     "cifar_enorm": Levels((-0.5, 0.5), (-1.5, 1.5)),
     "cifar_lrs_small": at_least(0.0),

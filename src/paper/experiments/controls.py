@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
 from paper.aggregate import trained
 from paper.experiments.base import Experiment
 from paper.lazy import pd, plotting
-from paper.settings import Block, CompressionGrid, DepthGrid, grids
+from paper.settings import Block, CompressionGrid, DepthGrid, grids_of_blocks
 from paper.verdicts import (
     AT_LEAST,
     AT_MOST,
@@ -43,12 +40,6 @@ class Settings(Block):
     no_batchnorm: DepthGrid
     silu: DepthGrid
     autoencoder: CompressionGrid
-
-
-def all_grids(settings: Settings) -> Iterator[dict[str, Any]]:
-    """The grids of all kinds of networks."""
-    for name in type(settings).model_fields:
-        yield from grids(getattr(settings, name))
 
 
 def plot(table: pd.DataFrame) -> plotting.Figure:
@@ -250,6 +241,6 @@ EXPERIMENT = Experiment(
     settings=Settings,
     plot=plot,
     claims=_CLAIMS,
-    grids=all_grids,
+    grids=grids_of_blocks,
     table=trained,
 )

@@ -731,4 +731,20 @@ CASES |= {
     ],
     **TUNED,
 }  # fmt: skip
-CASES |= {"cifar_all_best": CASES["cifar_best_test"], "cifar_all_earlier": CASES["cifar_earlier"]}
+CASES |= {
+    claim: [(verdict, table.assign(variant=variant)) for verdict, table in CASES[like]]
+    for claim, variant, like in (
+        ("cifar_all_best", "authors", "cifar_best_test"),
+        ("cifar_all_earlier", "authors", "cifar_earlier"),
+        ("cifar_all_learnt", "authors", "cifar_all_classes"),
+        ("cifar_all_starts", "other_starts", "cifar_best_test"),
+    )
+}
+CASES["cifar_all_precision"] = [
+    (verdict, both(conv().assign(variant="other_starts"), conv(**tf32).assign(variant="tf32")))
+    for verdict, tf32 in (
+        (YES, {"baseline": 78.4, "pathcond": 81.4}),
+        (NO, {"baseline": 78.6, "pathcond": 81.6}),
+        (UNDECIDED, {"baseline": 78.4, "pathcond": 81.6}),
+    )
+]

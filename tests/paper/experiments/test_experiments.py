@@ -115,6 +115,7 @@ def test_figure_claims_and_keys(name):
         ("cifar_nv_lrs", {"longer": [{"lr": 0.5, "epochs": 9}]}, "longer: expected learning rates of lrs"),
         ("cifar_nv", {"more_seeds": {"methods": ["half"], "seeds": [2]}}, "more_seeds.methods: expected some of meth"),
         ("cifar_nv", {"more_seeds": {"methods": ["enorm"], "seeds": [1]}}, "more_seeds.seeds: expected none of seeds"),
+        ("cifar_nv_all", {"other_starts": blocks("tiny")["cifar_nv_all"]["authors"]}, "expected another seeding"),
         ("quantisation", {"trained": [{"network": "nothing", "lr": 0.1}]}, "trained: expected names of networks"),
         ("quantisation", {"images": 641}, "images and validation: expected at most 640"),
         ("quantisation", {"objectives": ["l2"]}, "Input should be 'paths', 'norms' or 'ranges'"),
@@ -151,6 +152,19 @@ def test_more_seeds_of_some_methods_are_trained_and_judged_but_not_drawn():
         drawn, without = (EXPERIMENTS["cifar_nv"].plot(rows) for rows in (table, table[table["seed"] != 7]))
     assert [len(axes.lines) for axes in drawn.axes] == [len(axes.lines) for axes in without.axes] == [9, 9, 9]
     assert cifar_nv.best_test(verdicts.runs(table), "pathcond").index.tolist() == [0, 1, 7]
+
+
+def test_runs_of_cifar_nv_all_are_told_apart_by_starts_and_precision():
+    kinds = {"authors": {"seeding": "torch"}, "other_starts": {}, "tf32": {"precision": "tf32"}}
+    given = [
+        (rows, {**provenance, "spec": {**provenance["spec"], **kind}})
+        for speed, kind in zip((0.1, 0.2, 0.3), kinds.values(), strict=True)
+        for rows, provenance in [cell(CIFAR_NV, seeds=(0,), speed=speed)]
+    ]
+    table = verdicts.runs(EXPERIMENTS["cifar_nv_all"].table(given, {**kinds, "tf32": None}))
+    assert table["variant"].tolist() == ["authors", "other_starts"]
+    table = verdicts.runs(EXPERIMENTS["cifar_nv_all"].table(given, kinds)).set_index("variant")
+    assert (table.loc[["authors", "other_starts", "tf32"], "best_train_loss"].diff().dropna() < 0).all()
 
 
 def test_runs_of_a_cell_have_the_same_columns():
