@@ -41,11 +41,10 @@ def pages(flow: Workflow, preset: str) -> Iterator[tuple[str, str]]:
     template = environment.get_template("page.html.j2")
     plan, chosen = flow.plan(preset), flow.config(preset)
     claims = results.read_json(folder / "claims.json")
+    # Pictures are made smaller while the tables are read and written.
+    pictures = ThreadPoolExecutor().map(few_colours, [drawn / f"{name}.png" for name in EXPERIMENTS])
     provenance = {key: results.read_provenance(folder / f"{key}.csv") for key in plan.specs}
-    with ThreadPoolExecutor() as pool:
-        reduced = pool.map(few_colours, [drawn / f"{name}.png" for name in EXPERIMENTS])
-        pictures = dict(zip(EXPERIMENTS, reduced, strict=True))
-    for name, experiment in EXPERIMENTS.items():
+    for (name, experiment), picture in zip(EXPERIMENTS.items(), pictures, strict=True):
         full = folder / f"aggregate/{name}.csv"
         table = short(results.read_table(full))
         csv = written(table)
@@ -58,7 +57,7 @@ def pages(flow: Workflow, preset: str) -> Iterator[tuple[str, str]]:
                 title=experiment.title,
                 place="Ours" if experiment.where == "ours" else f"{experiment.where} of the paper",
                 caption=flow.caption(preset, name),
-                png=_base64(pictures[name]),
+                png=_base64(picture),
                 pdf=_base64(results.read_bytes(drawn / f"{name}.pdf")),
                 csv=quote(csv, safe=",;:+"),  # base64 would be a third longer
                 full=full.as_posix(),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -208,7 +208,8 @@ def plan(config: Config, experiments: Mapping[str, Experiment]) -> Plan:
         for name, experiment in experiments.items()
     }
     specs = {name: spec for found in own.values() for name, spec in found.items()}
-    batches = _batches(own, specs, config.runs_per_job.model_dump())
+    alone = {name for name, experiment in experiments.items() if experiment.exclusive}
+    batches = _batches(own, specs, config.runs_per_job.model_dump(), alone)
     return Plan(config.preset, specs, asked, missing, {(b.stage, b.name): b for b in batches})
 
 
@@ -249,12 +250,14 @@ def _matches(spec: Spec, patterns: Iterable[Mapping[str, Any]]) -> bool:
     return any(all(spec[name] == value for name, value in pattern.items()) for pattern in patterns)
 
 
-def _batches(own: Mapping[str, Mapping[str, Spec]], specs: Mapping[str, Spec], sizes: Mapping[str, int]) -> list[Batch]:
+def _batches(
+    own: Mapping[str, Mapping[str, Spec]], specs: Mapping[str, Spec], sizes: Mapping[str, int], alone: Container[str]
+) -> list[Batch]:
     """Group runs by the set of experiments that need them, then split each group by size.
 
     So the jobs of an experiment compute no other runs, and a new run changes only the jobs of its own experiments. On a
     GPU, runs of one shape in a job train together; the paper's convolutional networks take few runs per job, so that a
-    cluster can spread them.
+    cluster can spread them. An experiment in `alone`, which has the machine for itself, is one job.
     """
     groups: dict[tuple[str, str, int], list[str]] = {}
     for name, spec in specs.items():
@@ -270,7 +273,7 @@ def _batches(own: Mapping[str, Mapping[str, Spec]], specs: Mapping[str, Spec], s
         shape = {name: (specs[name]["network"], specs[name]["epochs"]) for name in names if stage == "train"}
         ordered = sorted(names, key=lambda name: shape.get(name, ("", 0)))
         # Jobs of equal size; four are enough to spread the parts of a measurement.
-        jobs = -(-len(names) // size)
+        jobs = 1 if experiments in alone else -(-len(names) // size)
         step = -(-len(names) // (jobs if stage == "train" else min(jobs, MEASURING_JOBS)))
         number = sum(1 for batch in found if batch.stage == stage and batch.name.rpartition("-")[0] == experiments)
         for first in range(0, len(ordered), step):
