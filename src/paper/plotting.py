@@ -205,7 +205,8 @@ def _finite(values: pd.Series) -> pd.Series:
 
 def methods(table: pd.DataFrame) -> list[str]:
     """Methods of a table, in the order of legends."""
-    return [name for name in METHODS if name in set(table["method"])]
+    found = set(table["method"].unique())
+    return [name for name in METHODS if name in found]
 
 
 def panel(table: pd.DataFrame, name: str) -> pd.DataFrame:
@@ -215,7 +216,7 @@ def panel(table: pd.DataFrame, name: str) -> pd.DataFrame:
 
 def at_paper_lr(table: pd.DataFrame) -> pd.DataFrame:
     """Rows with the paper's learning rate if it is there, else the smallest."""
-    chosen = PAPER_LR if PAPER_LR in set(table["lr"]) else table["lr"].min()
+    chosen = PAPER_LR if (table["lr"] == PAPER_LR).any() else table["lr"].min()
     return table[table["lr"] == chosen]
 
 

@@ -69,12 +69,10 @@ class Criterion:
         """Values by learning rate, each by seed, the smaller the better; NaN for a run that has none."""
         values = rows[self.column].replace(np.inf, np.nan)
         values = values.clip(lower=1.0) if self.column == "reached" else values * (-100.0 if self.factor is None else 1)
-        return {float(lr): part.set_index("seed")["value"] for lr, part in rows.assign(value=values).groupby("lr")}
-
-    def values(self, rows: pd.DataFrame) -> pd.DataFrame:
-        """Values by seed (rows) and learning rate (columns), of the seeds that all rates have."""
-        by_rate = self.by_rate(rows)
-        return pd.concat(by_rate, axis=1, join="inner") if by_rate else pd.DataFrame()
+        found: dict[float, dict[int, float]] = {}
+        for lr, seed, value in zip(rows["lr"], rows["seed"], values, strict=True):
+            found.setdefault(float(lr), {})[seed] = value
+        return {lr: pd.Series(found[lr]) for lr in sorted(found)}
 
     def gain(self, method: pd.Series, other: pd.Series) -> pd.Series:
         """By seed: how many times fewer epochs (or how much smaller a loss), or how many points more, a method has."""
@@ -109,10 +107,15 @@ class Best:
     at_end: bool
 
 
+def shared_seeds(by_rate: Mapping[float, pd.Series]) -> pd.DataFrame:
+    """Values by seed (rows) and learning rate (columns), of the seeds that all rates have."""
+    return pd.concat(by_rate, axis=1, join="inner") if by_rate else pd.DataFrame()
+
+
 def best(rows: pd.DataFrame, criterion: Criterion) -> Best | None:
     """A method's runs of one network at the rate of the best mean, of those where every seed has a value."""
     by_rate = criterion.by_rate(rows)
-    means = criterion.values(rows).mean(skipna=False)
+    means = shared_seeds(by_rate).mean(skipna=False)
     means = means.where([values.notna().all() for values in by_rate.values()])
     if means.isna().all():  # also where there is no rate at all
         return None
@@ -152,7 +155,7 @@ def widths(rows: pd.DataFrame, criterion: Criterion) -> pd.Series | None:
     """By seed: decades of good learning rates of PathCond less those of the baseline, in one network."""
     found = {}
     for method in ("pathcond", "baseline"):
-        values = criterion.values(of(rows, method))
+        values = shared_seeds(criterion.by_rate(of(rows, method)))
         if values.empty or values.isna().all(axis=1).any():
             return None
         ends = {seed: _around(one, criterion) for seed, one in values.iterrows()}
