@@ -99,7 +99,8 @@ MethodNames = Distinct[MethodName]
 class Block(BaseModel):
     """A closed, frozen block of settings."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    # Built at first use: most jobs import these models and check no settings.
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 def plain(settings: BaseModel) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from paper.aggregate import trained
 from paper.experiments.base import Experiment, Runs
-from paper.experiments.cifar_nv import PAPER_BEST, CurveGrid, all_classes, best_accuracies, best_test, earlier
+from paper.experiments.cifar_nv import PAPER_BEST, CurveGrid, all_classes, best_accuracies, earlier
 from paper.lazy import pd, plotting
 from paper.settings import Block, grids_of_blocks, model_validator
 from paper.verdicts import LEVELS, LR, Claim, Estimate, Finding, NotMeasured, decide, of, runs, some
@@ -82,9 +82,10 @@ def _best(axes: plotting.Axes, table: pd.DataFrame) -> None:
     for number, name in enumerate(plotting.methods(rows)):
         method = plotting.METHODS[name]
         for place, variant in enumerate(names):
-            values, at = best_test(rows[rows["variant"] == variant], name), place + 0.16 * (2 * number - 1)
+            values = 100 * of(rows[rows["variant"] == variant], name)["best_test_accuracy"]
+            at = place + 0.16 * (2 * number - 1)
             axes.plot([at] * len(values), values, linestyle="", marker=method.marker, color=method.colour, alpha=0.7)
-            axes.hlines(values.mean(), at - 0.12, at + 0.12, color=method.colour, linewidth=1.2)
+            axes.plot([at - 0.12, at + 0.12], [values.mean()] * 2, color=method.colour, linewidth=1.2)
     axes.set_xticks(range(len(names)), [VARIANTS[name] for name in names])
     axes.set(xlim=(-0.6, len(names) - 0.4), ylabel="best test accuracy (%)", title="Best test accuracy")
 
