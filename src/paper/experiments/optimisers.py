@@ -9,7 +9,7 @@ from paper.aggregate import trained
 from paper.experiments.base import Experiment, Runs
 from paper.experiments.cifar_nv import CurveGrid
 from paper.lazy import pd, plotting
-from paper.settings import Block, DepthGrid, grids, named_by_optimiser
+from paper.settings import Block, DepthGrid, grids_of_blocks, named_by_optimiser
 from paper.verdicts import Claim, Estimate, Finding, accuracy_gain, agreed, epochs_ratio, known, of, runs, tuned
 
 NAMES = ("momentum", "adamw", "muon")
@@ -29,9 +29,7 @@ class Settings(Block):
 
 def all_grids(settings: Settings) -> Iterator[dict[str, Any]]:
     """Every grid; the optimiser is part of a network's name."""
-    for part in Settings.model_fields:
-        if (grid := getattr(settings, part)) is not None:
-            yield from map(named_by_optimiser, grids(grid))
+    return map(named_by_optimiser, grids_of_blocks(settings))
 
 
 def table(runs: Runs, settings: Mapping[str, Any]) -> pd.DataFrame:

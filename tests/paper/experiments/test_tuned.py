@@ -57,8 +57,8 @@ def test_best_rate_is_chosen_over_the_seeds_that_all_rates_have_and_compared_ove
     ours = {1e-2: [30, 32], 1e-1: [29, 31, 50, 50, 50]}
     found = tuned.best(runs_of(ours), EPOCHS)
     assert (found.lr, found.values.tolist()) == (1e-1, [29, 31, 50, 50, 50])
-    rows = rates({3: {"pathcond": ours, "baseline": {1e-2: [60, 64], 1e-1: [58, 62, 100]}}})
-    assert tuned.gain(rows, EPOCHS).value == pytest.approx(2.0)  # over three seeds
+    rows = rates({3: {"pathcond": ours, "baseline": {1e-2: [60, 64], 1e-1: [58, 62, 115]}}})
+    assert tuned.gain(rows, EPOCHS).value == pytest.approx(2.1)  # over three seeds: 2, 2 and 2.3
     # A seed that never gets there rules its rate out, though other rates lack it.
     assert tuned.best(runs_of({1e-2: [30, 32], 1e-1: [29, 31, NEVER]}), EPOCHS).lr == 1e-2
 
