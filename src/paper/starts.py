@@ -155,21 +155,29 @@ def lr_factors(graph: ScaleGraph, u: Tensor) -> dict[str, float]:
     }
 
 
-def rescale(module: nn.Module, x: Tensor, rescaling: Mapping[str, Any]) -> float:
-    """Rescale a network in place by a method's settings, unless it diverged; returns the largest abs(log lambda)."""
+def rescale(
+    module: nn.Module, x: Tensor, rescaling: Mapping[str, Any], optimizer: torch.optim.Optimizer | None = None
+) -> float:
+    """Rescale a network in place by a method's settings, unless it diverged; returns the largest abs(log lambda).
+
+    The state of the optimiser is rescaled with it, if there is one.
+    """
     if not is_finite(module):
         return 0.0
-    # Smooth activations let scales pass; for ReLU the option changes nothing.
-    graph = pathcond.extract_graph(module, x, batchnorm=rescaling["batchnorm"], smooth=True)
-    g = pathcond.compute_diag_g(module, x, pooling=rescaling["pooling"], graph=graph)
+    # Smooth activations let scales pass in the paper's methods; for ReLU the option changes nothing.
+    smooth = rescaling.get("smooth", True)
+    graph = pathcond.extract_graph(module, x, batchnorm=rescaling["batchnorm"], smooth=smooth)
+    g = pathcond.compute_diag_g(module, x, pooling=rescaling["pooling"], graph=graph, smooth=smooth, scaled=not smooth)
     solution = pathcond.solve(graph, g, **solver_options(rescaling), damping=rescaling.get("damping", 1.0))
-    return _apply(module, graph, solution.u, rescaling["part"])
+    return _apply(module, graph, solution.u, rescaling["part"], optimizer)
 
 
-def _apply(module: nn.Module, graph: ScaleGraph, u: Tensor, part: str) -> float:
+def _apply(
+    module: nn.Module, graph: ScaleGraph, u: Tensor, part: str, optimizer: torch.optim.Optimizer | None = None
+) -> float:
     """Apply log-scales in place, unless they are for learning rates; returns the largest abs(log lambda)."""
     if part == "both":
-        pathcond.apply_scales_(module, graph, u)
+        pathcond.apply_scales_(module, graph, u, optimizer=optimizer)
     elif part != "rates":
         _apply_part(module, graph, u, part)
     return float(u.abs().max()) / 2 if len(u) else 0.0

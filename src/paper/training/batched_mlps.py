@@ -18,7 +18,7 @@ from paper.starts import initialize, rescale
 from paper.training.datasets import Splits
 from paper.training.kernels import torch_layers
 from paper.training.kernels.torch_layers import compiled
-from paper.training.optimisers import StackedOptimiser, rates
+from paper.training.optimisers import StackedOptimiser, optimisers, rates
 from paper.training.trainer import Run, Trainer
 
 _ACTIVATIONS = {nn.ReLU: "relu", nn.GELU: "gelu", nn.SiLU: "silu"}
@@ -114,7 +114,7 @@ class BatchedMLPs:
         with torch.enable_grad():
             a, last = x, len(weights) - 1
             for k, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
-                z = torch.bmm(a, weight.mT)
+                z: Tensor = _Product.apply(a, weight)  # type: ignore[assignment]
                 z = z if bias is None else z + bias
                 if k == last:
                     a = z
@@ -364,10 +364,16 @@ class BatchedTrainer(Trainer):
         for number, run in enumerate(self.runs):
             every = run.spec["rescaling"].get("teleport", 0)
             if every and epoch % every == 0:
-                module = self.modules[number]
+                module, optimiser = self.modules[number], None
                 self.stack.write_to(number, module)
-                rescale(module, torch.ones(1, self.stack.shape.widths[0]), run.spec["rescaling"])
+                parameters = [module.get_parameter(name) for name in self.stack.parameters()]
+                if self.optimiser is not None:
+                    (optimiser,) = optimisers(module, run.spec["optimiser"], run.spec["lr"])
+                    self.optimiser.write_to(number, optimiser, parameters)
+                rescale(module, torch.ones(1, self.stack.shape.widths[0]), run.spec["rescaling"], optimiser)
                 self.stack.read_from(number, module)
+                if self.optimiser is not None and optimiser is not None:
+                    self.optimiser.read_from(number, optimiser, parameters)
 
     def _run_steps(self, steps: Sequence[Tensor]) -> None:
         prefetch = self.optimiser is None and self.stack.can_prefetch(len(steps[0]))
@@ -417,6 +423,20 @@ class BatchedTrainer(Trainer):
     def _state_tensors(self) -> list[Tensor]:
         more = [] if self.optimiser is None else [*self.optimiser.state(), self.optimiser.at]
         return [*self.stack.state(), *more]
+
+
+class _Product(torch.autograd.Function):
+    """a @ w^T of each run, with a gradient of w in the layout of w: updates of transposed gradients are slow."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, w: Tensor) -> Tensor:
+        ctx.save_for_backward(a, w)
+        return torch.bmm(a, w.mT)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        a, w = ctx.saved_tensors
+        return torch.bmm(grad, w) if ctx.needs_input_grad[0] else None, torch.bmm(grad.mT, a)
 
 
 def is_plain(spec: Mapping[str, Any]) -> bool:

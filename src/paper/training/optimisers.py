@@ -6,7 +6,7 @@ reads the learning rate of its step.
 
 # pyright: reportPrivateImportUsage=false
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -90,18 +90,19 @@ class Muon(Optimizer):
 
 
 def orthogonalised(matrix: Tensor, steps: int = 5) -> Tensor:
-    """A matrix with singular values near 1 in place of its own, by Newton and Schulz's iteration.
+    """A matrix, or a stack of them, with singular values near 1 in place of its own, by Newton and Schulz's iteration.
 
     It is in bfloat16 on a GPU, as torch.optim.Muon's, and in float32 on a CPU, where bfloat16 is slow.
     """
     a, b, c = 3.4445, -4.7750, 2.0315
-    tall = matrix.shape[0] > matrix.shape[1]
-    x = (matrix.T if tall else matrix).to(torch.bfloat16 if matrix.is_cuda else torch.float32)
-    x = x / x.norm().clamp(min=1e-7)
+    tall = matrix.shape[-2] > matrix.shape[-1]
+    x = (matrix.mT if tall else matrix).to(torch.bfloat16 if matrix.is_cuda else torch.float32)
+    x = x.reshape(-1, *x.shape[-2:])
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
     for _ in range(steps):
-        gram = x @ x.T
-        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return x.T if tall else x
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return (x.mT if tall else x).reshape(matrix.shape)
 
 
 def optimisers(
@@ -165,13 +166,8 @@ def set_rate(found: Sequence[Optimizer], rate: float | Tensor) -> None:
 # Stacked networks
 
 
-def can_stack(settings: Mapping[str, Any]) -> bool:
-    """Whether the optimiser works entry by entry, so that runs stack along a first axis."""
-    return settings["name"] in ("sgd", *ADAM)
-
-
 class StackedOptimiser:
-    """SGD with momentum, Adam or AdamW of parameters stacked along a first axis of runs, by torch.optim's formulas.
+    """The optimiser of parameters stacked along a first axis of runs, by torch.optim's formulas.
 
     All state is on the device and changes in place. `vectors` says which parameters are biases or gains in the single
     networks. The `table` has the learning rate of each step and run, (steps, runs); `factors` are (runs,) for each
@@ -191,24 +187,44 @@ class StackedOptimiser:
         self.table = table.to(device, dtype)
         self.factors = [_along(f.to(device, dtype), p) for f, p in zip(factors, parameters, strict=True)]
         self.at = torch.zeros(1, dtype=torch.long, device=device)  # number of the next step
-        count = 2 if settings["name"] in ADAM else 1 if settings.get("momentum", 0.0) else 0
-        self.moments = [[torch.zeros_like(p) for p in parameters] for _ in range(count)]
+        self.moments = [
+            [torch.zeros_like(p) for _ in self._moments(v)] for p, v in zip(parameters, vectors, strict=True)
+        ]
+
+    def _moments(self, vector: bool) -> tuple[str, ...]:
+        """Averages that torch.optim keeps of a parameter, by its names."""
+        if self.settings["name"] in ADAM or (self.settings["name"] == "muon" and vector):
+            return ("exp_avg", "exp_avg_sq")
+        return ("momentum_buffer",) if self.settings["name"] == "muon" or self.settings.get("momentum") else ()
 
     def state(self) -> list[Tensor]:
         """Tensors of the runs other than the parameters; the first axis is the run."""
-        return [tensor for moment in self.moments for tensor in moment]
+        return [tensor for of_parameter in self.moments for tensor in of_parameter]
+
+    def write_to(self, run: int, optimiser: Optimizer, parameters: Sequence[Tensor]) -> None:
+        """Copy the averages of one run to the torch.optim optimiser of its parameters."""
+        for p, vector, tensors in zip(parameters, self.vectors, self.moments, strict=True):
+            for name, tensor in zip(self._moments(vector), tensors, strict=True):
+                optimiser.state[p][name] = tensor[run].to(p.device, copy=True).view_as(p)
+
+    def read_from(self, run: int, optimiser: Optimizer, parameters: Sequence[Tensor]) -> None:
+        """Copy the averages back."""
+        for p, vector, tensors in zip(parameters, self.vectors, self.moments, strict=True):
+            for name, tensor in zip(self._moments(vector), tensors, strict=True):
+                tensor[run].copy_(optimiser.state[p][name].view_as(tensor[run]))
 
     @torch.no_grad()
     def step(self, gradients: Sequence[Tensor]) -> None:
         """One step of all runs."""
         rate = self.table.index_select(0, self.at)[0]
         self.at.add_(1)
-        update: Callable[..., None] = self._adam if self.settings["name"] in ADAM else self._sgd
         for number, (p, gradient) in enumerate(zip(self.parameters, gradients, strict=True)):
-            decay = self.settings.get("weight_decay", 0.0)
-            if self.vectors[number] and not self.settings.get("decay_vectors", True):
+            decay, vector = self.settings.get("weight_decay", 0.0), self.vectors[number]
+            if vector and not self.settings.get("decay_vectors", True):
                 decay = 0.0
-            update(p, gradient, _along(rate, p) * self.factors[number], decay, [m[number] for m in self.moments])
+            adam = len(self.moments[number]) == 2
+            update = self._adam if adam else self._muon if self.settings["name"] == "muon" else self._sgd
+            update(p, gradient, _along(rate, p) * self.factors[number], decay, self.moments[number])
 
     def _sgd(self, p: Tensor, gradient: Tensor, rate: Tensor, decay: float, moments: list[Tensor]) -> None:
         gradient = gradient + decay * p if decay else gradient
@@ -220,7 +236,7 @@ class StackedOptimiser:
 
     def _adam(self, p: Tensor, gradient: Tensor, rate: Tensor, decay: float, moments: list[Tensor]) -> None:
         (first, second), (beta1, beta2) = moments, BETAS
-        if decay and self.settings["name"] == "adamw":
+        if decay and self.settings["name"] != "adam":
             p.mul_(1 - rate * decay)
         elif decay:
             gradient = gradient + decay * p
@@ -229,6 +245,14 @@ class StackedOptimiser:
         count = self.at.double()
         size = rate / (1 - beta1**count).to(p.dtype)
         p.sub_(size * first / (second.sqrt() / (1 - beta2**count).sqrt().to(p.dtype) + EPS))
+
+    def _muon(self, p: Tensor, gradient: Tensor, rate: Tensor, decay: float, moments: list[Tensor]) -> None:
+        momentum = self.settings.get("momentum", 0.95)
+        moments[0].lerp_(gradient, 1 - momentum)
+        update = orthogonalised(gradient.lerp(moments[0], momentum)).to(p.dtype)
+        if decay:
+            p.mul_(1 - rate * decay)
+        p.sub_(update * (rate * (MATCHED_RMS * math.sqrt(max(p.shape[1:])))))
 
 
 def _along(values: Tensor, parameter: Tensor) -> Tensor:

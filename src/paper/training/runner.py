@@ -31,7 +31,6 @@ from paper.training.batched_mlps import BatchedTrainer, is_plain
 from paper.training.datasets import Splits
 from paper.training.datasets import load as load_splits
 from paper.training.modules import ModuleTrainer
-from paper.training.optimisers import can_stack
 from paper.training.trainer import Run, Trainer
 
 COLUMNS = ["seed", "epoch", "train_loss", "train_accuracy", "validation_loss", "validation_accuracy", "test_loss",
@@ -223,13 +222,13 @@ def visible_devices(device: torch.device) -> list[torch.device]:
 
 
 def can_batch(spec: Mapping[str, Any]) -> bool:
-    """Whether the runs of a spec can train in one batch with others: MLPs with SGD, Adam or AdamW."""
+    """Whether the runs of a spec can train in one batch with others: MLPs with settings that all layers share."""
     model, how = spec["model"], spec["rescaling"]
     norm_and_bias = model.get("batchnorm", True) and model.get("bias")  # batched MLPs have no biases before BatchNorm
-    if model["kind"] not in FULLY_CONNECTED or norm_and_bias or not can_stack(spec["optimiser"]):
+    if model["kind"] not in FULLY_CONNECTED or norm_and_bias:
         return False
-    # Optimiser state that is rescaled, and settings of single modules, are supported only for runs that train alone.
-    moved = (how.get("enorm") or how.get("teleport")) and not is_plain(spec)
+    # ENorm of optimiser state, and settings of single modules, are supported only for runs that train alone.
+    moved = how.get("enorm") and not is_plain(spec)
     alone = any(name in spec for name in ("augmentation", "precision", "clip", "train_metrics"))
     return not moved and not alone and how.get("statistics") != "input"
 

@@ -69,6 +69,7 @@ def test_orthogonalised_is_near_torchs():
     for shape in ((5, 9), (9, 5), (6, 6)):
         matrix = torch.randn(shape, generator=torch.Generator().manual_seed(3))
         found = orthogonalised(matrix)
+        torch.testing.assert_close(orthogonalised(torch.stack([2 * matrix, matrix]))[1], found)
         theirs = _muon._zeropower_via_newtonschulz(matrix, (3.4445, -4.7750, 2.0315), 5, 1e-7)
         torch.testing.assert_close(found, theirs.float(), rtol=0.05, atol=0.05)  # theirs is in bfloat16
         values = torch.linalg.svdvals(found)
@@ -90,6 +91,21 @@ def test_steps_are_those_of_torch(model, name, monkeypatch):
         assert_same(trainer.module, module, 1e-6, 1e-7)
     with pytest.raises(AssertionError):
         assert_same(trainer.module, began, 1e-3, 1e-3)
+
+
+@pytest.mark.parametrize("name", ["momentum", "adam"])
+@pytest.mark.parametrize("model", [MLP, {**BARE, "activation": "gelu"}], ids=["mlp", "bare"])
+def test_stacked_runs_rescale_their_averages_like_runs_alone(model, name):
+    run = (make_spec(model, "teleport", {"teleport": 2}, optimiser=SETTINGS[name], lr=0.02), 1)
+    other = make_spec(model, "pathcond", optimiser=SETTINGS[name], lr=0.01)
+    stacked = BatchedTrainer([Run(other, 0), Run(*run)], random_splits(run[0]), CPU)
+    single, copied = alone(run), initialize(*run).module
+    for epoch in (1, 2, 3):
+        for trainer in (stacked, single):
+            trainer.epoch(epoch)
+            trainer.teleport(epoch)
+        stacked.stack.write_to(1, copied)
+        assert_same(copied, single.module, 1e-4, 1e-5)
 
 
 @pytest.mark.parametrize("name", ["momentum", "adam"])
@@ -145,7 +161,7 @@ def test_muon_takes_kernels_and_treats_them_as_matrices():
 
 
 STACKED = {
-    **{name: SETTINGS[name] for name in SETTINGS if "muon" not in name},
+    **SETTINGS,
     "plain": {"name": "sgd"},
     "vectors": {"name": "adamw", "weight_decay": 0.1, "decay_vectors": False},
 }
