@@ -7,6 +7,7 @@ target or diverge are marked, never dropped. `paper.aggregate` describes the tab
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from string import ascii_lowercase
 from typing import Any
 
@@ -143,15 +144,22 @@ def note(figure: Figure, text: str) -> None:
 
 
 def stamp(figure: Figure, text: str) -> None:
-    """A grey line (or two) under the figure and its note: preset, images, epochs, seeds, hardware."""
-    parts = [f"{part}{SEPARATOR}" for part in text.split(SEPARATOR)]
-    wrapped = [""]
-    for part in parts:
-        if len(wrapped[-1] + part) > LINE * figure.get_figwidth():
-            wrapped.append("")
-        wrapped[-1] += part
-    lines = [line for line in (figure.get_supxlabel(), *(row.removesuffix(SEPARATOR) for row in wrapped)) if line]
+    """Grey lines of similar length under the figure and its note: preset, images, epochs, seeds, hardware."""
+    parts = text.split(SEPARATOR)
+    widest = round(LINE * figure.get_figwidth())
+    fewest = len(_wrapped(parts, widest))
+    wrapped = next(rows for width in range(widest + 1) if len(rows := _wrapped(parts, width)) == fewest)
+    lines = [line for line in (figure.get_supxlabel(), *wrapped) if line]
     figure.supxlabel("\n".join(lines), x=0.5, fontsize=mpl.rcParams["font.size"] - 2, color=GREY)
+
+
+def _wrapped(parts: Sequence[str], width: int) -> list[str]:
+    """Parts joined to rows of at most `width` characters, where a part is not longer."""
+    rows = [parts[0]]
+    for part in parts[1:]:
+        joined = f"{rows[-1]}{SEPARATOR}{part}"
+        rows[-1:] = [joined] if len(joined) <= width else [rows[-1], part]
+    return rows
 
 
 def ratios(axis: Axis) -> None:
@@ -265,9 +273,10 @@ def parameters_axis(axes: Axes, table: pd.DataFrame) -> None:
 def rates_axis(axes: Axes, table: pd.DataFrame) -> None:
     """A logarithmic horizontal axis of learning rates, with a tick at each."""
     lrs = sorted(set(table["lr"]))
-    many = len(lrs) > 5  # then powers of ten alone have room for a label
+    # Where rates are dense, powers of ten alone have room for a label.
+    dense = any(math.log(high / low) < 0.2 * math.log(lrs[-1] / lrs[0]) for low, high in pairwise(lrs))
     axes.set(xscale="log", xlabel="learning rate", xlim=(lrs[0] / 1.5, lrs[-1] * 1.5))
-    axes.set_xticks(lrs, ["" if many and not math.log10(lr).is_integer() else f"{lr:g}" for lr in lrs])
+    axes.set_xticks(lrs, ["" if dense and not math.log10(lr).is_integer() else f"{lr:g}" for lr in lrs])
     axes.xaxis.set_minor_locator(NullLocator())
 
 

@@ -139,6 +139,7 @@ LEVELS = {
     "quantisation_ranges": at_least(0.5),
     "quantisation_best": at_least(0.0),
     "optimisers_accuracy": at_least(0.5),
+    "optimisers_again": at_least(0.5),
     "autoencoder_compression": at_least(0.0),
     "autoencoder_rescaling": at_least(0.0),
     "autoencoder_lrs_rescaling": at_least(0.0),

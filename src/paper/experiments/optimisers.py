@@ -45,7 +45,7 @@ def plot(table: pd.DataFrame) -> plotting.Figure:
     names = cells["network"].str.rpartition("_")[0].drop_duplicates().tolist()
     columns = [name for name in NAMES if name in set(cells["optimiser"])]
     size = plotting.PAGE, 0.6 + 1.9 * len(names)
-    figure, axes = plotting.panels(len(names), len(columns), *size, sharey="row")
+    figure, axes = plotting.panels(len(names), len(columns), *size)
     for number, place in enumerate(axes):
         network, optimiser = names[number // len(columns)], columns[number % len(columns)]
         one = table[table["network"] == f"{network}_{optimiser}"]
@@ -73,13 +73,21 @@ def _best(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _gains(table: pd.DataFrame) -> Finding:
-    """Gain of PathCond over the baseline on every network, each at its best learning rate, paired by seed."""
+    return _finding("optimisers_accuracy", _points(table, "pathcond", "baseline"), "points")
+
+
+def _again(table: pd.DataFrame) -> Finding:
+    return _finding("optimisers_again", _points(table, "teleport", "pathcond"), "points")
+
+
+def _points(table: pd.DataFrame, first: str, second: str) -> dict[Any, Estimate | None]:
+    """By network: points of best test accuracy that one method gains over another, each at its best learning rate."""
     found: dict[Any, Estimate | None] = {}
     for network, rows in runs(table).groupby("network", sort=False):
-        both = [of(rows, name) for name in ("pathcond", "baseline")]
+        both = [of(rows, name) for name in (first, second)]
         if not any(part.empty for part in both):
-            found[network] = accuracy_gain(pd.concat(map(_best, both)), "pathcond", "baseline")
-    return _finding("optimisers_accuracy", found, "points")
+            found[network] = accuracy_gain(pd.concat(map(_best, both)), first, second)
+    return found
 
 
 def _speed(table: pd.DataFrame) -> Finding:
@@ -116,6 +124,15 @@ _CLAIMS = (
         paper="left open",
         cases="network",
     ),
+    Claim.ours(
+        "optimisers_again",
+        "Rescaling again every ten epochs raises the best test accuracy further, with other optimisers than plain SGD",
+        "difference of best test accuracy in points, every ten epochs minus PathCond at the start alone, paired by "
+        "seed, each at the rate where its mean is highest",
+        _again,
+        paper="left open",
+        cases="network",
+    ),
 )
 
 
@@ -124,8 +141,9 @@ EXPERIMENT = Experiment(
     title="Other optimisers",
     where="ours",
     caption=(
-        "Best test accuracy against the learning rate with other optimisers ({mlp_momentum[epochs]} epochs for MLPs). "
-        "Means over seeds; bars are one standard deviation."
+        "Best test accuracy against the learning rate with other optimisers, by network: the MLP with three hidden "
+        "layers ({mlp_momentum[epochs]} epochs), and CIFAR-NV where it was trained. PathCond rescales at the start, "
+        "or again every ten epochs. Means over seeds; bars are one standard deviation."
     ),
     settings=Settings,
     plot=plot,

@@ -35,6 +35,8 @@ class Settings(Block):
     mlp_longer: DepthGrid | None = None
     autoencoder: CompressionGrid
     autoencoder_more: CompressionGrid | None = None
+    autoencoder_seeds: CompressionGrid | None = None
+    autoencoder_seeds_lower: CompressionGrid | None = None
     cifar_nv: CurveGrid
     cifar_nv_more: CurveGrid | None = None
     cifar_nv_seeds: CurveGrid | None = None
@@ -274,8 +276,6 @@ def _by_rate(axes: plotting.Axes, rows: pd.DataFrame) -> None:
         if found is not None and found.at_end:
             axes.plot(found.lr, means[found.lr], markerfacecolor="white", linestyle="", **look)
     plotting.rates_axis(axes, rows)
-    lrs = sorted(set(rows["lr"]))
-    axes.set_xticks(lrs, [f"{lr:g}" if math.log10(lr).is_integer() else "" for lr in lrs])
 
 
 # Claims
