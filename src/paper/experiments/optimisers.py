@@ -10,7 +10,7 @@ from paper.experiments.base import Experiment, Runs
 from paper.experiments.cifar_nv import CurveGrid
 from paper.lazy import pd, plotting
 from paper.settings import Block, DepthGrid, grids_of_blocks, named_by_optimiser
-from paper.verdicts import Claim, Estimate, Finding, accuracy_gain, agreed, epochs_ratio, known, of, runs, tuned
+from paper.verdicts import Claim, Estimate, Finding, accuracy_gain, agreed, epochs_ratio, of, runs, tuned
 
 NAMES = ("momentum", "adamw", "muon")
 LABELS = {"momentum": "SGD with momentum", "adamw": "AdamW", "muon": "Muon"}
@@ -73,11 +73,11 @@ def _best(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _gains(table: pd.DataFrame) -> Finding:
-    return _finding("optimisers_accuracy", _points(table, "pathcond", "baseline"), "points")
+    return _finding("optimisers_accuracy", _points(table, "pathcond", "baseline"))
 
 
 def _again(table: pd.DataFrame) -> Finding:
-    return _finding("optimisers_again", _points(table, "teleport", "pathcond"), "points")
+    return _finding("optimisers_again", _points(table, "teleport", "pathcond"))
 
 
 def _points(table: pd.DataFrame, first: str, second: str) -> dict[Any, Estimate | None]:
@@ -96,14 +96,12 @@ def _speed(table: pd.DataFrame) -> Finding:
     for network, rows in runs(table, "hidden_layers").groupby("network", sort=False):
         slow, fast = (tuned(of(rows, method), "reached")[0] for method in ("baseline", "pathcond"))
         found[network] = epochs_ratio(slow, fast)
-    return _finding("optimisers_speed", found, "times")
+    return _finding("optimisers_speed", found)
 
 
-def _finding(claim: str, found: Mapping[Any, Estimate | None], unit: str) -> Finding:
-    measured = known(found)
-    words = "; ".join(f"{name} {'open' if estimate is None else estimate.words}" for name, estimate in found.items())
-    best = max(measured, key=lambda name: measured[name].value)
-    return Finding(words, agreed(claim, found), measured[best], f"{unit} at {best}", found)
+def _finding(claim: str, found: Mapping[Any, Estimate | None]) -> Finding:
+    words = ", ".join(f"{name} {'open' if estimate is None else estimate.words}" for name, estimate in found.items())
+    return Finding(words, agreed(claim, found), cases=found)
 
 
 _CLAIMS = (
