@@ -73,12 +73,16 @@ def pictures(name: str, table: "pd.DataFrame", stamp: str, dpi: int, font_size: 
     with plotting.theme(font_size):
         figure = EXPERIMENTS[name].plot(table)
         plotting.stamp(figure, stamp)
+        # Both files share one layout, computed here: otherwise matplotlib draws the figure once more to find it.
+        figure.set_dpi(dpi)
+        if layout := figure.get_layout_engine():
+            layout.execute(figure)
+        figure.set_layout_engine(None)
         for suffix, metadata in (("png", {"Software": None}), ("pdf", {"CreationDate": None})):
             # Written to memory first: the PNG writer hides why a write to disk fails, such as a full disk.
             drawn = io.BytesIO()
             figure.savefig(drawn, format=suffix, dpi=dpi, metadata=metadata)
             found[suffix] = drawn.getvalue()
-            figure.set_layout_engine(None)  # the second file keeps the layout of the first
     return found
 
 
