@@ -7,6 +7,7 @@ rule claim:
         CLAIM,
     log:
         "logs/{preset}/claims/{experiment}.log",
+    priority: -1  # short, so that no core waits at the end
     localrule: True
     conda:
         "../../environment.yml"
