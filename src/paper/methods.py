@@ -94,7 +94,7 @@ METHODS: dict[str, Method] = {
     "columns": Method("columns only", ORANGE, "D", rescale=True, part="columns"),
     "exact": Method("exact BatchNorm", SKY, "P", rescale=True, batchnorm="affine"),
     "optimum": Method("optimum", PINK, "<", rescale=True, solver="optimum"),
-    "teleport": Method("PathCond every 10 epochs", BLACK, "*", rescale=True, batchnorm="affine", teleport=10),
+    "teleport": Method("exact BatchNorm, every 10 epochs", BLACK, "*", rescale=True, batchnorm="affine", teleport=10),
     "layer_lrs": Method("learning rate per layer", VIOLET, ">", "--", rescale=True, part="rates"),
     "full": _library("full solution", RED, "o"),
     "exclude": _library("BatchNorm left out", ORANGE, "d", batchnorm="exclude"),

@@ -32,7 +32,7 @@ NETWORKS = {
     "mlp": (BLUE, "o", "MLP"),
     "cifar_nv": (ORANGE, "s", "CIFAR-NV"),
     "resnet18_c": (GREEN, "^", "ResNet-18-C"),
-    "resnet18_c_held": (PINK, "D", "ResNet-18-C, held"),
+    "resnet18_c_held": (PINK, "D", "ResNet-18-C, paper's units"),
 }
 # Colours and labels of the steps of the rescaling, where a figure splits its time.
 STEPS = {"diag_g": (SKY, "diag(G)"), "graph": (GREEN, "graph"), "solve": (RED, "solve"), "apply": (YELLOW, "apply")}

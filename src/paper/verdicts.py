@@ -330,15 +330,13 @@ def decide(estimate: Estimate, levels: Levels | str) -> Answer:
 
 
 def over_cases(answers: Iterable[Answer]) -> Answer:
-    """One answer for several cases: theirs if all agree; no if none is yes or partly; else partly."""
+    """One answer for several cases: theirs if all agree; partly if some are yes or partly; else undecided."""
     found = list(answers)
     if not found:
         raise NotMeasured("nothing to compare")
     if len(set(found)) == 1:
         return found[0]
-    if {YES, PARTLY} & set(found):
-        return PARTLY
-    return NO if NO in found else UNDECIDED
+    return PARTLY if {YES, PARTLY} & set(found) else UNDECIDED
 
 
 def worst(answers: Iterable[Answer]) -> Answer:

@@ -130,7 +130,9 @@ def _rest(share: Estimate) -> Estimate:
 def _words(found: Mapping[str, Estimate]) -> str:
     """Estimates by network, with a remark where both variants of ResNet-18-C are listed."""
     held = {
-        network: " held" for network in found if network.endswith("_held") and network.removesuffix("_held") in found
+        network: " with the paper's units"
+        for network in found
+        if network.endswith("_held") and network.removesuffix("_held") in found
     }
     names = {network: LABELS.get(network, network) + held.get(network, "") for network in found}
     return ", ".join(f"{names[network]} {estimate.words}" for network, estimate in found.items())
@@ -256,8 +258,8 @@ EXPERIMENT = Experiment(
     caption=(
         "Objective minus its last value after each sweep, as a fraction of its whole decrease (a). Mean absolute "
         "change of u = 2 log λ in each sweep (b). Means over {seeds_count} seeds; bands are one standard deviation. "
-        'The MLP has no pools, so both ways to count them give the same curves. In ResNet-18-C "held", the channels '
-        "before the last layer are not rescaled, as in the paper's solver."
+        "The MLP has no pools, so both ways to count them give the same curves. In ResNet-18-C, "
+        "paper's units, the channels before the last layer are not rescaled, as in the paper's solver."
     ),
     settings=Settings,
     plot=plot,

@@ -391,9 +391,9 @@ EXPERIMENT = Experiment(
         "MLPs by depth, each method at its own best learning rate: epochs until {mlp[target]:.0%} of the training "
         "images are classified correctly, at the rate with the fewest epochs (a), and best test accuracy, at the rate "
         "with the highest (b). Range of rates around the best that need at most 1.25 times its epochs, as far as the "
-        "tried rates can tell (c). Final train loss of autoencoders, baseline over method, each at its best rate (d). "
-        "Best test accuracy of CIFAR-NV against the rate, with a small marker per seed (e). Means over seeds; bars are "
-        "95% intervals, in (d) paired by seed."
+        "tried rates can tell (c). Final train loss of autoencoders, baseline over method, each at its best of the "
+        "rates that both have (d). Best test accuracy of CIFAR-NV against the rate, with a small marker per seed (e). "
+        "Means over seeds; bars are 95% intervals, in (d) paired by seed."
     ),
     settings=Settings,
     plot=plot,

@@ -115,6 +115,8 @@ def solve(
 ) -> Solution:
     """Find the log-scales that bring diag(G) closest to a constant.
 
+    By default there is neither bound nor damping, as in the paper; :func:`pathcond.rescale_` has both.
+
     Args:
         graph: the units, from :func:`pathcond.extract_graph`.
         g: diag(G) by parameter name, from :func:`pathcond.compute_diag_g`: the entries themselves in a plain mapping,

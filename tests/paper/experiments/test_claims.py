@@ -229,7 +229,7 @@ def test_an_interval_decides():
         ([YES, UNDECIDED], PARTLY, UNDECIDED),
         ([YES, NO], PARTLY, NO),
         ([PARTLY, NO], PARTLY, NO),
-        ([NO, UNDECIDED], NO, NO),
+        ([NO, UNDECIDED], UNDECIDED, NO),
         ([UNDECIDED, UNDECIDED], UNDECIDED, UNDECIDED),
         ([NO, NO], NO, NO),
     ],

@@ -116,8 +116,8 @@ TUNED: dict[str, list[tuple[str, pd.DataFrame]]] = {
         claim: [
             (YES, kernels({2: [1.5, 1.51, 1.49], 3: [1.12, 1.121, 1.119]}, kernel)),
             (PARTLY, kernels({2: [1.5, 1.51, 1.49], 3: [0.9, 0.91, 0.89]}, kernel)),
-            (NO, kernels({2: [0.9, 0.905, 0.895], 3: [1.1, 1.2, 0.9]}, kernel)),
-            (UNDECIDED, kernels({2: [1.1, 1.2, 0.9], 3: [1.1]}, kernel)),
+            (NO, kernels({2: [0.9, 0.905, 0.895], 3: [0.8, 0.81, 0.79]}, kernel)),
+            (UNDECIDED, kernels({2: [0.9, 0.905, 0.895], 3: [1.1, 1.2, 0.9]}, kernel)),
         ]
         for claim, kernel in (("conditioning_ntk", "ntk"), ("conditioning_ntk_batch", "ntk_batch"))
     },
@@ -125,15 +125,15 @@ TUNED: dict[str, list[tuple[str, pd.DataFrame]]] = {
     "conditioning_step": [
         (YES, kernels({2: [1.5, 1.5], 3: [1.0, 1.0]}, "ntk_batch", growth=[1.51, 1.01])),
         (PARTLY, kernels({2: [1.5, 1.5], 3: [1.0, 1.0]}, "ntk_batch", growth=[1.51, 0.99])),
-        (NO, kernels({2: [1.5, 1.5], 3: [1.0, 2.0]}, growth=[1.49, 2.0])),
-        (UNDECIDED, kernels({3: [1.0, 2.0]}, growth=[2.0])),
+        (NO, kernels({2: [1.5, 1.5], 3: [1.0, 1.0]}, "ntk_batch", growth=[1.49, 0.99])),
+        (UNDECIDED, kernels({2: [1.5, 1.5], 3: [1.0, 2.0]}, growth=[1.49, 2.0])),
     ],
     "conditioning_scales": ranks("scales"),
     "tuned_epochs": [
         (YES, depths([1.2, 1.201], [1.05, 1.051])),
         (PARTLY, depths([1.2, 1.201], [1.3, 1.0])),
-        (NO, depths(0.99, [2.0, 0.9])),
-        (UNDECIDED, depths([2.0, 0.9])),
+        (NO, depths(0.99, 0.9)),
+        (UNDECIDED, depths(0.99, [2.0, 0.9])),
     ],
     "tuned_enorm": [
         (YES, depths([1.2, 1.201], other="enorm")),
@@ -144,8 +144,8 @@ TUNED: dict[str, list[tuple[str, pd.DataFrame]]] = {
     "tuned_accuracy": [
         (YES, accuracies(-0.49, 1.0)),
         (PARTLY, accuracies(-0.51, -0.49)),
-        (NO, accuracies(-0.51, [3.0, 0.0])),
-        (UNDECIDED, accuracies([3.0, 0.0])),
+        (NO, accuracies(-0.51, -0.6)),
+        (UNDECIDED, accuracies(-0.51, [3.0, 0.0])),
     ],
     "tuned_range": [
         (YES, spans((1, 2), (1, 2), (2, 3))),
@@ -155,7 +155,7 @@ TUNED: dict[str, list[tuple[str, pd.DataFrame]]] = {
     "tuned_autoencoders": [
         (YES, coders(1.05, [1.1, 1.101])),
         (PARTLY, coders(1.05, [1.0, 1.3])),
-        (NO, coders(0.99, [1.0, 1.3])),
-        (UNDECIDED, coders([1.0, 1.3])),
+        (NO, coders(0.99, 0.98)),
+        (UNDECIDED, coders(0.99, [1.0, 1.3])),
     ],
 }
