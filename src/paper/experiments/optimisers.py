@@ -160,9 +160,9 @@ EXPERIMENT = Experiment(
     where="ours",
     caption=(
         "Best test accuracy against the learning rate with other optimisers: MLPs, by their hidden layers, after "
-        "{mlp_momentum[epochs]} epochs, and CIFAR-NV. PathCond rescales at the start. The third curve, where there is one, is the rescaling that is "
-        "exact with BatchNorm, at the start and again every ten epochs. Means over seeds; bars are one standard "
-        "deviation."
+        "{mlp_momentum[epochs]} epochs, and CIFAR-NV. PathCond rescales at the start. The third curve, where there is "
+        "one, is the rescaling that is exact with BatchNorm, at the start and again every ten epochs. Means over "
+        "seeds; bars are one standard deviation."
     ),
     settings=Settings,
     plot=plot,
