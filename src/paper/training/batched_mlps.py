@@ -426,7 +426,7 @@ class BatchedTrainer(Trainer):
 
 
 class _Product(torch.autograd.Function):
-    """a @ w^T of each run, with a gradient of w in the layout of w: updates of transposed gradients are slow."""
+    """a @ w^T of each run, with a gradient of w in the layout of w, so that updates read both in order."""
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, w: Tensor) -> Tensor:
