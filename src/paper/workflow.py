@@ -12,9 +12,8 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -319,28 +318,46 @@ _CODE = {
 
 
 def note(preset: str, settings: Mapping[str, Any], without: str = "") -> str:
-    """The line printed below a figure: its preset, the amounts of data, training and seeds, and what is missing."""
-    blocks = [value for value in settings.values() if isinstance(value, Mapping) and "epochs" in value] or [settings]
-    parts = [[f"preset: {preset}"]]
+    """The line printed below a figure: its preset, the amounts of data, training and seeds, and what is missing.
+
+    Of several training grids, those of one kind of network are described together.
+    """
+    blocks = [value for value in settings.values() if isinstance(value, Mapping) and "epochs" in value]
+    kinds: dict[str, list[Mapping[str, Any]]] = {}
     for block in blocks:
-        longer = "".join(f" ({one['epochs']:,} at lr {one['lr']:g})" for one in block.get("longer", ()))
-        prefix = f"{block['model']['kind']}: " if len(blocks) > 1 else ""
-        found = []
-        for name, text in (
-            ("images", "images"), ("epochs", f"epochs{longer}"), ("batches", "batches timed"), ("draws", "draws"),
-            ("samples", "inputs"), ("repeats", "repeats"),
-        ):  # fmt: skip
-            if name in block:
-                found.append(f"{prefix}{block[name]:,} {text}")
-                prefix = ""
-        if "target" in block and "epochs" in block:
-            found.append(f"target {100 * block['target']:g}% train accuracy")
-        if "seeds" in block:
-            count = len(block["seeds"])
-            found.append(f"{count} seed{'s' * (count > 1)}")
-        if found not in parts:  # skips blocks that differ in learning rates or depths alone
-            parts.append(found)
-    return "  ·  ".join([*chain.from_iterable(parts), *([without] if without else [])])
+        kinds.setdefault(block.get("model", {}).get("kind", ""), []).append(block)
+    found = [f"preset: {preset}"]
+    for kind, grids in kinds.items() if kinds else [("", [settings])]:
+        first, *more = _amounts(grids) or [""]
+        found += [f"{kind}: {first}" if len(blocks) > 1 else first, *more]
+    return "  ·  ".join([part for part in (*found, without) if part])
+
+
+def _amounts(blocks: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Images, epochs, seeds and the like in words; where blocks differ, all their values, but the most seeds alone."""
+
+    def values(name: str) -> list[Any]:
+        return sorted({block[name] for block in blocks if name in block})
+
+    longer = {f" ({one['epochs']:,} at lr {one['lr']:g})" for block in blocks for one in block.get("longer", ())}
+    found = []
+    for name, text in (
+        ("images", "images"), ("epochs", f"epochs{''.join(sorted(longer))}"), ("batches", "batches timed"),
+        ("draws", "draws"), ("samples", "inputs"), ("repeats", "repeats"),
+    ):  # fmt: skip
+        if numbers := values(name):
+            found.append(f"{' or '.join(f'{number:,}' for number in numbers)} {text}")
+    if values("epochs") and (targets := values("target")):
+        found.append(f"target {' or '.join(f'{100 * target:g}' for target in targets)}% train accuracy")
+    seeds = [(block.get("seeding"), block.get("precision"), block["seeds"]) for block in blocks if "seeds" in block]
+    if seeds:
+        same: dict[Any, set[int]] = {}
+        for *start, of_block in seeds:
+            same.setdefault(tuple(start), set()).update(of_block)
+        count = max(map(len, same.values()))
+        differ = any(len(of_block) != count for *_, of_block in seeds)
+        found.append(f"{'up to ' * differ}{count} seed{'s' * (count > 1)}")
+    return found
 
 
 def refusal(specs: list[Spec], cores: int) -> str:

@@ -130,6 +130,20 @@ def test_the_note_says_how_much_and_what_is_missing(flow):
     assert "target 99% train accuracy" in one.note("paper", "mlp_depth")
 
 
+def test_the_note_joins_the_grids_of_one_kind_of_network():
+    grid = {"model": {"kind": "mlp"}, "images": 1000, "epochs": 3, "seeds": [0, 1]}
+    settings = {
+        "mlp": grid,
+        "more_seeds": {**grid, "seeds": [2]},
+        "other_starts": {**grid, "seeding": "authors", "epochs": 5, "seeds": [7]},
+        "cifar_nv": {**grid, "model": {"kind": "cifar_nv"}},
+    }
+    amounts = (
+        "mlp: 1,000 images  ·  3 or 5 epochs  ·  up to 3 seeds  ·  cifar_nv: 1,000 images  ·  3 epochs  ·  2 seeds"
+    )
+    assert workflow.note("tiny", settings) == f"preset: tiny  ·  {amounts}"
+
+
 def test_code_of_an_experiment_includes_the_experiments_it_imports():
     def names(experiment):
         return [Path(file).stem for file in workflow.code("aggregate", experiment)]

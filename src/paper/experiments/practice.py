@@ -332,15 +332,16 @@ def _harm(claim: str, method: str, table: pd.DataFrame) -> Finding:
 
 def _chosen(table: pd.DataFrame) -> Finding:
     chosen, first, found = choose(table)
-    parts = [
-        f"{method} {gain:+.2f}" + (f", harms {' and '.join(harmed)}" if harmed else "")
+    gains = {
+        method: f"{gain:+.2f}" + (f", harms {' and '.join(harmed)}" if harmed else "")
         for method, (gain, harmed) in found.items()
-    ]
+    }
     if DEFAULT not in found:
         raise NotMeasured(f"no {DEFAULT}")
     answer = NO if chosen != DEFAULT or found[DEFAULT][1] else YES if first == DEFAULT else PARTLY
     tie = "" if first == chosen else f" ({first} by the largest mean alone)"
-    return Finding(f"chosen: {chosen}{tie}; mean gain: {'; '.join(parts)}", answer)
+    others = "; ".join(f"{method} {gain}" for method, gain in gains.items() if method != chosen)
+    return Finding(f"chosen: {chosen}, mean gain {gains[chosen]}{tie}; the others: {others}", answer)
 
 
 def _mean_gain(table: pd.DataFrame) -> Finding:
