@@ -575,21 +575,6 @@ def steps(values: pd.DataFrame) -> list[Estimate]:
     return [Estimate.of((after - before).dropna(), digits=3) for before, after in pairs]
 
 
-def tuned(rows: pd.DataFrame, value: str) -> tuple[pd.DataFrame, str]:
-    """A method's runs at the learning rate where its mean is least, among those where every seed has a finite value.
-
-    There are no runs if there is no such rate. The mean and rate in words follow, with a remark if the rate is at an
-    end of those tried.
-    """
-    means = rows.assign(value=rows[value].replace(float("inf"), float("nan"))).groupby("lr")["value"]
-    complete = means.mean()[means.count() == means.size()]
-    if complete.empty:
-        return rows.iloc[:0], "open"
-    lr = complete.idxmin()
-    end = ", the end of those tried" if lr in (rows["lr"].min(), rows["lr"].max()) else ""
-    return rows[rows["lr"] == lr], f"{complete.min():.3g} at lr {lr:g}{end}"
-
-
 def accuracy_gain(rows: pd.DataFrame, first: str, second: str, value: str = "best_test_accuracy") -> Estimate:
     """Points by which the first method's accuracy is higher, paired by seed."""
     return Estimate.of(100 * paired(rows, value, first, second))

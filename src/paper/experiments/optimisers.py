@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from paper.aggregate import trained
 from paper.experiments.base import Experiment, Runs
 from paper.experiments.cifar_nv import CurveGrid
+from paper.experiments.tuned import ACCURACY, EPOCHS, compared
 from paper.lazy import pd, plotting
 from paper.settings import Block, DepthGrid, grids_of_blocks, named_by_optimiser
-from paper.verdicts import Claim, Estimate, Finding, accuracy_gain, agreed, epochs_ratio, of, runs, tuned
+from paper.verdicts import Claim, Finding, runs
 
 NAMES = ("momentum", "adamw", "muon")
 LABELS = {"momentum": "SGD with momentum", "adamw": "AdamW", "muon": "Muon"}
@@ -67,59 +68,22 @@ def plot(table: pd.DataFrame) -> plotting.Figure:
 # Claims
 
 
-def _best(rows: pd.DataFrame) -> pd.DataFrame:
-    """A method's runs at the learning rate where its mean best test accuracy is highest."""
-    return rows[rows["lr"] == rows.groupby("lr")["best_test_accuracy"].mean().idxmax()]
-
-
-def _fastest(rows: pd.DataFrame) -> pd.DataFrame:
-    return tuned(rows, "reached")[0]
-
-
-def _points(first: pd.DataFrame, second: pd.DataFrame) -> Estimate:
-    return accuracy_gain(pd.concat([first, second]), first["method"].iloc[0], second["method"].iloc[0])
-
-
-def _compared(
-    claim: str,
-    rows: pd.DataFrame,
-    methods: tuple[str, str],
-    choose: Callable[[pd.DataFrame], pd.DataFrame],
-    estimate: Callable[[pd.DataFrame, pd.DataFrame], Estimate | None],
-) -> Finding:
-    """Two methods on every network that has both, each at the learning rate that `choose` picks; rates in words."""
-    found, words = {}, []
-    for network, of_network in rows.groupby("network", sort=False):
-        parts = [of(of_network, method) for method in methods]
-        if any(part.empty for part in parts):
-            continue
-        chosen = [choose(part) for part in parts]
-        one = found[network] = None if any(part.empty for part in chosen) else estimate(*chosen)
-        rates = " and ".join(map(_rate, chosen, parts))
-        words.append(f"{network} open" if one is None else f"{network} {one.words} (lr {rates})")
-    end = "; * at an end of the rates tried" * any("*" in text for text in words)
-    return Finding(", ".join(words) + end, agreed(claim, found), cases=found)
-
-
-def _rate(chosen: pd.DataFrame, tried: pd.DataFrame) -> str:
-    """A learning rate, with a star at an end of those tried."""
-    if chosen.empty:
-        return "none"
-    lr = chosen["lr"].iloc[0]
-    return f"{lr:g}{'*' * (lr in (tried['lr'].min(), tried['lr'].max()))}"
+def _networks(rows: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
+    for network, part in rows.groupby("network", sort=False):
+        yield str(network), part
 
 
 def _gains(table: pd.DataFrame) -> Finding:
-    return _compared("optimisers_accuracy", runs(table), ("pathcond", "baseline"), _best, _points)
+    return compared(_networks(runs(table)), ACCURACY, "optimisers_accuracy", "pathcond", "baseline")
 
 
 def _again(table: pd.DataFrame) -> Finding:
-    return _compared("optimisers_again", runs(table), ("teleport", "pathcond"), _best, _points)
+    return compared(_networks(runs(table)), ACCURACY, "optimisers_again", "teleport", "pathcond")
 
 
 def _speed(table: pd.DataFrame) -> Finding:
     rows = runs(table, "hidden_layers")
-    return _compared("optimisers_speed", rows, ("baseline", "pathcond"), _fastest, epochs_ratio)
+    return compared(_networks(rows), EPOCHS, "optimisers_speed", "pathcond", "baseline")
 
 
 _CLAIMS = (
@@ -127,7 +91,7 @@ _CLAIMS = (
         "optimisers_accuracy",
         "PathCond raises the best test accuracy with other optimisers than plain SGD too",
         "difference of best test accuracy in points, PathCond minus baseline, paired by seed, each at the rate where "
-        "its mean is highest (lr of PathCond and of the baseline)",
+        "its mean is highest (lr of the baseline and of PathCond)",
         _gains,
         paper="not studied: left open",
         cases="network",
@@ -146,7 +110,7 @@ _CLAIMS = (
         "With other optimisers than plain SGD, rescaling every ten epochs, exactly with BatchNorm, gives a higher best "
         "test accuracy than PathCond at the start alone",
         "difference of best test accuracy in points, every ten epochs minus PathCond, paired by seed, each at the rate "
-        "where its mean is highest (lr of both, in this order)",
+        "where its mean is highest (lr of PathCond and of the repeated rescaling)",
         _again,
         paper="not studied: left open",
         cases="network",

@@ -9,7 +9,7 @@ accuracy is the highest of all epochs.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -281,21 +281,28 @@ def _by_rate(axes: plotting.Axes, rows: pd.DataFrame) -> None:
 # Claims
 
 
-def _over(table: pd.DataFrame, x: str, criterion: Criterion, other: str, claim: str) -> Finding:
-    """PathCond's gains over another method by depth or compression, with the best rates of both in words."""
-    found: dict[float, Estimate] = {}
+def compared(
+    cases: Iterable[tuple[str, pd.DataFrame]], criterion: Criterion, claim: str, method: str, other: str, name: str = ""
+) -> Finding:
+    """A method's gains over another in several cases, each at its own best rate; the rates in words, `other` first."""
+    found: dict[str, Estimate] = {}
     parts = []
-    for value, rows in by(runs(table, x), x):
-        one, rates = gain(rows, criterion, other=other), pair(rows, criterion, other, "pathcond")
+    for case, rows in cases:
+        one, rates = gain(rows, criterion, method, other), pair(rows, criterion, other, method)
         if one is not None and rates is not None:
-            found[value] = one
+            found[case] = one
             told = " and ".join(f"{best.lr:g}{'*' * best.at_end}" for best in rates)
-            parts.append(f"{value:g}: {one.words} (lr {told})")
+            parts.append(f"{case}: {one.words} (lr {told})")
     if not found:
-        raise NotMeasured(f"no network with a best learning rate of PathCond and {other}")
-    name = x.replace("_", " ")
-    text = f"{name} " + ", ".join(parts) + "; * at an end of the rates tried" * any("*" in part for part in parts)
+        raise NotMeasured(f"no network with a best learning rate of {method} and {other}")
+    text = name + ", ".join(parts) + "; * at an end of the rates tried" * any("*" in part for part in parts)
     return Finding(text, over_cases(decide(one, LEVELS[claim]) for one in found.values()), cases=found)
+
+
+def _over(table: pd.DataFrame, x: str, criterion: Criterion, other: str, claim: str) -> Finding:
+    """PathCond's gains over another method by depth or compression."""
+    cases = ((f"{value:g}", rows) for value, rows in by(runs(table, x), x))
+    return compared(cases, criterion, claim, "pathcond", other, f"{x.replace('_', ' ')} ")
 
 
 def _accuracy(table: pd.DataFrame) -> Finding:
