@@ -27,7 +27,6 @@ from pathcond.checks import (
     PathCondError,
     RecordError,
     check_shapes,
-    largest_entries,
     mismatch,
     shared_memory,
 )
@@ -42,9 +41,6 @@ from pathcond.isolation import (
     without_cache,
 )
 from pathcond.tracing import as_arguments, map_leaves, outputs_in, place_of, tensors_in
-
-_CHUNK = 1 << 22
-_PLAIN = 40.0  # factors within exp(-40) .. exp(40) are multiplied in directly, larger ones in a wider format
 
 # Powers of the gradient in optimizer state: 1 for averages of gradients, 2 for averages of squares, 0 for ratios.
 _ADAM = {"exp_avg": 1, "exp_avg_sq": 2, "max_exp_avg_sq": 2}
@@ -200,24 +196,15 @@ def apply_scales_(
         scale_optimizer_state_(model, graph, u, optimizer)
 
 
-def scale_parameters_(
-    model: nn.Module, graph: ScaleGraph, u: Tensor, force: bool, largest: Mapping[str, float] | None = None
-) -> None:
-    """As :func:`apply_scales_`, for parameters alone; ``largest`` has their largest absolute entries, where known."""
+def scale_parameters_(model: nn.Module, graph: ScaleGraph, u: Tensor, force: bool) -> None:
+    """As :func:`apply_scales_`, for parameters alone."""
     parameters = dict(model.named_parameters())
-    half = _checked_half(parameters, graph, u)
-    reach = 2 * float(half.abs().amax())
-    if not reach:
-        return
+    _check_fit(parameters, graph, u)
     with torch.inference_mode(False), torch.no_grad():
-        if not force:
-            largest = largest or largest_entries({name: parameters[name] for name in graph.params})
-            for name, scales in graph.params.items():
-                _check_range(name, parameters[name], scales, half, reach, largest.get(name, 0.0))
-        sums = {n: parameters[n].double() + scales.offset for n, scales in graph.params.items() if scales.offset}
-        _scale_(graph, half, [(name, sums.get(name, parameters[name]), 1) for name in graph.params])
-        for name, scaled in sums.items():
-            parameters[name].copy_(scaled - graph.params[name].offset)
+        for name in () if force else graph.params:
+            _check_range(name, parameters[name], _scaled(parameters[name], graph, name, u))
+        for name in graph.params:
+            parameters[name].copy_(_scaled(parameters[name], graph, name, u))
         torch.clear_autocast_cache()  # the cache holds copies of the weights
 
 
@@ -225,12 +212,24 @@ def scale_optimizer_state_(model: nn.Module, graph: ScaleGraph, u: Tensor, optim
     """Rescale the state of an optimizer whose parameters were rescaled by ``u``."""
     buffers = optimizer_buffers(model, graph.params, optimizer)
     with torch.inference_mode(False), torch.no_grad():
-        half = graph.by_number(u.detach().double().cpu() / 2)
-        _scale_(graph, half, [(name, tensor, -power) for name, found in buffers.items() for tensor, power in found])
+        for name, found in buffers.items():
+            for tensor, power in found:
+                tensor.copy_(tensor.double() * _factors(graph, name, -power * u, tensor.device))
 
 
-def _checked_half(parameters: Mapping[str, Tensor], graph: ScaleGraph, u: Tensor) -> Tensor:
-    """``log lambda`` by number, shape (2 numbers + 1,), with 0 for no unit."""
+def _factors(graph: ScaleGraph, name: str, u: Tensor, device: torch.device) -> Tensor:
+    """What a parameter is multiplied by, float64, broadcasts to it."""
+    log, scales = graph.by_number(u.detach().double().cpu() / 2), graph.params[name]
+    return (log[scales.row] - log[scales.col]).exp().to(device)
+
+
+def _scaled(p: Tensor, graph: ScaleGraph, name: str, u: Tensor) -> Tensor:
+    offset = graph.params[name].offset
+    return (p.double() + offset) * _factors(graph, name, u, p.device) - offset
+
+
+def _check_fit(parameters: Mapping[str, Tensor], graph: ScaleGraph, u: Tensor) -> None:
+    """Raise if log-scales are not those of the graph, or the parameters not those of its model."""
     if tuple(u.shape) != (graph.units,):
         raise ApplyError(f"expected u of shape ({graph.units},), one log-scale a unit, got shape {tuple(u.shape)}.")
     if not bool(torch.isfinite(u).all()):
@@ -244,109 +243,13 @@ def _checked_half(parameters: Mapping[str, Tensor], graph: ScaleGraph, u: Tensor
                 f"expected parameters that can be written, got '{name}' made in torch.inference_mode. Build or load "
                 "the model outside of it."
             )
-    return graph.by_number(u.detach().double().cpu() / 2)
 
 
-def _scale_(graph: ScaleGraph, half: Tensor, tensors: Iterable[tuple[str, Tensor, int]]) -> None:
-    """Multiply tensors in place by ``exp(exponent * (half[row] - half[col]))``.
-
-    Factors are computed, moved to the device and spread over the tensors' channels together, so that their number
-    hardly costs time. Numbers in 16 bits, and factors beyond exp(40), are multiplied in a wider format.
-
-    Args:
-        graph: the units.
-        half: log lambda by number.
-        tensors: for each the name of its parameter, and its exponent.
-    """
-    reach = 2 * float(half.abs().amax())
-    together: dict[tuple[torch.device, torch.dtype, int], dict[str, list[Tensor]]] = {}
-    for name, tensor, exponent in tensors:
-        if not exponent:
-            continue
-        far = reach * abs(exponent) >= _PLAIN
-        far = far and max(map(abs, _span(graph.params[name], half))) * abs(exponent) >= _PLAIN
-        if far or tensor.dtype not in (torch.float32, torch.float64):
-            _scale_wide_(tensor, exponent, graph.params[name], half)
-        else:
-            key = (tensor.device, tensor.dtype, exponent)
-            together.setdefault(key, {}).setdefault(name, []).append(tensor)
-    for (device, dtype, exponent), found in together.items():
-        spread = _spread(graph, tuple(found), device)
-        if not spread.sizes:  # no entry of these parameters has a unit
-            continue
-        factors = torch.cat((exponent * half, -exponent * half)).exp().to(dtype).to(device)
-        pieces = factors[spread.index].split(spread.sizes)
-        for end in (spread.rows, spread.cols):
-            scaled = [(tensor, pieces[i].view(shape)) for name, i, shape in end for tensor in found[name]]
-            if scaled:
-                torch._foreach_mul_([t for t, _ in scaled], [factor for _, factor in scaled])  # pyright: ignore[reportPrivateImportUsage]
-
-
-@dataclass(frozen=True)
-class _Spread:
-    """Where the factors of some parameters lie among ``cat(factors, inverse factors)``, all in one index.
-
-    ``rows`` and ``cols`` have, for each parameter that enters (leaves) a unit, its name, the number of its piece of the
-    index, and the shape of its factors. ``sizes`` are the sizes of the pieces.
-    """
-
-    index: Tensor
-    sizes: list[int]
-    rows: list[tuple[str, int, tuple[int, ...]]]
-    cols: list[tuple[str, int, tuple[int, ...]]]
-
-
-def _spread(graph: ScaleGraph, names: tuple[str, ...], device: torch.device) -> _Spread:
-    """The factors of the named parameters on a device; kept with the graph."""
-    cache = graph.__dict__.setdefault("_spreads", {})
-    if (names, device) not in cache:
-        count, pieces = 2 * graph.numbers + 1, list[Tensor]()
-        ends: dict[int, list[tuple[str, int, tuple[int, ...]]]] = {0: [], count: []}
-        for name in names:
-            for first, units in ((0, graph.params[name].row), (count, graph.params[name].col)):
-                if bool(units.any()):
-                    ends[first].append((name, len(pieces), tuple(units.shape)))
-                    pieces.append(units.reshape(-1) % count + first)  # negative numbers count from the end
-        sizes = [len(piece) for piece in pieces]
-        index = torch.cat(pieces) if pieces else torch.zeros(0, dtype=torch.long)
-        cache[names, device] = _Spread(index.to(device), sizes, *ends.values())
-    return cache[names, device]
-
-
-def _scale_wide_(tensor: Tensor, exponent: int, scales: ParamScales, half: Tensor) -> None:
-    """As :func:`_scale_` in a wider format, a few million entries at a time."""
-    wide = torch.float64 if tensor.dtype in (torch.float32, torch.float64) else torch.float32
-    if tensor.ndim == 0:
-        factor = (exponent * (half[scales.row] - half[scales.col])).exp()
-        tensor.copy_(tensor.to(wide) * factor.to(tensor.device, wide))
-        return
-    rows = max(1, _CHUNK // max(1, tensor[:1].numel()))
-    for start in range(0, tensor.shape[0], rows):
-        part = tensor[start : start + rows]
-        row, col = (x[start : start + rows] if x.shape[0] > 1 else x for x in (scales.row, scales.col))
-        part.copy_(part.to(wide) * (exponent * (half[row] - half[col])).exp().to(tensor.device, wide))
-
-
-def _span(scales: ParamScales, half: Tensor) -> tuple[float, float]:
-    """Bounds on the logarithms of a parameter's factors, and of its row and column factors alone."""
-    row, col = torch.aminmax(half[scales.row]), torch.aminmax(-half[scales.col])
-    return min(0.0, float(row.min)) + min(0.0, float(col.min)), max(0.0, float(row.max)) + max(0.0, float(col.max))
-
-
-def _check_range(name: str, p: Tensor, scales: ParamScales, half: Tensor, reach: float, top: float) -> None:
+def _check_range(name: str, p: Tensor, new: Tensor) -> None:
     """Raise if scaled weights would overflow their number format, or underflow in it."""
     limits = torch.finfo(p.dtype)
-    high, low = math.log(limits.max), math.log(limits.smallest_normal)
-    top += abs(scales.offset)
-
-    def safe(least: float, most: float) -> bool:
-        return top == 0.0 or (most + math.log(top) < high and least + math.log(top) > low / 2)
-
-    if safe(-reach, reach) or safe(*_span(scales, half)):
-        return
-    size = (p + scales.offset).abs() if scales.offset else p.abs()
-    log = size.double().log() + (half[scales.row] - half[scales.col]).to(p.device)
-    over, under = int((log > high).sum()), int(((log < low) & (size >= limits.smallest_normal)).sum())
+    over = int(((new.abs() > limits.max) & p.isfinite()).sum())
+    under = int(((new.abs() < limits.smallest_normal) & (p.abs() >= limits.smallest_normal)).sum())
     if over or under:
         what = f"{over} weights of '{name}' would overflow" if over else f"{under} weights of '{name}' would vanish"
         wider = {torch.float64: "", torch.float32: "use model.double(), "}.get(p.dtype, "use model.float(), ")

@@ -35,23 +35,23 @@ from pathcond.isolation import (
     untouched,
     without_cache,
 )
-from pathcond.rules import TABLE, view_of
+from pathcond.rules import TABLE
 from pathcond.rules.base import PathSums
 from pathcond.rules.normalization import MEASURES
 from pathcond.tracing import (
     Call,
     Constants,
+    Ref,
     Trace,
     as_arguments,
     map_leaves,
     module_at_work,
     record,
     refs,
+    run,
     tensors_in,
 )
 
-_TINY = 1.0e-30  # a float32 entry this far below the largest of its tensor may have lost digits
-_GAP = 1.0e-20  # if all other entries are within this factor of the largest, zeros are exact and not underflow
 _FITS = 600.0  # largest logarithm that is multiplied into float64 entries; leaves room for their own range
 
 
@@ -110,8 +110,7 @@ def compute_diag_g(
         smooth: whether paths cross GELU and the like as if they were the identity; by default as in ``graph``, and
             False without one.
         graph: a graph of this model, to reuse its trace.
-        dtype: number format of the computation; by default float32 for models in float32 or less, repeated in float64
-            if an entry comes near underflow.
+        dtype: number format of the computation; float64 by default.
         scaled: keep the number format of the computation and the logarithms apart; saves memory for :func:`solve`.
 
     Returns:
@@ -142,8 +141,6 @@ def compute_diag_g(
     slopes = measure_slopes(model, example_input, trace) if statistics == "input" else {}
     example_input, trace = _single_example(model, example_input, trace)
     measured = {call.outs[0]: slopes[key] for key, call in _normalizations(trace) if key in slopes}
-    wide = any(p.dtype == torch.float64 for p in parameters.values())
-    first = dtype or (torch.float64 if wide else torch.float32)
 
     def passes(number_format: torch.dtype) -> PathSums:
         with _plain_numbers(model):
@@ -154,9 +151,7 @@ def compute_diag_g(
                 p.backward()
             return p
 
-    p = passes(first)
-    if dtype is None and first is torch.float32 and _near_underflow(parameters, p, largest):
-        p = passes(torch.float64)
+    p = passes(dtype or torch.float64)
     entries = {n: g for n in parameters if (g := p.diagonal.get(n)) is not None}
     found = DiagG({n: g.t for n, g in entries.items()}, {n: g.log for n, g in entries.items()}, largest)
     return found if scaled else found.as_float64()
@@ -221,9 +216,9 @@ def _forward(p: PathSums) -> None:
         if operation is not None and operation.layer:
             p.sums |= {v: p.zeros(v) for v in values if v in p.zero}  # its bias starts paths
         if not _reached(p, call, kind, values):
+            if operation is not None and p.weights.issuperset(call.outs):
+                _show(p, call, operation.view, values)
             continue
-        if any(v in p.trainable or p.constants.holds_parameter(v) for v in values):
-            p.trainable.update(call.outs)
         if operation is None:
             p.barrier(call)
         else:
@@ -231,6 +226,20 @@ def _forward(p: PathSums) -> None:
         for value in values:
             if last[value] == index and value not in outputs:
                 p.sums.pop(value, None)
+
+
+def _show(p: PathSums, call: Call, view: str, reads: list[int]) -> None:
+    """Follow a call on a parameter alone: as it is, elsewhere, times a constant, or plus one."""
+    sources = [r for r in dict.fromkeys(reads) if p.is_parameter(Ref(r))]
+    if len(sources) != 1 or not view or call.mutates or (view == "shift" and len(reads) > 1):
+        return
+    source = Ref(sources[0])
+    if view == "factor":
+        p.show(call, source, lambda x: call.fn(*(x if y == source else p.square(y).at(0.0) for y in call.args[:2])))
+    elif view == "layout":
+        p.show(call, source, lambda x: run(call, lambda r: x if r == source.id else p.known(Ref(r))))
+    else:
+        p.show(call, source, (lambda x: x) if view == "same" else None)
 
 
 def _stays_zero(p: PathSums, kind: str, reads: list[int]) -> bool:
@@ -271,9 +280,7 @@ def _path_sums(
     for value, tensor in zip(trace.inputs, tensors_in(as_arguments(example_input)), strict=True):
         if not tensor.is_floating_point():
             constants.know(value, tensor)
-    return PathSums(
-        trace, constants, dtype, device, view_of, pooling, ones=ones, alias=shared_memory(model)[0], largest=largest
-    )
+    return PathSums(trace, constants, dtype, device, pooling, ones=ones, alias=shared_memory(model)[0], largest=largest)
 
 
 @contextmanager
@@ -282,31 +289,6 @@ def _plain_numbers(model: nn.Module) -> Iterator[None]:
     kind = next(model.parameters()).device.type
     with torch.inference_mode(False), torch.autocast(kind, enabled=False), full_precision():
         yield
-
-
-def _near_underflow(parameters: Mapping[str, Tensor], p: PathSums, largest: Mapping[str, float]) -> bool:
-    """Whether an entry computed in float32 may have lost digits, or have become zero, by underflow."""
-    entries = [g.t for g in p.diagonal.values() if g.t.numel()]
-    if not entries:
-        return False
-    ends = torch.stack([end for t in entries for end in torch.aminmax(t)]).tolist()
-    gap, zeros = 1.0, False
-    for t, low, high in zip(entries, ends[::2], ends[1::2], strict=True):
-        if low == 0.0 < high:
-            zeros = True
-            low = float(torch.where(t > 0, t, math.inf).amin())
-        gap = min(gap, low / high) if high > 0 else gap
-    if gap <= _TINY:
-        return True
-    if not zeros:
-        return False
-    # Zeros are exact unless the square of a tiny weight underflowed.
-    tiny = any(
-        bool(((w != 0) & (w.abs() < math.sqrt(_TINY) * largest[name])).any())
-        for name, w in parameters.items()
-        if w.is_floating_point() and w.numel()
-    )
-    return tiny or gap < _GAP
 
 
 # ---- statistics of normalisations, measured on the example input

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from fractions import Fraction
 from typing import Any, Literal
 
 import torch
@@ -15,7 +16,7 @@ from pathcond.checks import RecordError, check_choice, check_flags, check_model,
 from pathcond.isolation import on_cpu
 from pathcond.rules import TABLE, Operation
 from pathcond.rules.base import FROZEN, ParamView, Reason, ScalePropagation, Use
-from pathcond.tracing import Call, Constants, Recorder, Ref, Trace, as_arguments, map_leaves, record, refs, tensors_in
+from pathcond.tracing import Call, Constants, Recorder, Ref, Trace, as_arguments, record, refs, tensors_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,8 +187,7 @@ def extract_graph(
                 raise
             notes.append(f"the function is kept in eval mode; training mode could not be recorded: {error}")
             continue
-        if not any(_same_scales(found, earlier) for earlier in traces):
-            _propagate(s, found, Constants(found, model))
+        _propagate(s, found, Constants(found, model))
         traces.append(found)
         if len(traces) == 1:
             groups_in_eval = s.count
@@ -216,37 +216,6 @@ def _propagate(s: ScalePropagation, trace: Trace, constants: Constants) -> None:
         s.freeze(s.groups(Ref(value)), Reason("output", "", "is an output of the model"))
     for value in trace.kept:
         s.freeze(s.groups(Ref(value)), Reason("op", "", "is kept in the model from one call to the next"))
-
-
-def _same_scales(a: Trace, b: Trace) -> bool:
-    """Whether two traces make the same calls up to the mode of BatchNorm, which no scale depends on."""
-    try:
-        return _calls(a) == _calls(b)
-    except (RuntimeError, TypeError, ValueError):  # arguments that cannot be compared
-        return False
-
-
-def _calls(trace: Trace) -> tuple[list[Any], ...]:
-    """All that rules for scales read of a trace, with its values numbered anew; counts of batches are left out."""
-    used = {ref.id for call in trace.calls for ref in refs([*call.args, call.kwargs])} | {*trace.outputs}
-    names: dict[int, Any] = {
-        i: (v.leaf.kind, v.leaf.name, id(v.leaf.tensor)) for i, v in enumerate(trace.values) if v.leaf is not None
-    }
-    found = []
-    for call in trace.calls:
-        reads = [trace.values[ref.id] for ref in refs([*call.args, call.kwargs])]
-        if used.isdisjoint(call.outs) and not any(v.dtype.is_floating_point for v in reads):
-            continue
-        operation, arguments = TABLE.get(call.fn), (call.args, dict(call.kwargs))
-        if operation is not None and operation.kind == "batch_norm":
-            bound = operation.bind(call.args, call.kwargs)
-            arguments = [(name, x) for name, x in bound.items() if name not in ("training", "momentum")]
-        made = [(trace.values[out].shape, trace.values[out].dtype) for out in call.outs]
-        renamed = map_leaves(lambda x: names[x.id] if isinstance(x, Ref) else x, arguments)
-        names.update({out: (len(found), i) for i, out in enumerate(call.outs)})
-        found.append((call.fn, call.where, call.mutates, renamed, made))
-    kept = [names[value] for value in trace.kept if value in names]
-    return found, [names[value] for value in trace.outputs], kept
 
 
 def _propagate_call(s: ScalePropagation, call: Call, reads: set[int], flow: _Flow) -> None:
@@ -367,82 +336,44 @@ def _representatives(s: ScalePropagation) -> tuple[Tensor, Tensor]:
     Powers are integers without a common divisor, and the root's is positive: all are 1, unless scales are inverse
     to one another or cross an operation of another degree. A group that would have to carry two powers is frozen.
     """
-    none = torch.zeros(2, 0, dtype=torch.int64)
-    root = _components(s.count, torch.cat([none, *s.ties], 1))
-    ends = [(pairs, -1) for pairs in s.inverse_ties if pairs.numel()] + s.power_ties
-    if not ends:
-        return root, torch.ones(s.count, dtype=torch.int64)
-    edges = root[torch.cat([pairs for pairs, _ in ends], 1)]
-    degree = torch.tensor([k for _, k in ends]).repeat_interleave(torch.tensor([pairs.shape[1] for pairs, _ in ends]))
-    top, power = _weighted_components(s.count, edges, degree)
-    ratio = _Fractions(degree, torch.ones_like(degree)) * power[edges[0]] / power[edges[1]]
-    for wrong, text in (
-        (ratio.up == -ratio.down, "would have to be its own inverse"),
-        (ratio.up.abs() != ratio.down, "would have to be another power of itself"),
-    ):
-        s.freeze(edges[0][wrong], Reason("tie", "", text))
-    common = torch.ones_like(top)  # least common multiple of the denominators
-    for denominator in power.down.unique().tolist():
-        found = top[power.down == denominator].unique()
-        common[found] = torch.lcm(common[found], torch.tensor(denominator)).clamp(max=_LARGEST)
-    whole = power.up * (common[top] // power.down)
+    root = _components(s.count, torch.cat([torch.zeros(2, 0, dtype=torch.int64), *s.ties], 1))
+    above: dict[int, tuple[int, Fraction]] = {}  # a smaller node, and the power of its scale that the node carries
+
+    def top_of(node: int) -> tuple[int, Fraction]:
+        power = Fraction(1)
+        while node in above:
+            node, step = above[node]
+            power *= step
+        return node, power
+
+    wrong: dict[str, list[int]] = {
+        "would have to be its own inverse": [],
+        "would have to be another power of itself": [],
+    }
+    for pairs, degree in [*((pairs, -1) for pairs in s.inverse_ties), *s.power_ties]:
+        for a, b in root[pairs].T.tolist():
+            (x, p), (y, q) = top_of(a), top_of(b)  # b carries the power ``degree`` of the scale of a
+            if x != y:
+                ratio = degree * p / q
+                above[max(x, y)] = (x, ratio) if x < y else (y, 1 / ratio)
+            elif q != degree * p:
+                wrong[list(wrong)[q != -degree * p]].append(a)
+    for text, nodes in wrong.items():
+        s.freeze(torch.tensor(nodes, dtype=torch.int64), Reason("tie", "", text))
+    top, power = torch.arange(s.count), torch.ones(s.count, dtype=torch.int64)
+    found = {node: top_of(node) for node in above}
+    common: dict[int, int] = {}
+    for node, p in found.values():
+        common[node] = math.lcm(common.get(node, 1), p.denominator)
+    high = [n for n, (node, p) in found.items() if abs(p * common[node]) > _HIGHEST or common[node] > _HIGHEST]
     s.freeze(
-        root[(whole.abs() > _HIGHEST)[root]], Reason("tie", "", f"needs a power above {_HIGHEST} of another scale")
+        torch.tensor(high, dtype=torch.int64), Reason("tie", "", f"needs a power above {_HIGHEST} of another scale")
     )
-    return top[root], whole[root]
-
-
-_LARGEST = 1 << 20  # a product with a numerator or denominator as large as this becomes this number, and is frozen
-
-
-@dataclass(frozen=True, slots=True)
-class _Fractions:
-    """Fractions ``up / down`` in lowest terms, with ``down`` positive."""
-
-    up: Tensor
-    down: Tensor
-
-    def __getitem__(self, index: Tensor) -> _Fractions:
-        return _Fractions(self.up[index], self.down[index])
-
-    def __mul__(self, other: _Fractions) -> _Fractions:
-        up, down = self.up * other.up, self.down * other.down
-        shared = torch.gcd(up, down)
-        up, down = up // shared, down // shared
-        parts = (up, down, self.up, self.down, other.up, other.down)
-        large = torch.stack([part.abs() for part in parts]).amax(0) >= _LARGEST
-        return _Fractions(torch.where(large, _LARGEST, up), torch.where(large, 1, down))
-
-    def __truediv__(self, other: _Fractions) -> _Fractions:
-        return self * _Fractions(other.down * other.up.sign(), other.up.abs())
-
-
-def _weighted_components(count: int, edges: Tensor, degree: Tensor) -> tuple[Tensor, _Fractions]:
-    """For each node the smallest node it is connected to, and the power of that node's scale it carries.
-
-    ``edges``, shape (2, edges), connect nodes a and b where b carries the power ``degree`` of the scale of a.
-    """
-    one = torch.ones(count, dtype=torch.int64)
-    top, power = torch.arange(count), _Fractions(one, one)
-    degrees = _Fractions(degree, torch.ones_like(degree))
-    while True:
-        a, b = top[edges[0]], top[edges[1]]
-        apart = (a != b).nonzero()[:, 0]
-        if not len(apart):
-            return top, power
-        a, b = a[apart], b[apart]
-        step = degrees[apart] * power[edges[0, apart]] / power[edges[1, apart]]  # the power of a that b carries
-        inverse = _Fractions(one[: len(apart)], one[: len(apart)]) / step
-        rising = b > a
-        step = _Fractions(torch.where(rising, step.up, inverse.up), torch.where(rising, step.down, inverse.down))
-        low, high = torch.minimum(a, b), torch.maximum(a, b)
-        order = (high * count + low).argsort(stable=True)
-        first = order[torch.cat((torch.ones(1, dtype=torch.bool), high[order].diff() > 0))]  # one edge per upper node
-        parent, by = torch.arange(count), _Fractions(one.clone(), one.clone())
-        parent[high[first]] = low[first]
-        by.up[high[first]], by.down[high[first]] = step.up[first], step.down[first]
-        while not torch.equal(parent[top], top):
-            top, power = parent[top], power * by[top]
+    for node, (first, p) in found.items():
+        top[node], power[node] = first, int(p * common[first]) if node not in high else 1
+    for node, whole in common.items():
+        power[node] = min(whole, _HIGHEST)
+    return top[root], power[root]
 
 
 def _joint_uses(s: ScalePropagation) -> dict[str, Use]:

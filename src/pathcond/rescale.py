@@ -295,10 +295,11 @@ def rescale_(
             chosen, notes = _choose_statistics(statistics, model, example_input, graph)
             g = compute_diag_g(model, example_input, pooling=pooling, statistics=chosen, graph=graph, scaled=True)
         with clock("solve"):
-            solution, largest = solve(graph, g, **options, consume=True), g.largest
+            solution = solve(graph, g, **options, consume=True)
     else:
         with clock("solve"):
-            chosen, largest = "unused", check_finite(model, dict(model.named_parameters()))
+            chosen = "unused"
+            check_finite(model, dict(model.named_parameters()))
             weights = _weights(model, example_input, graph)
             minimize = balance_norms if objective == "norms" else equalize_ranges
             solution = minimize(graph, weights, SolverOptions(**options))
@@ -307,7 +308,7 @@ def rescale_(
         if checked is not None:
             checked.save(graph.params)
         try:
-            scale_parameters_(model, graph, solution.u, force, largest)
+            scale_parameters_(model, graph, solution.u, force)
         except BaseException:
             if checked is not None:
                 checked.restore()

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import math
 import sys
 import traceback
 import warnings
@@ -167,8 +166,6 @@ _QUERIES |= frozenset(getattr(Tensor, name).__get__ for name in _ATTRIBUTES.spli
 
 _NORMS = {F.batch_norm, torch.batch_norm, F.instance_norm, torch.instance_norm}
 _GROUPED = {f for f in (getattr(F, "grouped_mm", None), getattr(torch, "_grouped_mm", None)) if f is not None}
-_LIKE = _NORMS | {F.relu, torch.relu, torch.Tensor.relu}
-_SUMS = {torch.add, torch.Tensor.add}
 
 
 # Functions that read only the shape, dtype and device of their first argument, and the one that takes a shape instead.
@@ -239,68 +236,13 @@ _COMPOSED = {
 
 
 def _without_running(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
-    """A tensor like the result of a common call, made without running it; None for all other calls.
-
-    Running a fake linear map costs as much as recording the whole of a small layer. Normalisations have to be left out
-    anyway: in training mode their size checks refuse a batch of one, which is all a record needs. Where shapes do not
-    fit, the call is run, and raises torch's own error.
-    """
+    """The result of calls that refuse what a record needs: training on a batch of one, experts in float32."""
     x = args[0] if args else kwargs.get("input")
-    if not isinstance(x, FakeTensor) or torch.is_autocast_enabled(x.device.type):
-        return torch.empty_like(x) if function in _NORMS and isinstance(x, Tensor) else None
-    if function in _LIKE and not kwargs.get("inplace") and not (function is F.relu and len(args) > 1):
-        dense = x.is_contiguous() or (x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last))
-        return _make_fake(x.fake_mode, x, x.shape, x.stride()) if dense else torch.empty_like(x)
-    weight = args[1] if len(args) > 1 else None
-    if function in _GROUPED and isinstance(weight, FakeTensor) and (x.ndim, weight.ndim) == (2, 3):
-        return _make_fake(x.fake_mode, x, (x.shape[0], weight.shape[2]), None)  # the fake version takes bfloat16 only
-    if function in _SUMS and len(args) == 2 and not kwargs and isinstance(weight, FakeTensor):
-        alike = all(getattr(x, name) == getattr(weight, name) for name in ("shape", "dtype", "device"))
-        known = x.constant is not None or weight.constant is not None  # the model may read the sum's value
-        fits = alike and not known and x.is_contiguous() and weight.is_contiguous()
-        return _make_fake(x.fake_mode, x, x.shape, None) if fits else None
-    if function is torch.conv2d and len(args) == 7 and isinstance(weight, FakeTensor):
-        shape = _conv_shape(x, weight, *args[2:])
-        return None if shape is None else _make_fake(x.fake_mode, x, shape, None)
-    if function is not F.linear or kwargs or not isinstance(weight, FakeTensor) or weight.ndim != 2 or not x.ndim:
-        return None
-    fits = weight.shape[1] == x.shape[-1] and weight.dtype == x.dtype and weight.device == x.device
-    return _make_fake(x.fake_mode, x, (*x.shape[:-1], weight.shape[0]), None) if fits else None
-
-
-def _conv_shape(
-    x: Tensor, weight: Tensor, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int
-) -> tuple[int, ...] | None:
-    """Shape of the result of a convolution of a batch of images; None if it is not contiguous, or not plain to see."""
-    for t in (x, weight):
-        if t.ndim != 4 or t.stride() != (math.prod(t.shape[1:]), t.shape[2] * t.shape[3], t.shape[3], 1):
-            return None
-    if not all(isinstance(setting, (tuple, list)) and len(setting) == 2 for setting in (stride, padding, dilation)):
-        return None
-    if min(*stride, *dilation, groups) < 1 or min(padding) < 0:
-        return None
-    if any(t.dtype != weight.dtype or t.device != weight.device for t in (x, bias) if t is not None):
-        return None
-    if bias is not None and bias.shape != weight.shape[:1]:
-        return None
-    if x.shape[1] != weight.shape[1] * groups or weight.shape[0] % groups or not x.numel():
-        return None
-    sizes = [
-        (n + 2 * pad - gap * (k - 1) - 1) // step + 1
-        for n, k, step, pad, gap in zip(x.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
-    ]
-    return (x.shape[0], weight.shape[0], *sizes) if min(sizes) > 0 else None
-
-
-def _make_fake(mode: Any, like: Tensor, shape: Any, stride: Any) -> FakeTensor:
-    """A fake tensor with a shape and strides (None for contiguous ones), and another's dtype and device."""
-    with torch._C._DisableTorchDispatch():
-        if stride is None:
-            inner = torch.empty(shape, dtype=like.dtype, device="meta")
-        else:
-            inner = torch.empty_strided(shape, stride, dtype=like.dtype, device="meta")
-        device = like.device if like.device.type != "meta" else torch.device("cpu")
-        return FakeTensor(mode, inner, device)
+    if function in _NORMS and isinstance(x, Tensor):
+        return torch.empty_like(x)
+    if function in _GROUPED and (x.ndim, args[1].ndim) == (2, 3):
+        return x.new_empty(x.shape[0], args[1].shape[2])
+    return None
 
 
 def _without_source(function: Any, arguments: Any, result: Any) -> tuple[Any, Any]:
@@ -692,11 +634,11 @@ def _quiet() -> Iterator[None]:
         logger.disabled = found
 
 
-def _fake(fake: FakeTensorMode, tensor: Tensor) -> Tensor:
+def _fake(mode: FakeTensorMode, tensor: Tensor) -> Tensor:
     """A fake tensor of the same shape, strides, dtype and device; a parameter stays one."""
-    if type(tensor) not in (Tensor, nn.Parameter, nn.Buffer) or tensor.layout != torch.strided:
-        return fake.from_tensor(tensor)
-    made = _make_fake(fake, tensor, tensor.shape, tensor.stride())
+    device = torch.device("cpu") if tensor.is_meta else tensor.device
+    with mode:
+        made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
     made._is_param = isinstance(tensor, nn.Parameter)  # type: ignore[attr-defined]
     return made
 

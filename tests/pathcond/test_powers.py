@@ -1,17 +1,14 @@
 """Scales of another degree: a scale lambda leaves a squared ReLU as lambda**2."""
 
 import copy
-import math
 from contextlib import nullcontext
 
 import pytest
 import torch
 import torch.nn.functional as F
-from scipy.optimize import brentq
 from torch import Tensor, nn
 
 import pathcond
-from pathcond.solvers.descent import power_recurrence, power_root, recurrence
 from tests.cases import Lambda, assert_diag_g_follows, assert_function_kept, outputs
 
 
@@ -172,42 +169,6 @@ def test_sweeps_after_sweeps_are_more_sweeps():
 
 
 # ---- roots of the solver
-
-
-@pytest.mark.parametrize("seed", range(50))
-def test_one_coordinate_to_machine_precision(seed):
-    """The root of the cubic, and of sums of other powers, over many magnitudes of the terms."""
-    draw = torch.Generator().manual_seed(seed)
-    powers = [2, -1] if seed % 2 else sorted({2, -1, *torch.randint(-4, 5, (3,), generator=draw).tolist()} - {0})
-    logs = (30 * torch.randn(len(powers), generator=draw, dtype=torch.float64)).tolist()
-    p, d = 100, math.exp(10 * float(torch.randn((), generator=draw)))
-    a = float(torch.randint(-p * max(powers) + 1, -p * min(powers), (), generator=draw))
-    terms = list(zip(powers, logs, strict=True))
-
-    def slope(z: float) -> float:
-        top = max(k * z + log for k, log in terms)
-        rest = sum((k * p + a) * math.exp(k * z + log - top) for k, log in terms)
-        return rest + a * d * math.exp(-top) if top > -700 else math.copysign(1.0, a)
-
-    z = power_root(a, p, a * d, terms)
-    expected = brentq(slope, -300, 300, xtol=1e-14, rtol=1e-14, maxiter=500)
-    assert z == pytest.approx(expected, rel=1e-12, abs=1e-12)
-
-
-@pytest.mark.parametrize("k", [2, 3, 8])
-@pytest.mark.parametrize("limit", [math.inf, 0.3])
-def test_one_power_is_the_general_case(k, limit):
-    """Units between plain weights and weights of one power have a loop of their own."""
-    draw = torch.Generator().manual_seed(k)
-    entering, leaving = 8 * torch.randn(2, 40, generator=draw, dtype=torch.float64)
-    entering, leaving = (logs - 5 for logs in (entering, leaving))
-    balance = torch.randint(-90, 90, (40,), generator=draw).double().tolist()
-    limits = [(-limit, limit)] * 40
-    found, total = power_recurrence(k, balance, 100, entering, leaving, 0.1, limits)
-    none = [-math.inf] * 40
-    expected, sum_ = recurrence(balance, 100, entering.tolist(), none, 0.1, limits, [(k, leaving.tolist())])
-    torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), rtol=1e-12, atol=1e-12)
-    assert total == pytest.approx(sum_, rel=1e-12)
 
 
 @pytest.mark.parametrize("k", [2, 4, 6, 8])

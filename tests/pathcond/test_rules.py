@@ -1,5 +1,7 @@
 """Rules of operations: those of users, and code in which a wrong rule would show."""
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -7,7 +9,7 @@ from torch import Tensor, nn
 
 import pathcond
 from pathcond.rules import TABLE
-from pathcond.rules.base import Scaled, mixed_positions
+from pathcond.rules.base import mixed_positions
 from tests.cases import Lambda, assert_function_kept
 
 
@@ -65,16 +67,8 @@ def pair_scales(s, call, a):
 
 
 def pair_paths(p, call, a):
-    gain, x, y = p.square(a["gain"]), p.sums[a["x"].id], p.sums[a["y"].id]
-    joint = x + Scaled(4 * y.t, y.log)
-
-    def backward(gradient):
-        through = Scaled(gradient.t * gain.t, gradient.log + gain.log)
-        p.add_gradient(a["x"].id, through)
-        p.add_gradient(a["y"].id, Scaled(4 * through.t, through.log))
-        p.add_diagonal(a["gain"], Scaled((gradient.t * joint.t).sum(0), gradient.log + joint.log))
-
-    p.set_result(call, Scaled(joint.t * gain.t, joint.log + gain.log), backward)
+    joint = p.between([a["x"], a["y"]], lambda x, y: x + 4 * y)
+    p.product(call, [joint, a["gain"]], torch.mul)
 
 
 def test_an_operation_of_our_own_with_both_rules(table):
@@ -102,7 +96,7 @@ def test_an_operation_that_is_a_power(table):
     pathcond.register_rule(
         cube,
         scales=lambda s, call, a: s.set_result(call, s.power(s.groups(a["x"]), 3)),
-        paths=lambda p, call, a: p.power(call, a["x"].id, 3),
+        paths=lambda p, call, a: p.product(call, [a["x"]] * 3, lambda *x: math.prod(x)),
         arguments=("x",),
     )
     torch.manual_seed(0)

@@ -125,7 +125,6 @@ REFUSED = {
     ),
     "vmap": (lambda s, x: s.b(torch.vmap(lambda z: F.relu(s.a(z)))(x)), "torch.vmap is not recorded"),
     "inference": (torch.inference_mode()(lambda s, x: s.b(F.relu(s.a(x)))), "torch.no_grad instead"),
-    "derivative": (_derived, "takes derivatives"),
 }
 
 

@@ -17,19 +17,13 @@ from pathcond.checks import PathCondError
 from pathcond.rules import attention, elementwise, linear, normalization, pooling, shape
 from pathcond.rules.base import Operation, PathRule, ScaleRule
 from pathcond.rules.elementwise import barrier_paths
-from pathcond.tracing import Call, name_of
+from pathcond.tracing import name_of
 
 TABLE: dict[Any, Operation] = {
     function: operation
     for family in (elementwise, linear, attention, normalization, pooling, shape)
     for function, operation in family.OPERATIONS
 }
-
-
-def view_of(call: Call) -> str:
-    """How a call shows a parameter; see the attribute ``view`` of :class:`Operation`."""
-    operation = TABLE.get(call.fn)
-    return "" if operation is None else operation.view
 
 
 def register_rule(
@@ -55,7 +49,7 @@ def register_rule(
             ``s.set_result(call, groups)``, or gives up with ``s.freeze_through(call, why)``. The result of an operation
             of degree k, ``f(lambda x) = lambda**k f(x)``, has the groups ``s.power(groups, k)``.
         paths: ``paths(p, call, a)`` with a :class:`pathcond.PathSums`. It sets the path sum of the result with
-            ``p.copy(call, source)``, ``p.linear(call, sources, function)``, ``p.power(call, source, k)`` or
+            ``p.copy(call, source)``, ``p.sum(call, arguments, function)``, ``p.product(call, arguments, function)`` or
             ``p.barrier(call)``. Left out: a barrier.
         arguments: names of the operation's arguments in their order.
         layer: whether it maps data by weights, and so makes hidden units.

@@ -22,7 +22,6 @@ from pathcond.rules.base import (
     Arguments,
     PathSums,
     Reason,
-    Scaled,
     ScalePropagation,
     entries,
     mixed_positions,
@@ -69,9 +68,9 @@ def data_product_paths(p: PathSums, call: Call, x: Ref, y: Ref, alpha: float = 1
     gates = [value in p.gates for value in (x.id, y.id)]
     many = len(p.trace.values[x.id].shape) > 1 and len(p.trace.values[y.id].shape) > 1
     if gates == [True, False] and many:
-        p.linear(call, [y.id], lambda v: (v[0].mean(-2, keepdim=True) * alpha**2).expand(shape))
+        p.sum(call, [y], lambda v: (v.mean(-2, keepdim=True) * alpha**2).expand(shape))
     elif gates == [False, True] and many:
-        p.linear(call, [x.id], lambda v: (v[0].mean(-1, keepdim=True) * alpha**2).expand(shape))
+        p.sum(call, [x], lambda v: (v.mean(-1, keepdim=True) * alpha**2).expand(shape))
     else:
         p.barrier(call)
 
@@ -112,10 +111,10 @@ def _attention_paths(p: PathSums, call: Call, a: Arguments) -> None:
         if other.id != value.id:
             p.end_path(other.id)
     heads = shape[-3] // own[-3] if len(shape) > 2 else 1  # query heads that share one head of values
-    p.linear(
+    p.sum(
         call,
-        [value.id],
-        lambda v: (v[0].repeat_interleave(heads, -3) if heads > 1 else v[0]).mean(-2, keepdim=True).expand(shape),
+        [value],
+        lambda v: (v.repeat_interleave(heads, -3) if heads > 1 else v).mean(-2, keepdim=True).expand(shape),
     )
 
 
@@ -259,28 +258,15 @@ def _einsum_paths(p: PathSums, call: Call, a: Arguments) -> None:
             p.barrier(call)
             return
         gate, value = (y, x) if on_path[0] else (x, y)
-        shape = p.trace.values[gate.id].shape
         own = letters.y if on_path[0] else letters.x
+        shape = p.trace.values[gate.id].shape
         summed = math.prod(n for n, letter in zip(shape, own, strict=True) if letter not in letters.result)
         average = torch.full(shape, 1 / summed, dtype=p.dtype, device=p.device)
-        order = (lambda v: (v[0], average)) if on_path[0] else (lambda v: (average, v[0]))
-        p.linear(call, [value.id], lambda v: torch.einsum(equation, *order(v)))
-        return
-    data, weight = (x, y) if x.id in p.sums else (y, x)
-    if data.id not in p.sums or p.constant(weight) is None:
+        p.sum(call, [value], lambda v: torch.einsum(equation, *((v, average) if on_path[0] else (average, v))))
+    elif (x.id in p.sums or y.id in p.sums) and p.constant(y if x.id in p.sums else x) is not None:
+        p.product(call, [x, y], lambda x, y: torch.einsum(equation, x, y))
+    else:
         p.barrier(call)
-        return
-    squared, before = p.square(weight), p.sums[data.id]
-    leaves = [before.t.detach().requires_grad_(), squared.t.detach().requires_grad_()]
-    with torch.enable_grad():
-        result = torch.einsum(equation, *(leaves if data is x else leaves[::-1]))
-
-    def backward(gradient: Scaled) -> None:
-        into, found = torch.autograd.grad(result, leaves, gradient.t.expand(result.shape))
-        p.add_gradient(data.id, Scaled(into, gradient.log + squared.log).normalized())
-        p.add_diagonal(weight, Scaled(found, gradient.log + before.log))
-
-    p.set_result(call, Scaled(result.detach(), before.log + squared.log).normalized(), backward)
 
 
 OPERATIONS = [

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pathcond.checks import PathCondError, UnsupportedOpError
-from pathcond.tracing import Call, Constants, Ref, Trace, flatten, refs, run
+from pathcond.tracing import Call, Constants, Ref, Trace, flatten, refs
 
 # ---- group maps
 
@@ -458,33 +458,15 @@ class Scaled:
         if not top > 0:
             return Scaled(self.t, _LOG_ZERO)
         power = math.frexp(top)[1]
-        t = self.t if abs(power) < 100 else self.t * 2.0 ** -(power // 2)
-        left = power if abs(power) < 100 else power - power // 2
-        return Scaled(t * 2.0**-left, self.log + power * _LOG2)
+        return Scaled(self.t * 2.0 ** -(power // 2) * 2.0 ** (power // 2 - power), self.log + power * _LOG2)
 
     def at(self, log: float) -> Tensor:
         """The entries divided by ``exp(log)``, where ``log`` is at least that of the tensor."""
         return self.t if self.log == log else self.t * math.exp(self.log - log)
 
     def __add__(self, other: Scaled) -> Scaled:
-        high, low = (self, other) if self.log >= other.log else (other, self)
-        shapes = high.t.shape, low.t.shape
-        shape = shapes[0] if shapes[0] == shapes[1] else torch.broadcast_shapes(*shapes)
-        if low.log - high.log < -745 and high.t.shape == shape:
-            return high
-        low = Scaled(fold(low.t), low.log)
-        return Scaled((fold(high.t) + low.at(high.log)).expand(shape), high.log)
-
-
-def fold(t: Tensor) -> Tensor:
-    """Reduce to size one the axes along which a tensor is one expanded entry, such as tokens with equal path sums.
-
-    The last axis is kept.
-    """
-    for axis in range(t.ndim - 1):
-        if t.size(axis) > 1 and t.stride(axis) == 0:
-            t = t.narrow(axis, 0, 1)
-    return t
+        log = max(self.log, other.log)
+        return Scaled(self.at(log) + other.at(log), log)
 
 
 @dataclass(frozen=True)
@@ -499,9 +481,9 @@ class _Step:
 class PathSums:
     """Path sums of all values of a trace; after the backward pass ``diagonal`` holds diag(G) by parameter.
 
-    A rule is called as ``rule(p, call, a)`` with this object, the recorded call and its arguments by name. It reads
-    path sums from ``sums`` and ends with one of :meth:`copy`, :meth:`linear`, :meth:`power`, :meth:`set_result` and
-    :meth:`barrier`.
+    A rule is called as ``rule(p, call, a)`` with this object, the recorded call and its arguments by name, and ends with
+    :meth:`copy`, :meth:`sum`, :meth:`product` or :meth:`barrier`. A parameter is a value like any other: its path sum is
+    its square, and diag(G) the gradient with respect to it.
 
     Attributes:
         pooling: ``exact``, ``plain`` or ``all``; see :func:`pathcond.compute_diag_g`.
@@ -509,21 +491,19 @@ class PathSums:
         ones: every parameter counts as 1, and so does each path.
         statistics: squared slope ``1 / (var + eps)`` of normalisations measured on data, by the value they make.
         largest: largest absolute entry of parameters and buffers, by name.
-        view_of: how a call shows a parameter: ``same``, in another ``layout``, times a ``factor``, with a
-            ``shift``, or not at all (empty).
         sums: path sum of each value that a path leads to.
         gates: values without a path of their own, such as attention weights and masks; as a factor they count as 1.
         normalizers: reciprocals of data; a value multiplied by one is normalised, which ends its paths.
         trainable: values with a parameter before them, the only ones whose gradient is needed.
         zero: values that are zeros by construction, such as the first state of a recurrent network.
         integer: values made from inputs of integers alone; ``weights``: values made from parameters alone.
+        shown: squares of those of the latter that are linear in their parameter.
     """
 
     trace: Trace
     constants: Constants
     dtype: torch.dtype
     device: torch.device
-    view_of: Callable[[Call], str]
     pooling: str = "exact"
     smooth: bool = False
     ones: bool = False
@@ -531,6 +511,7 @@ class PathSums:
     alias: Mapping[str, str] = field(default_factory=dict)
     largest: Mapping[str, float] = field(default_factory=dict)
     sums: dict[int, Scaled] = field(default_factory=dict)
+    shown: dict[int, Scaled] = field(default_factory=dict)
     diagonal: dict[str, Scaled] = field(default_factory=dict)
     gates: set[int] = field(default_factory=set)
     normalizers: set[int] = field(default_factory=set)
@@ -556,16 +537,18 @@ class PathSums:
             gradients = [self._gradients.pop(out, None) for out in step.outs]
             if any(g is not None for g in gradients):
                 step.backward(gradients)
+        for value, gradient in self._gradients.items():
+            leaf = self.trace.values[value].leaf
+            if leaf is not None and leaf.kind == "param":
+                name = self.alias.get(leaf.name, leaf.name)
+                self.diagonal[name] = self.diagonal[name] + gradient if name in self.diagonal else gradient
 
     def total(self) -> Scaled:
         """Sum of the path sums of all outputs."""
         parts = [Scaled(m.t.sum(), m.log) for v in self.trace.outputs if (m := self.sums.get(v)) is not None]
         if not parts:
             raise PathCondError("expected a path from an input or a bias to an output, got none. Give another output.")
-        found = parts[0]
-        for other in parts[1:]:
-            found = found + other
-        return found
+        return sum(parts[1:], start=parts[0])
 
     # ---- results of a call
 
@@ -576,65 +559,99 @@ class PathSums:
 
     def copy(self, call: Call, source: int) -> None:
         """The first result has the path sum of ``source``."""
-        self.sums[call.outs[0]] = self.sums[source]
-        self._inherit(call, [source])
-        self._steps.append(
-            _Step(call.outs[:1], lambda grads: self.add_gradient(source, grads[0]) if grads[0] else None)
-        )
+        self.sum(call, [Ref(source)], lambda x: x)
 
-    def linear(self, call: Call, sources: Sequence[int], function: Callable[[list[Tensor]], Any]) -> None:
-        """Results that are a linear function of the path sums of all sources together; differentiated by autograd."""
-        log = max(self.sums[s].log for s in sources)
-        leaves = [self.sums[s].at(log).detach().requires_grad_() for s in sources]
+    def sum(self, call: Call, arguments: Sequence[Any], function: Callable[..., Any]) -> None:
+        """Results that are a linear function of all arguments together; each is a path sum, or a squared constant."""
+        self._apply(call.outs, arguments, function, joint=True)
+        self.inherit(call, arguments)
+
+    def inherit(self, call: Call, sources: Sequence[Ref]) -> None:
+        """Results made from gates alone are gates, and those made from normalizers alone are normalizers."""
+        for kind in (self.gates, self.normalizers):
+            if kind.issuperset(x.id for x in sources):
+                kind.update(call.outs)
+
+    def add(self, call: Call, arguments: Sequence[Any], function: Callable[..., Any]) -> None:
+        """As :meth:`sum`, for operands whose sum is no gate even if they are gates."""
+        self._apply(call.outs, arguments, function, joint=True)
+
+    def product(
+        self,
+        call: Call,
+        arguments: Sequence[Any],
+        function: Callable[..., Any],
+        bias: Any = None,
+        *,
+        shape: Callable[[Tensor], Tensor] = lambda bias: bias,
+        log: float = 0.0,
+    ) -> None:
+        """Results that are linear in each argument on its own, times ``exp(log)``; plus a squared bias, in some shape."""
+        if bias is None:
+            self._apply(call.outs, arguments, function, joint=False, extra=log)
+            return
+        self.add(call, [self.between(arguments, function, False, log), bias], lambda y, b: y + shape(b))
+
+    def between(
+        self, arguments: Sequence[Any], function: Callable[..., Any], joint: bool = True, log: float = 0.0
+    ) -> Ref:
+        """A value that the trace does not have, such as a layer's result without its bias."""
+        made = Ref(-1 - len(self._steps))
+        self._apply((made.id,), arguments, function, joint, log)
+        return made
+
+    def _apply(
+        self,
+        outs: tuple[int, ...],
+        arguments: Sequence[Any],
+        function: Callable[..., Any],
+        joint: bool,
+        extra: float = 0.0,
+    ) -> None:
+        """Set path sums; the gradient of each result is passed on to the arguments by autograd."""
+        terms = [
+            x if isinstance(x, Scaled) else self.sums[x.id] if self.on_path(x) else self.square(x) for x in arguments
+        ]
+        logs = [0.0 if term.log == _LOG_ZERO else term.log for term in terms]
+        log = max(term.log for term in terms) if joint else sum(logs) + extra
+        needed = [x.id in self.trainable if self.on_path(x) else self.is_parameter(x) for x in arguments]
+        leaves = [(m.at(log) if joint else m.t).detach().requires_grad_(n) for m, n in zip(terms, needed, strict=True)]
         with torch.enable_grad():
-            results = flatten(function(leaves))
-        for out, result in zip(call.outs, results, strict=False):
-            self.sums[out] = Scaled(result.detach(), log)
-        self._inherit(call, sources)
+            results = flatten(function(*leaves))
+        for out, result in zip(outs, results, strict=False):
+            made = Scaled(result.detach(), log)
+            made = made if joint else made.normalized()
+            self.sums[out] = made if out < 0 else Scaled(made.t.expand(self.trace.values[out].shape), made.log)
+            if any(needed):
+                self.trainable.add(out)
 
         def backward(gradients: Sequence[Scaled | None]) -> None:
             known = [(r, g) for r, g in zip(results, gradients, strict=False) if g is not None and r.requires_grad]
+            if not known:
+                return
             top = max(g.log for _, g in known)
-            found = torch.autograd.grad([r for r, _ in known], leaves, [g.at(top) for _, g in known], allow_unused=True)
-            for source, gradient in zip(sources, found, strict=True):
+            seeds = [g.at(top).sum_to_size(r.shape) for r, g in known]
+            wanted = [i for i, n in enumerate(needed) if n]
+            found = torch.autograd.grad([r for r, _ in known], [leaves[i] for i in wanted], seeds, allow_unused=True)
+            for i, gradient in zip(wanted, found, strict=True):
                 if gradient is not None:
-                    self.add_gradient(source, Scaled(gradient, top))
+                    passed = Scaled(gradient, top) if joint else Scaled(gradient, top + log - logs[i]).normalized()
+                    self.add_gradient(arguments[i].id, passed)
 
-        self._steps.append(_Step(call.outs[: len(results)], backward))
+        self._steps.append(_Step(outs[: len(results)], backward))
 
-    def power(self, call: Call, source: int, degree: int) -> None:
-        """The result is homogeneous of a degree in ``source``, like a squared ReLU: its paths are tuples of paths.
+    def is_parameter(self, x: Any) -> bool:
+        """Whether an argument is a parameter, or a call on one that :meth:`show` follows."""
+        return isinstance(x, Ref) and (x.id in self.shown or self.constants.is_parameter(x.id))
 
-        The path sum is the power of that of the source. So a scale that crosses the operation as its power changes
-        diag(G) by ``exp(Bu)``, as F has it; with a barrier here it would not.
-        """
-        before, shape = self.sums[source], self.sums[source].t.shape
-        folded = fold(before.t)
-
-        def backward(gradient: Scaled) -> None:
-            slope = degree * folded ** (degree - 1)
-            found = Scaled(fold(gradient.t) * slope, gradient.log + (degree - 1) * before.log).normalized()
-            self.add_gradient(source, Scaled(found.t.expand(shape), found.log))
-
-        made = Scaled(folded**degree, degree * before.log).normalized()
-        self.set_result(call, Scaled(made.t.expand(shape), made.log), backward)
-        self._inherit(call, [source])
-
-    def _inherit(self, call: Call, sources: Sequence[int]) -> None:
-        """Results made from gates alone are gates, and those made from normalizers alone are normalizers."""
-        for kind in (self.gates, self.normalizers):
-            if kind.issuperset(sources):
-                kind.update(call.outs)
-
-    def set_result(self, call: Call, result: Scaled, backward: Callable[[Scaled], None]) -> None:
-        """Set the path sum of a call's one result, and the function that passes on its gradient."""
-        self.sums[call.outs[0]] = result
-
-        def step(gradients: Sequence[Scaled | None]) -> None:
-            if gradients[0] is not None:
-                backward(gradients[0])
-
-        self._steps.append(_Step(call.outs[:1], step))
+    def show(self, call: Call, source: Ref, function: Callable[..., Any] | None) -> None:
+        """A call on a parameter alone: ``function`` of the squared parameter; None where it adds a constant to it."""
+        if function is not None:
+            self._apply(call.outs, [source], function, joint=True)
+            self.shown |= {out: self.sums.pop(out) for out in call.outs}
+            return
+        self.shown[call.outs[0]] = self.square(Ref(call.outs[0]))
+        self._steps.append(_Step(call.outs[:1], lambda g: self.add_gradient(source.id, g[0]) if g[0] else None))
 
     def barrier(self, call: Call) -> None:
         """Paths end in front of a call, and new ones start behind it; its results count as 1 where they multiply."""
@@ -658,6 +675,10 @@ class PathSums:
 
     # ---- constants and parameters
 
+    def on_path(self, x: Any) -> bool:
+        """Whether a path leads to an argument."""
+        return isinstance(x, Ref) and x.id in self.sums
+
     def constant(self, x: Any) -> Tensor | None:
         """The tensor of a number, or of an argument that depends on no input; None for data."""
         if isinstance(x, Ref):
@@ -677,6 +698,8 @@ class PathSums:
 
     def square(self, x: Any) -> Scaled:
         """Squared entries of a constant or parameter; ones where paths are counted. Infinite entries count as zero."""
+        if isinstance(x, Ref) and x.id in self.shown:
+            return self.shown[x.id]
         tensor = self.known(x)
         if self.ones:
             return Scaled(torch.ones(tensor.shape, dtype=self.dtype, device=self.device), 0.0)
@@ -700,53 +723,6 @@ class PathSums:
         """A path sum of zeros in the shape of a value."""
         shape = self.trace.values[value].shape
         return Scaled(torch.zeros(shape, dtype=self.dtype, device=self.device), _LOG_ZERO)
-
-    def add_diagonal(self, x: Any, gradient: Scaled) -> None:
-        """Add to diag(G) of the parameter that an argument is, or is a view of; constants have no entry."""
-        chain: list[tuple[Call, int, int]] = []
-        value = x.id
-        while (leaf := self.trace.values[value].leaf) is None:
-            call = self.constants.maker(value)
-            if call is None or call.mutates or not self.view_of(call):
-                return
-            read = [r.id for r in refs([*call.args, call.kwargs])]
-            if self.view_of(call) == "shift" and len(read) > 1:
-                return
-            source = next((r for r in read if self._shows_parameter(r)), read[0])
-            chain.append((call, source, value))
-            value = source
-        if leaf.kind != "param":
-            return
-        if chain:
-            shape = self.trace.values[value].shape
-            start = torch.zeros(shape, dtype=self.dtype, device=self.device, requires_grad=True)
-            shown: Tensor = start
-            with torch.enable_grad():
-                for call, source, out in reversed(chain):
-                    if self.view_of(call) == "layout":  # other tensors among the arguments are indices
-                        made = run(call, lambda r, s=source, now=shown: now if r == s else self.known(Ref(r)))
-                        shown = flatten(made)[call.outs.index(out)]
-                    elif self.view_of(call) == "factor":
-                        shown = run(self._squared(call, source), lambda r, s=source, now=shown: now)
-            gradient = Scaled(torch.autograd.grad(shown, start, gradient.t)[0], gradient.log)
-        name = self.alias.get(leaf.name, leaf.name)
-        self.diagonal[name] = self.diagonal[name] + gradient if name in self.diagonal else gradient
-
-    def _shows_parameter(self, value: int) -> bool:
-        """Whether a value is a parameter, seen through the calls that :meth:`add_diagonal` follows."""
-        while (leaf := self.trace.values[value].leaf) is None:
-            call = self.constants.maker(value)
-            if call is None or not self.view_of(call):
-                return False
-            read = [r.id for r in refs([*call.args, call.kwargs])]
-            value = next((r for r in read[1:] if self.constants.is_parameter(r)), read[0])
-        return leaf.kind == "param"
-
-    def _squared(self, call: Call, source: int) -> Call:
-        """A product of a parameter with a constant, with the constant squared."""
-        factors = [x if x == Ref(source) else self.square(x) for x in call.args[:2]]
-        args = tuple(x if isinstance(x, Ref) else x.at(0.0) for x in factors)
-        return replace(call, args=args, kwargs={})
 
 
 # ---- operations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,7 +17,6 @@ from pathcond.rules.base import (
     ParamView,
     PathSums,
     Reason,
-    Scaled,
     ScalePropagation,
     entries,
     mixed_positions,
@@ -155,7 +155,9 @@ def _power_paths(p: PathSums, call: Call, a: Arguments) -> None:
     """A path of a squared ReLU is a pair of paths, as for other products; powers of other values are barriers."""
     degree = _degree(p.constants, call, a)
     if degree and a["input"].id in p.sums:
-        p.power(call, a["input"].id, degree)
+        x = [a["input"]] * degree
+        p.product(call, x, lambda *x: math.prod(x))
+        p.inherit(call, x)
     else:
         p.barrier(call)
 
@@ -242,44 +244,21 @@ def _masked_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
 def _masked_paths(p: PathSums, call: Call, a: Arguments) -> None:
     shape = p.trace.values[call.outs[0]].shape
     if isinstance(a["input"], Ref) and a["input"].id in p.sums:
-        p.linear(call, [a["input"].id], lambda x: x[0].expand(shape))
+        p.sum(call, [a["input"]], lambda x: x.expand(shape))
     else:
         p.barrier(call)
-
-
-def _term(p: PathSums, x: Any) -> Scaled | None:
-    """The path sum of data, the squares of a constant; None for what no path leads to or from."""
-    if isinstance(x, Ref) and x.id in p.sums:
-        return p.sums[x.id]
-    return p.square(x) if p.constant(x) is not None and not (isinstance(x, (int, float)) and x == 0) else None
 
 
 def add_paths(p: PathSums, call: Call, a: Arguments, maximum: bool = False) -> None:
     """Path sums add; a maximum counts both operands, or with ``plain`` pooling the larger one."""
-    shape = p.trace.values[call.outs[0]].shape
-    weights = (1.0, float(a.get("alpha", 1)) ** 2)
-    given = [(x, m, w) for x, w in zip((a["input"], a["other"]), weights, strict=True) if (m := _term(p, x))]
-    if not any(isinstance(x, Ref) and x.id in p.sums for x, _, _ in given):
+    terms = [x for x in (a["input"], a["other"]) if p.on_path(x) or (x != 0 and p.constant(x) is not None)]
+    if not any(p.on_path(x) for x in terms):
         p.barrier(call)
-        return
-    log = max(m.log for _, m, _ in given)
-    terms = [m.at(log) * w if w != 1.0 else m.at(log) for _, m, w in given]
-    picks: list[Any] = [w for _, _, w in given]
-    if maximum and p.pooling == "plain" and len(terms) == 2:
-        total = torch.maximum(*terms)
-        picks = [(terms[0] >= total).to(p.dtype), (terms[0] < total).to(p.dtype)]
+    elif maximum and p.pooling == "plain" and len(terms) == 2:
+        p.add(call, terms, lambda x, y: torch.where(x >= y, x, y))
     else:
-        total = sum(terms[1:], terms[0])
-    sources = [(x, m.t.shape, x.id in p.sums) for x, m, _ in given if isinstance(x, Ref)]
-    picks = [pick for pick, (x, _, _) in zip(picks, given, strict=True) if isinstance(x, Ref)]
-
-    def backward(gradient: Scaled) -> None:
-        for (x, size, data), pick in zip(sources, picks, strict=True):
-            picked = gradient.t if isinstance(pick, float) and pick == 1.0 else gradient.t * pick
-            piece = Scaled(picked.sum_to_size(size), gradient.log)
-            p.add_gradient(x.id, piece) if data else p.add_diagonal(x, piece)
-
-    p.set_result(call, Scaled(total.expand(shape), log), backward)
+        weights = [float(a.get("alpha", 1)) ** 2 if x is a["other"] else 1.0 for x in terms]
+        p.add(call, terms, lambda *x: sum(w * t for w, t in zip(weights, x, strict=True)))
 
 
 # ---- products
@@ -356,7 +335,7 @@ def _glu_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
 
 
 def _glu_paths(p: PathSums, call: Call, a: Arguments) -> None:
-    p.linear(call, [a["input"].id], lambda x: x[0].chunk(2, a.get("dim", -1))[0])
+    p.sum(call, [a["input"]], lambda x: x.chunk(2, a.get("dim", -1))[0])
 
 
 def _div_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
@@ -371,50 +350,23 @@ def _div_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
 
 
 def _mul_paths(p: PathSums, call: Call, a: Arguments, divide: bool = False) -> None:
-    shape = p.trace.values[call.outs[0]].shape
-    data = [x.id for x in (a["input"], a["other"]) if isinstance(x, Ref) and x.id in p.sums]
-    if len(data) == 2:
-        on_path = [d for d in data if d not in p.gates] or data[:1]
-        if divide or not p.normalizers.isdisjoint(data):
-            p.barrier(call)  # x / |x|, or x * rsqrt(mean(x**2)): a normalisation written by hand
-        elif len(on_path) == 1:
-            p.linear(call, on_path, lambda x: x[0].expand(shape))
-        else:
-            _product_paths(p, call, data)
-        return
-    other = a["other"] if isinstance(a["input"], Ref) and a["input"].id in p.sums else a["input"]
-    if divide and other is not a["other"]:
-        p.barrier(call)
-        return
-    if p.constant(other) is None:  # neither a path nor a constant, such as a mask made from token ids
-        p.linear(call, data, lambda x: x[0].expand(shape))
-        return
-    factor, source, before = p.square(other), data[0], p.sums[data[0]]
-    if divide:
-        factor = Scaled(1 / factor.t, -factor.log)
-
-    def backward(gradient: Scaled) -> None:
-        piece = (gradient.t * factor.t).sum_to_size(before.t.shape)
-        p.add_gradient(source, Scaled(piece, gradient.log + factor.log).normalized())
-        if isinstance(other, Ref) and not divide:
-            piece = (gradient.t * before.t).sum_to_size(factor.t.shape)
-            p.add_diagonal(other, Scaled(piece, gradient.log + before.log))
-
-    p.set_result(call, Scaled(before.t * factor.t, before.log + factor.log).normalized(), backward)
-    if source in p.gates and not (isinstance(other, Ref) and p.constants.holds_parameter(other.id)):
-        p.gates.add(call.outs[0])
-
-
-def _product_paths(p: PathSums, call: Call, data: list[int]) -> None:
-    """Two factors that paths lead to: a path of the product is a pair of paths."""
-    x, y = (p.sums[d] for d in data)
-
-    def backward(gradient: Scaled) -> None:
-        for value, one, other in ((data[0], x, y), (data[1], y, x)):
-            piece = (gradient.t * other.t).sum_to_size(one.t.shape)
-            p.add_gradient(value, Scaled(piece, gradient.log + other.log).normalized())
-
-    p.set_result(call, Scaled(x.t * y.t, x.log + y.log).normalized(), backward)
+    """A path of a product is a pair of paths; a gate counts as 1, and a constant by its square."""
+    both, shape = (a["input"], a["other"]), p.trace.values[call.outs[0]].shape
+    data = [x for x in both if p.on_path(x)]
+    gated = [x for x in data if x.id not in p.gates] or data[:1]
+    other = next((x for x in both if not p.on_path(x)), None)
+    normalized = len(data) == 2 and (divide or not p.normalizers.isdisjoint(x.id for x in data))
+    if normalized or (divide and not p.on_path(both[0])):
+        p.barrier(call)  # x / |x|, or x * rsqrt(mean(x**2)): a normalisation written by hand
+    elif (len(data) == 2 and len(gated) == 1) or (other is not None and p.constant(other) is None):
+        p.sum(call, gated, lambda x: x.expand(shape))  # the factor is a gate, or a mask made from token ids
+    elif divide:
+        factor = 1 / p.square(other).t
+        p.product(call, data, lambda x: x * factor, log=-p.square(other).log)
+    else:
+        p.product(call, both, torch.mul)
+        if len(data) == 1 and not (isinstance(other, Ref) and p.constants.holds_parameter(other.id)):
+            p.inherit(call, data)
 
 
 OPERATIONS = [

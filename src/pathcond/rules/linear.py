@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -20,16 +19,12 @@ from pathcond.rules.base import (
     ParamView,
     PathSums,
     Reason,
-    Scaled,
     ScalePropagation,
     entries,
-    fold,
     owner,
     with_axes,
 )
 from pathcond.tracing import Call, Ref, refs
-
-_CHUNK = 1 << 22  # entries of a weight matrix squared at a time
 
 
 def _fixed_layer(s: ScalePropagation, call: Call, channel: int) -> None:
@@ -38,17 +33,6 @@ def _fixed_layer(s: ScalePropagation, call: Call, channel: int) -> None:
     groups = s.frozen_layer(call, channel, " with weights that are not a parameter")
     if groups is not None:
         s.set_result(call, with_axes(groups.reshape(-1, *[1] * (-channel - 1)), len(s.shape(call.outs[0]))))
-
-
-def with_bias(
-    p: PathSums, sums: Scaled, bias: Any, shape: Sequence[int], normalize: bool = True, log_factor: float = 0.0
-) -> Scaled:
-    """Path sums of a layer's result plus those of the paths that start at its bias, times ``exp(log_factor)``."""
-    sums = sums.normalized() if normalize else sums
-    if bias is None or (not p.ones and p.largest_entry(bias) == 0.0):
-        return sums
-    squared = p.square(bias)
-    return sums + Scaled(squared.t.reshape(tuple(shape)), squared.log + log_factor)
 
 
 # ---- dense layers
@@ -70,81 +54,18 @@ def _dense_scales(
     s.set_result(call, with_axes(groups.reshape(-1, *[1] * (-channel - 1)), ndim))
 
 
-def _dense_paths(
-    p: PathSums,
-    call: Call,
-    x: Ref,
-    weight: Ref,
-    bias: Any,
-    transposed: bool,
-    axis: int,
-    alpha: float = 1.0,
-    beta: float = 1.0,
+def _layer_paths(
+    p: PathSums, call: Call, x: Any, weight: Any, function: Callable[..., Any], bias: Any = None, **more: Any
 ) -> None:
-    """``alpha`` times a product plus ``beta`` times a bias; squares the weight a few rows at a time."""
-    tensor = p.constant(weight)
-    known = x.id in p.sums and p.sums[x.id].t.ndim >= -axis
-    if tensor is None or tensor.ndim != 2 or not known or p.depends_on_data(bias) or not alpha:
+    """A linear map ``function`` of data by weights, plus a bias."""
+    if not p.on_path(x) or p.depends_on_data(weight, bias):
         p.barrier(call)
         return
-    matrix = tensor.T if transposed else tensor
-    if not matrix.numel():
+    if not p.known(weight).numel():
         raise PathCondError(
             f"expected layers with units, got `{call.name}` at '{call.where or 'the model'}' without entries."
         )
-    before = p.sums[x.id]
-    top = 1.0 if p.ones else p.largest_entry(weight) or 1.0
-    rows = max(1, _CHUNK // max(1, matrix.shape[1]))
-    pieces = [slice(i, i + rows) for i in range(0, matrix.shape[0], rows)]
-    log_alpha, log_beta = (0.0 if p.ones or not factor else 2 * math.log(abs(factor)) for factor in (alpha, beta))
-    log = 2 * math.log(top) + log_alpha
-    kept: dict[int, Tensor] = {}  # for the backward pass, if there is only one piece
-
-    def squares(piece: slice) -> Tensor:
-        if piece.start in kept:
-            return kept[piece.start]
-        part = matrix[piece]
-        found = torch.ones_like(part, dtype=p.dtype) if p.ones else (part.to(p.dtype) / top).square_()
-        if len(pieces) == 1 and x.id in p.trainable:
-            kept[piece.start] = found
-        return found
-
-    flat = fold(before.t.movedim(axis, -1))
-    result = torch.cat([flat @ squares(piece).T for piece in pieces], -1).movedim(-1, axis)
-    shape = p.trace.values[call.outs[0]].shape
-    size = [n if i != axis % before.t.ndim else matrix.shape[0] for i, n in enumerate(before.t.shape)]
-    bias_size = () if bias is None else p.trace.values[bias.id].shape
-
-    def backward(gradient: Scaled) -> None:
-        rows_in = fold(gradient.t.sum_to_size(size).movedim(axis, -1))
-        if bias is not None:
-            p.add_diagonal(bias, Scaled(gradient.t.sum_to_size(bias_size), gradient.log + log_beta))
-        if x.id in p.trainable:
-            found = sum(
-                (rows_in[..., piece] @ squares(piece) for piece in pieces[1:]),
-                rows_in[..., pieces[0]] @ squares(pieces[0]),
-            )
-            found = Scaled(found.movedim(-1, axis), gradient.log + log).normalized()
-            p.add_gradient(x.id, Scaled(found.t.expand(before.t.shape), found.log))
-        outer = _outer(rows_in, flat, before.t.movedim(axis, -1).shape)
-        p.add_diagonal(weight, Scaled(outer.T if transposed else outer, gradient.log + before.log + log_alpha))
-
-    made = with_bias(p, Scaled(result, before.log + log), bias, bias_size, log_factor=log_beta)
-    p.set_result(call, Scaled(made.t.expand(shape), made.log), backward)
-
-
-def _outer(rows: Tensor, cols: Tensor, shape: Sequence[int]) -> Tensor:
-    """Sum over all positions of rows times columns; both may be folded, the positions are those of ``shape``."""
-    repeats = 1
-    for axis, n in enumerate(shape[:-1]):
-        if n > 1 and rows.size(axis) == cols.size(axis) == 1:
-            repeats *= n
-        elif cols.size(axis) == 1:
-            rows = rows.sum(axis, keepdim=True)
-        elif rows.size(axis) == 1:
-            cols = cols.sum(axis, keepdim=True)
-    found = rows.reshape(-1, rows.shape[-1]).T @ cols.reshape(-1, cols.shape[-1])
-    return found if repeats == 1 else found * repeats
+    p.product(call, [x, weight], function, bias, **more)
 
 
 def _linear_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
@@ -152,7 +73,7 @@ def _linear_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
 
 
 def _linear_paths(p: PathSums, call: Call, a: Arguments) -> None:
-    _dense_paths(p, call, a["input"], a["weight"], a.get("bias"), False, -1)
+    _layer_paths(p, call, a["input"], a["weight"], F.linear, a.get("bias"))
 
 
 def _constant_factor(s: ScalePropagation, x: Ref, y: Ref) -> bool:
@@ -180,10 +101,10 @@ def _matmul_paths(p: PathSums, call: Call, a: Arguments) -> None:
     x, y = a["input"], a["other"]
     if x.id in p.sums and y.id in p.sums:
         data_product_paths(p, call, x, y)
-    elif x.id in p.sums:
-        _dense_paths(p, call, x, y, None, True, -1)
+    elif p.on_path(x):
+        _layer_paths(p, call, x, y, torch.matmul)
     else:
-        _dense_paths(p, call, y, x, None, False, -2)
+        _layer_paths(p, call, y, x, lambda y, x: x @ y)
 
 
 def _addmm_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
@@ -194,9 +115,12 @@ def _addmm_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
 
 
 def _addmm_paths(p: PathSums, call: Call, a: Arguments) -> None:
-    beta = float(a.get("beta", 1))
+    alpha, beta = (float(a.get(name, 1)) ** 2 for name in ("alpha", "beta"))
     bias = a["input"] if beta else None
-    _dense_paths(p, call, a["mat1"], a["mat2"], bias, True, -1, float(a.get("alpha", 1)), beta)
+    if not alpha:
+        p.barrier(call)
+    else:
+        _layer_paths(p, call, a["mat1"], a["mat2"], lambda x, w: alpha * (x @ w), bias, shape=lambda b: beta * b)
 
 
 # ---- one matrix for each group of rows: mixtures of experts
@@ -259,19 +183,10 @@ def _in_place(s: ScalePropagation, value: int, offs: int) -> bool:
 
 def _grouped_paths(p: PathSums, call: Call, a: Arguments) -> None:
     """A row passes one of the experts: path sums average their squared weights."""
-    x, weight = a["mat_a"], a["mat_b"]
-    if x.id not in p.sums or p.constant(weight) is None or a.get("bias") is not None:
+    if a.get("bias") is not None:
         p.barrier(call)
-        return
-    squared, before = p.square(weight), p.sums[x.id]
-    experts, mean = squared.t.shape[0], squared.t.mean(0)
-
-    def backward(gradient: Scaled) -> None:
-        p.add_gradient(x.id, Scaled(gradient.t @ mean.T, gradient.log + squared.log).normalized())
-        found = (before.t.T @ gradient.t / experts).expand(squared.t.shape)
-        p.add_diagonal(weight, Scaled(found, gradient.log + before.log))
-
-    p.set_result(call, Scaled(before.t @ mean, before.log + squared.log).normalized(), backward)
+    else:
+        _layer_paths(p, call, a["mat_a"], a["mat_b"], lambda x, w: x @ w.mean(0))
 
 
 # ---- convolutions
@@ -310,56 +225,9 @@ def _fixed_conv(s: ScalePropagation, call: Call, a: Arguments, col: Tensor, dept
 
 
 def _conv_paths(p: PathSums, call: Call, a: Arguments, nd: int, transposed: bool) -> None:
-    if a["input"].id not in p.sums or p.depends_on_data(a["weight"], a.get("bias")):
-        p.barrier(call)
-        return
-    source, before, weight, bias = a["input"].id, p.sums[a["input"].id], a["weight"], a.get("bias")
-    setting = _conv_setting(a, nd, transposed, p.trace.values[weight.id].shape)
-    batched = before.t.ndim == nd + 2
-    pad = setting.pop("pad")
-    padded = before.t if batched else before.t[None]
-    padded = F.pad(padded, pad) if any(pad) else padded
-    kernel = p.square(weight)
-    result = torch.ops.aten.convolution(padded, kernel.t, None, *setting.values())
-
-    def backward(gradient: Scaled) -> None:
-        incoming = gradient.t if batched else gradient.t[None]
-        needs = [source in p.trainable, True, False]
-        into, g, _ = torch.ops.aten.convolution_backward(incoming, padded, kernel.t, None, *setting.values(), needs)
-        if needs[0] and any(pad):
-            crop = zip(pad[-2::-2], before.t.shape[-nd:], strict=True)
-            into = into[(..., *(slice(low, low + n) for low, n in crop))]
-        if needs[0]:
-            p.add_gradient(source, Scaled(into if batched else into[0], gradient.log + kernel.log).normalized())
-        p.add_diagonal(weight, Scaled(g, gradient.log + before.log))
-        if bias is not None:
-            p.add_diagonal(bias, Scaled(incoming.sum([0, *range(2, nd + 2)]), gradient.log))
-
-    result = result if batched else result[0]
-    p.set_result(call, with_bias(p, Scaled(result, before.log + kernel.log), bias, [-1] + [1] * nd), backward)
-
-
-def _conv_setting(a: Arguments, nd: int, transposed: bool, kernel: Sequence[int]) -> dict[str, Any]:
-    """Arguments of aten.convolution, and explicit padding where ``padding`` is a word."""
-
-    def each(x: Any) -> list[int]:
-        return [x] * nd if isinstance(x, int) else list(x) * (nd // len(x) if len(x) != nd else 1)
-
-    dilation = each(a.get("dilation", 1))
-    padding, pad = a.get("padding", 0), [0] * (2 * nd)
-    if padding == "same":
-        for i, (n, d) in enumerate(zip(kernel[2:], dilation, strict=True)):
-            total = d * (n - 1)
-            pad[2 * (nd - 1 - i)], pad[2 * (nd - 1 - i) + 1] = total // 2, total - total // 2
-    return {
-        "pad": pad,
-        "stride": each(a.get("stride", 1)),
-        "padding": [0] * nd if isinstance(padding, str) else each(padding),
-        "dilation": dilation,
-        "transposed": transposed,
-        "output_padding": each(a.get("output_padding", 0)),
-        "groups": a.get("groups", 1),
-    }
+    setting = {k: v for k, v in a.items() if k not in ("input", "weight", "bias")}
+    function = lambda x, w: call.fn(x, w, **setting)  # noqa: E731
+    _layer_paths(p, call, a["input"], a["weight"], function, a.get("bias"), shape=lambda b: b.reshape(-1, *[1] * nd))
 
 
 # ---- embeddings
@@ -379,16 +247,8 @@ def _embedding_paths(p: PathSums, call: Call, a: Arguments) -> None:
     indices, weight = p.constant(a["input"]), a["weight"]
     if indices is None or p.constant(weight) is None:
         p.barrier(call)
-        return
-    squared = p.square(weight)
-    shape = squared.t.shape
-
-    def backward(gradient: Scaled) -> None:
-        found = gradient.t.new_zeros(shape)
-        found.index_add_(0, indices.reshape(-1), gradient.t.reshape(-1, shape[1]))
-        p.add_diagonal(weight, Scaled(found, gradient.log))
-
-    p.set_result(call, Scaled(F.embedding(indices, squared.t), squared.log), backward)
+    else:
+        p.sum(call, [weight], lambda w: F.embedding(indices, w))
 
 
 def _bag_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
@@ -404,19 +264,15 @@ def _bag_paths(p: PathSums, call: Call, a: Arguments) -> None:
     if indices is None or p.constant(weight) is None or (offsets is None and indices.ndim == 1):
         p.barrier(call)
         return
-    squared = p.square(weight)
-    leaf = squared.t.detach().requires_grad_()
     setting = {"mode": "sum", "include_last_offset": a.get("include_last_offset", False)}
-    with torch.enable_grad():
-        result = F.embedding_bag(indices, leaf, offsets, **setting)
-        if a.get("mode", "mean") == "mean":
-            sizes = F.embedding_bag(indices, torch.ones_like(squared.t), offsets, **setting)
-            result = result / sizes.clamp(min=1).square()
 
-    def backward(gradient: Scaled) -> None:
-        p.add_diagonal(weight, Scaled(torch.autograd.grad(result, leaf, gradient.t)[0], gradient.log))
+    def bags(w: Tensor) -> Tensor:
+        found = F.embedding_bag(indices, w, offsets, **setting)
+        if a.get("mode", "mean") != "mean":
+            return found
+        return found / F.embedding_bag(indices, torch.ones_like(w), offsets, **setting).clamp(min=1).square()
 
-    p.set_result(call, Scaled(result.detach(), squared.log), backward)
+    p.sum(call, [weight], bags)
 
 
 OPERATIONS = [

@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pathcond.rules.base import Arguments, PathSums, Reason, Scaled, ScalePropagation, entries, fold, owner, with_axes
-from pathcond.rules.linear import with_bias
+from pathcond.rules.base import Arguments, PathSums, Reason, Scaled, ScalePropagation, entries, owner, with_axes
 from pathcond.tracing import Call
 
 
@@ -60,33 +59,19 @@ def _norm_paths(p: PathSums, call: Call, a: Arguments, layer: bool = False) -> N
     if source not in p.sums or p.depends_on_data(weight, bias, a.get("running_mean"), a.get("running_var")):
         p.barrier(call)
         return
-    before = p.sums[source]
-    shape = tuple(a["normalized_shape"]) if layer else (before.t.shape[1], *[1] * (before.t.ndim - 2))
+    size, x = p.trace.values[source].shape, a["input"]
+    shape = tuple(a["normalized_shape"]) if layer else (size[1], *[1] * (len(size) - 2))
     slope, offset = _statistics(p, call, a, shape)
-    ended = slope is None
     if slope is None:
         p.end_path(source)
-        before = Scaled(torch.ones((), dtype=p.dtype, device=p.device).expand(before.t.shape), 0.0)
-        slope = torch.ones((), dtype=p.dtype, device=p.device)
-    gain = p.square(weight) if weight is not None else Scaled(slope.new_ones(()), 0.0)
-    factor = gain.t.reshape(shape if weight is not None else ()) * slope
-    result = Scaled(fold(before.t) * factor, before.log + gain.log)
+        x, slope = Scaled(torch.ones((), dtype=p.dtype, device=p.device).expand(size), 0.0), 1.0
     if offset is not None:
-        result = result + Scaled(factor * offset, gain.log)
-    result = with_bias(p, result, bias, shape, normalize=p.statistics.get(call.outs[0]) is not None)
-
-    def backward(gradient: Scaled) -> None:
-        if not ended:
-            p.add_gradient(source, Scaled(gradient.t * factor, gradient.log + gain.log))
-        if weight is not None:
-            through = before if offset is None else before + Scaled(offset, 0.0)
-            found = (gradient.t * through.t * slope).sum_to_size(shape).reshape(gain.t.shape)
-            p.add_diagonal(weight, Scaled(found, gradient.log + through.log))
-        if bias is not None:
-            found = gradient.t.sum_to_size(shape).reshape(p.trace.values[bias.id].shape)
-            p.add_diagonal(bias, Scaled(found, gradient.log))
-
-    p.set_result(call, Scaled(result.t.expand(p.trace.values[source].shape), result.log), backward)
+        x = p.between([x, Scaled(offset, 0.0)], torch.add)
+    gain = [] if weight is None else [weight]
+    p.product(
+        call, [x, *gain], lambda x, *w: x * slope * (w[0].reshape(shape) if w else 1.0), bias,
+        shape=lambda b: b.reshape(shape),
+    )  # fmt: skip
 
 
 def _statistics(p: PathSums, call: Call, a: Arguments, shape: tuple[int, ...]) -> tuple[Tensor | None, Tensor | None]:

@@ -33,7 +33,7 @@ def _pool_paths(p: PathSums, call: Call, a: Arguments, kind: str) -> None:
         p.barrier(call)
         return
     setting = {k: v for k, v in a.items() if k not in ("input", "return_indices")}
-    p.linear(call, [a["input"].id], lambda x: _pool(kind, x[0], setting, p.pooling))
+    p.sum(call, [a["input"]], lambda x: _pool(kind, x, setting, p.pooling))
 
 
 # ---- reductions over axes
@@ -68,7 +68,7 @@ def _reduce_paths(p: PathSums, call: Call, a: Arguments, kind: str) -> None:
         return
     size, shape = p.trace.values[a["input"].id].shape, p.trace.values[call.outs[0]].shape
     dims = _axes(dim, len(size))
-    p.linear(call, [a["input"].id], lambda x: _reduced(kind, x[0], dims, p.pooling).reshape(shape))
+    p.sum(call, [a["input"]], lambda x: _reduced(kind, x, dims, p.pooling).reshape(shape))
 
 
 # ---- resampling
@@ -79,7 +79,7 @@ def _resample_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
 
 
 def _resample_paths(p: PathSums, call: Call, a: Arguments) -> None:
-    p.linear(call, [a["input"].id], lambda x: run(call, lambda _: x[0]))
+    p.sum(call, [a["input"]], lambda x: run(call, lambda _: x))
 
 
 def _grid_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
@@ -98,11 +98,11 @@ def _grid_paths(p: PathSums, call: Call, a: Arguments) -> None:
     p.end_path(grid.id)
     if fixed is None:
         space = tuple(range(2, len(shape)))
-        p.linear(call, [source], lambda x: x[0].mean(space, keepdim=True).expand(shape))
+        p.sum(call, [a["input"]], lambda x: x.mean(space, keepdim=True).expand(shape))
         return
     setting = {k: v for k, v in a.items() if k not in ("input", "grid")}
     setting["mode"] = "nearest" if a.get("mode") == "nearest" else "bilinear"  # coefficients that are not negative
-    p.linear(call, [source], lambda x: F.grid_sample(x[0], fixed.to(p.dtype), **setting))
+    p.sum(call, [a["input"]], lambda x: F.grid_sample(x, fixed.to(p.dtype), **setting))
 
 
 # ---- path sums over windows

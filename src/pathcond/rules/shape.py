@@ -65,7 +65,7 @@ def reshape(groups: Tensor, old: tuple[int, ...], new: tuple[int, ...]) -> Tenso
 
 def _reshape_paths(p: PathSums, call: Call, a: Arguments) -> None:
     shape = p.trace.values[call.outs[0]].shape
-    p.linear(call, [a["input"].id], lambda x: x[0].reshape(shape))
+    p.sum(call, [a["input"]], lambda x: x.reshape(shape))
 
 
 # ---- permutations, slices, copies
@@ -183,7 +183,7 @@ def _move_paths(p: PathSums, call: Call, a: Arguments, assign: bool = False) -> 
         return
     log = max(p.sums[v].log for v in sources)
 
-    def function(leaves: list[Tensor]) -> Any:
+    def function(*leaves: Tensor) -> Any:
         fills: dict[int, Any] = dict(zip(sources, leaves, strict=True))
         for v in named:
             if v in data and v not in fills:
@@ -201,7 +201,7 @@ def _move_paths(p: PathSums, call: Call, a: Arguments, assign: bool = False) -> 
             return base
         return run(call, fills.__getitem__)
 
-    p.linear(call, sources, function)
+    p.sum(call, [Ref(v) for v in sources], function)
 
 
 def _unfold_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
@@ -268,7 +268,7 @@ def _copy_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
 def _copy_paths(p: PathSums, call: Call, a: Arguments) -> None:
     shape = p.trace.values[call.outs[0]].shape
     if isinstance(a["src"], Ref) and a["src"].id in p.sums:
-        p.linear(call, [a["src"].id], lambda x: x[0].expand(shape))
+        p.sum(call, [a["src"]], lambda x: x.expand(shape))
     else:
         p.barrier(call)
 
