@@ -54,7 +54,7 @@ report: env ## the report alone: one HTML file (PRESET=paper)
 	@echo "Done. Open figures/$(PRESET)/report.html"
 
 specs: env ## settings of all runs as JSON (PRESET=, EXPERIMENTS="bcd toy")
-	$(PY) -m paper.runs --preset $(PRESET) $(if $(EXPERIMENTS),--experiments $(EXPERIMENTS)) --output results/$(PRESET)/specs.json
+	$(PY) -m paper.plan --preset $(PRESET) $(if $(EXPERIMENTS),--experiments $(EXPERIMENTS)) --output results/$(PRESET)/specs.json
 
 verify: env ## recompute N recorded runs and compare (N=3 SEED= VERIFY_FLAGS=)
 	$(PY) -m paper.verify --preset paper --count $(or $(N),3) $(if $(SEED),--seed $(SEED)) $(VERIFY_FLAGS)

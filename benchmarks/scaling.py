@@ -32,7 +32,7 @@ sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / 
 import pathcond
 from benchmarks.rescale import scaled_mlp
 from paper import cli, config, results, runs
-from paper.experiments import EXPERIMENTS
+from paper import plan as plans
 from tests.workflow.tree import Tree
 
 NAME, METHODS, SEEDS = "mlp_depth_lrs", 3, 2
@@ -103,14 +103,14 @@ def jobs(folder: Path, count: int, whole: bool) -> list[Row]:
     rows = [dry_run(tree, count, "nothing done")]
     if not whole:
         return rows
-    specs = list(runs.plan(chosen, EXPERIMENTS).training().values())
+    specs = list(plans.plan(chosen).training().values())
     random.Random(0).shuffle(specs)  # noqa: S311 - no secret
     half = len(specs) // 2
     fill(tree, specs[:half])
     rows.append(dry_run(tree, count, "half of the runs done"))
     fill(tree, specs[half:])
     rows.append(dry_run(tree, count, "all runs done"))
-    given = json.dumps(runs.slice_of(chosen, NAME, EXPERIMENTS))
+    given = json.dumps(plans.slice_of(chosen, NAME))
     command = [sys.executable, "-m", "paper.experiments", "aggregate", NAME, "--config", given, "--output", "table.csv"]
     row, _ = child(command, tree)
     return [*rows, told({"runs": count, "what": "the table of all runs", "jobs": 1, **row})]

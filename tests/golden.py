@@ -12,7 +12,8 @@ from typing import Any
 import pandas as pd
 import torch
 
-from paper import config, runs
+from paper import config
+from paper import plan as plans
 from paper import results as stored
 from paper.data import prepare
 from paper.experiments import EXPERIMENTS
@@ -31,7 +32,7 @@ TRAINED = ("mlp_2x16/enorm", "mlp_2x16/pathcond-lr0.001", "mlp_2x16_gelu/pathcon
 
 def specs() -> dict[str, Spec]:
     """Runs that are watched, by key without digest."""
-    found = runs.plan(config.read(ROOT, "tiny"), EXPERIMENTS).specs
+    found = plans.plan(config.read(ROOT, "tiny")).specs
     found = {k: s for k, s in found.items() if s.get("train_metrics") != "both"}  # the same run on more images
     chosen = {k: s for k, s in found.items() if s["stage"] == "measure" or any(c in k for c in TRAINED)}
     return {name.rpartition("-")[0]: spec for name, spec in chosen.items()}

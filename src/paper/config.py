@@ -11,7 +11,7 @@ import copy
 import difflib
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -346,8 +346,13 @@ def _unused(config: Config) -> Iterator[str]:
             yield f"missing.{number}: expected fields of a run that an experiment asks for, got {entry}; remove it."
 
 
-def check_spec(spec: Mapping[str, Json]) -> None:
-    """Check the spec of a run from a command line; a PaperError lists every mistake."""
+def check_specs(specs: Iterable[Mapping[str, Json]]) -> None:
+    """Check specs from a command line; a PaperError lists every mistake of the first that is wrong."""
+    for spec in specs:
+        _check_spec(spec)
+
+
+def _check_spec(spec: Mapping[str, Json]) -> None:
     trained = spec["stage"] == "train"
     model: type[BaseModel] = TrainingSpec if trained else MeasurementSpec
     try:
@@ -358,8 +363,7 @@ def check_spec(spec: Mapping[str, Json]) -> None:
     except ValidationError as error:
         text = " ".join(explain(error, model))
         raise PaperError(f"{runs.key(spec):.120}: {text} `make specs` writes complete specs.") from error
-    version = runs.TRAINING_VERSION if trained else EXPERIMENTS[spec["experiment"]].version
-    if spec["version"] != version:
+    if not trained and spec["version"] != (version := EXPERIMENTS[spec["experiment"]].version):
         raise PaperError(
             f"{runs.key(spec):.120}: expected version {version} of this code, got {spec['version']}. "
             "Write the specs again (`make specs`)."

@@ -18,7 +18,7 @@ from typing import Any
 import jinja2
 import pandas as pd
 
-from paper import cli, config, report, results, runs, workflow
+from paper import cli, config, plan, report, results, workflow
 from paper.cli import PaperError
 from paper.experiments import EXPERIMENTS
 from paper.experiments.practice import same_as
@@ -43,7 +43,7 @@ class Facts:
         self.root = root
         self.results = root / "results" / PRESET
         self.config = config.read(root, PRESET)
-        self.plan = runs.plan(self.config, EXPERIMENTS)
+        self.plan = plan.plan(self.config)
         self.experiments = {name: found for name, found in EXPERIMENTS.items() if name in self.plan.asked}
         self.counted = counted
 

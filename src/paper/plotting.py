@@ -4,26 +4,24 @@ Sizes, colours and labels are defined once: those of methods in `paper.methods`,
 target or diverge are marked, never dropped. `paper.aggregate` describes the tables of trained networks.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from string import ascii_lowercase
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import matplotlib as mpl
-import numpy as np
-import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.axis import Axis
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.style import library as styles
-from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
-from matplotlib.transforms import Transform, offset_copy
-
-from paper.lazy import sns
+from paper.lazy import mpl, np, pd, sns, ticker
 from paper.methods import BLACK, BLUE, GREEN, GREY, METHODS, ORANGE, PINK, RED, SKY, YELLOW
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+    from matplotlib.transforms import Transform
 
 # Widths of the paper's columns, in inches.
 COLUMN, PAGE = 3.25, 6.75
@@ -60,6 +58,8 @@ PALETTE = {name: method.colour for name, method in METHODS.items()}
 @contextmanager
 def theme(font_size: float) -> Iterator[None]:
     """Seaborn's theme, of which matplotlib has a copy that loads faster, with our sizes, within the block."""
+    from matplotlib.style import library as styles
+
     settings: dict[str, Any] = {
         **styles["seaborn-v0_8-whitegrid"],
         **styles["seaborn-v0_8-paper"],
@@ -107,6 +107,8 @@ def theme(font_size: float) -> Iterator[None]:
 
 def panels(rows: int, columns: int, width: float, height: float, **options: Any) -> tuple[Figure, list[Axes]]:
     """A figure with a grid of axes, in reading order, that leaves room below for the line of `stamp`."""
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False, **options)
     return figure, list(axes.flat)
@@ -135,6 +137,8 @@ def spread(rows: pd.DataFrame, value: str, least: float = 0.0) -> pd.DataFrame:
 
 def handle(**look: Any) -> Line2D:
     """An entry of a legend."""
+    from matplotlib.lines import Line2D
+
     return Line2D([], [], **look)
 
 
@@ -166,7 +170,7 @@ def ratios(axis: Axis) -> None:
     """Ticks of a logarithmic axis of ratios."""
     low, high = axis.get_view_interval()
     axis.set_ticks([tick for tick in RATIOS if low <= tick <= high])
-    axis.set_minor_locator(NullLocator())
+    axis.set_minor_locator(ticker.NullLocator())
     axis.set_major_formatter("{x:g}")
 
 
@@ -192,9 +196,11 @@ def losses(axes: Axes, values: pd.Series, room: float = 0.0, log: bool = False) 
         axes.set_yscale("log")
         ratio = high / low
         digits = (1.0,) if ratio > 200 else (1.0, 2.0, 5.0) if ratio > 10 else (1.0, 2.0, 3.0, 5.0, 7.0)
-        fine = LogLocator(subs=digits, numticks=20) if wide(values) else MaxNLocator(6, steps=[1, 2, 5, 10])
+        fine = (
+            ticker.LogLocator(subs=digits, numticks=20) if wide(values) else ticker.MaxNLocator(6, steps=[1, 2, 5, 10])
+        )
         axes.yaxis.set_major_locator(fine)
-        axes.yaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_minor_locator(ticker.NullLocator())
         axes.yaxis.set_major_formatter("{x:g}")
         ratio = ratio if high > low else 1.1
         axes.set_ylim(low * ratio**-0.06, high * ratio ** (0.06 + room))
@@ -277,7 +283,7 @@ def rates_axis(axes: Axes, table: pd.DataFrame) -> None:
     dense = any(math.log(high / low) < 0.2 * math.log(lrs[-1] / lrs[0]) for low, high in pairwise(lrs))
     axes.set(xscale="log", xlabel="learning rate", xlim=(lrs[0] / 1.5, lrs[-1] * 1.5))
     axes.set_xticks(lrs, ["" if dense and not math.log10(lr).is_integer() else f"{lr:g}" for lr in lrs])
-    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_minor_locator(ticker.NullLocator())
 
 
 def epochs_axis(axes: Axes, table: pd.DataFrame, log: bool = False) -> None:
@@ -293,7 +299,7 @@ def epochs_axis(axes: Axes, table: pd.DataFrame, log: bool = False) -> None:
         high = min(1.05 * limit, 1.15 * met.max())
     axes.set(ylabel="epochs to target", yscale="log" if log else "linear", ylim=(low, high))
     if log:
-        axes.yaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_minor_locator(ticker.NullLocator())
         axes.yaxis.set_major_formatter("{x:g}")
         axes.set_yticks([tick for tick in EPOCHS if low <= tick <= limit])
     else:
@@ -465,6 +471,8 @@ def _means(axes: Axes, table: pd.DataFrame, cells: pd.DataFrame, x: str, value: 
 
 def _mark(axes: Axes, x: float, y: float, up: float, transform: Transform, count: str, **look: Any) -> None:
     """A marker that is moved up by a few points, and a count to the right of it."""
+    from matplotlib.transforms import offset_copy
+
     figure = axes.get_figure(root=True)
     there, beside = (offset_copy(transform, figure, right, up, units="points") for right in (0.0, 3.0))
     axes.plot(x, y, zorder=4, transform=there, **look)

@@ -14,7 +14,7 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -23,7 +23,7 @@ from typing import Any
 from paper import cli
 from paper.cli import PaperError
 from paper.lazy import pd
-from paper.runs import digest
+from paper.runs import digest, key, result_path
 
 _MISSING = "nan"  # how a missing value is written; an empty cell is empty text
 RECOMPUTE = "Delete it and run again."
@@ -268,6 +268,11 @@ def missing_rows(provenance: Mapping[str, Any], spec: Mapping[str, Any]) -> dict
         name: [v for v in values if v not in found.get(name, ())] for name, values in spec.get("rows", {}).items()
     }
     return {name: values for name, values in lacking.items() if values}
+
+
+def index_of(folder: Path, specs: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Checksums of results by key, after checking each of them."""
+    return {key(spec): check(result_path(folder, spec))["sha256"] for spec in specs}
 
 
 def recorded_sha256(path: Path) -> str | None:

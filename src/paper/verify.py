@@ -25,7 +25,8 @@ import torch
 from paper import cli, config, data, results
 from paper.cli import PaperError
 from paper.experiments import EXPERIMENTS, measured
-from paper.runs import Spec, key, plan, result_path
+from paper.plan import plan
+from paper.runs import Spec, key, result_path
 from paper.training.runner import Options, can_batch, train
 
 # Allowed differences of a loss (relative) and of an accuracy, at the start and after training. The coarser of the two
@@ -211,7 +212,7 @@ def main() -> None:
     if given.count < 1 or (given.epochs or 0) < 0:
         raise PaperError(f"expected --count of 1 or more and --epochs of 0 or more, got {given.count}, {given.epochs}.")
     chosen, device = config.chosen(given), cli.choose_device(given.device, torch.get_num_threads())
-    specs = [spec for name, spec in plan(chosen, EXPERIMENTS).specs.items() if given.match in name]
+    specs = [spec for name, spec in plan(chosen).specs.items() if given.match in name]
     there = [spec for spec in specs if results.exists(result_path(given.results, spec))]
     pool = [spec for spec in there if comparable(spec, device)]
     if not pool:

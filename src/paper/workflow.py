@@ -17,10 +17,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from paper import cli, config, results, runs
+from paper import cli, config, plan, results, runs
 from paper.cli import PaperError
 from paper.experiments import EXPERIMENTS
-from paper.runs import Batch, Plan, Spec
+from paper.plan import Batch, Plan
+from paper.runs import Spec
 from paper.verdicts import in_words
 
 CPU_FLOPS, GPU_FLOPS = 2e10, 5e13  # per second, of one core and of an H200, as measured with the networks here
@@ -51,7 +52,7 @@ class Workflow:
         """The runs of a preset."""
         if preset not in self.presets:
             raise PaperError(f"preset: expected one of {', '.join(self.presets)}, got {preset!r}.")
-        return runs.plan(self.config(preset), EXPERIMENTS)
+        return plan.plan(self.config(preset))
 
     # Jobs of the computing stages: each computes the missing results of a batch and writes an index of all of them
 
@@ -133,7 +134,7 @@ class Workflow:
         if set(found) != set(batch.keys):
             return False
         specs = [self.plan(preset).specs[key] for key in batch.keys]
-        return bool(self.pending(preset, stage, batch.name)) or found != runs.index_of(self.results, specs)
+        return bool(self.pending(preset, stage, batch.name)) or found != results.index_of(self.results, specs)
 
     def all_indices(self, preset: str) -> list[str]:
         """The indices of every job of training and measurement."""
@@ -143,7 +144,7 @@ class Workflow:
 
     def slice(self, preset: str, experiment: str) -> str:
         """The part of the configuration that an experiment's table depends on, as JSON."""
-        return json.dumps(runs.slice_of(self.config(preset), experiment, EXPERIMENTS), sort_keys=True)
+        return json.dumps(plan.slice_of(self.config(preset), experiment), sort_keys=True)
 
     def overrides(self) -> str:
         """Values of Snakemake's --config and --configfile, as JSON."""
@@ -362,7 +363,7 @@ def _amounts(blocks: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def refusal(specs: list[Spec], cores: int) -> str:
     """The message when training cannot start here: why, what it would cost, and what to do."""
-    total = sum(map(runs.flops, specs))
+    total = sum(map(plan.flops, specs))
     count = f"{len(specs)} training run{'s are' if len(specs) > 1 else ' is'}"
     networks = ", ".join(dict.fromkeys(spec["network"] for spec in specs))
     return (

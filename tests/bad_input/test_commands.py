@@ -113,7 +113,7 @@ TABLES = {
     "a report before its claims": (
         "report", ["--folder", ROOT, "--preset", "tiny", *OUT], "claims.json: expected a file, got none"
     ),
-    "specs of an unknown preset": ("runs", ["--folder", ROOT, "--preset", "big", *OUT], "preview, tiny, got 'big'"),
+    "specs of an unknown preset": ("plan", ["--folder", ROOT, "--preset", "big", *OUT], "preview, tiny, got 'big'"),
     "recorded runs, but not one": ("verify", ["--count", "0"], "expected --count of 1 or more"),
     "start weights of nothing": ("starts", ["init", "numbers.json"], NOT_SPECS + "1."),
 }  # fmt: skip
@@ -130,7 +130,7 @@ def test_it_is_refused_with_a_message(name, place):
 
 
 def test_a_shell_sees_status_two_and_no_traceback(tmp_path):
-    words = [sys.executable, "-m", "paper.runs", "--folder", "no", "--output", "o"]
+    words = [sys.executable, "-m", "paper.plan", "--folder", "no", "--output", "o"]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr.startswith("error: cannot read no/config.yaml: No such file or directory.\n")

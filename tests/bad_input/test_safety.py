@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from paper import cli, config, runs
-from paper.experiments import EXPERIMENTS
+from paper import plan as plans
 from paper.training.runner import Checkpoint
 from tests.bad_input.test_commands import SPEC, changed
 from tests.data_files import Attack, isolate, small_arrays, write_mnist
@@ -52,8 +52,8 @@ def test_records_and_logs_do_not_tell_who_made_them(person, place, monkeypatch):
     monkeypatch.setenv("PATHCOND_DATA", str(person / "cache"))
     write_mnist(person / "pictures", small_arrays("mnist"))
     data, results = person / "mine" / "results" / "data", person / "mine" / "results"
-    chosen = runs.slice_of(config.read(ROOT, "tiny"), "toy", EXPERIMENTS)
-    (toy,) = runs.specs_of(chosen, "toy", EXPERIMENTS)
+    chosen = plans.slice_of(config.read(ROOT, "tiny"), "toy")
+    (toy,) = plans.specs_of(chosen, "toy")
     said = ""
     for program, *words in (
         ("data", "generated", "mnist", "--output", data, "--directory", person / "pictures"),

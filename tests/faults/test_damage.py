@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from paper import config, results, runs
-from paper.experiments import EXPERIMENTS
+from paper import plan as plans
 from tests.faults.harm import cut, flip
 from tests.faults.small import Small, kill
 from tests.faults.test_kills import finish_and_compare, wait_for_checkpoint
@@ -56,7 +56,7 @@ def test_a_damaged_checkpoint_is_not_used(fresh: Small, undisturbed: Small):
 @pytest.mark.parametrize(("suffix", "damage"), [(".csv", flip), (".json", cut)])
 def test_damaged_runs_of_the_paper_stop_the_workflow(finished: Small, suffix: str, damage: Callable[[Path], None]):
     """They are not retrained, and the message says how to restore them."""
-    specs = runs.plan(config.read(Path(__file__).parents[2], "paper"), EXPERIMENTS).specs.values()
+    specs = plans.plan(config.read(Path(__file__).parents[2], "paper")).specs.values()
     spec = next(spec for spec in specs if spec["stage"] == "train")
     path = runs.result_path(finished.folder / "results", spec)
     results.write_result(path, pd.DataFrame({"seed": [0], "epoch": [0]}), spec, {"seconds": 1.0})

@@ -5,7 +5,7 @@ import hashlib
 from pathlib import Path
 
 from paper import config, results, runs
-from paper.experiments import EXPERIMENTS
+from paper import plan as plans
 
 ROOT = Path(__file__).parents[2]
 RECORDED = ROOT / "results/paper"
@@ -39,7 +39,7 @@ def test_what_was_recorded_twice_is_kept_once():
 def test_every_run_asked_for_is_recorded_and_every_recorded_run_has_a_reason():
     """A recorded run is one of the experiments or of queue.yaml."""
     chosen = config.read(ROOT, "paper")
-    plan = runs.plan(chosen, EXPERIMENTS)
+    plan = plans.plan(chosen)
     assert [key for key, spec in plan.specs.items() if results.problem(RECORDED / f"{key}.csv", spec)] == []
     grids = config.read_queue(ROOT, chosen)
     queue = {runs.key(spec) for grid in grids for spec in runs.training_specs(grid, "paper", chosen.sweeps)}

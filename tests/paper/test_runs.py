@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 
 from paper import config, runs, settings
+from paper import plan as plans
 from paper.cli import PaperError
 from paper.experiments import EXPERIMENTS
 
 ROOT = Path(__file__).parents[2]
-PLANS = {preset: runs.plan(config.read(ROOT, preset), EXPERIMENTS) for preset in ("paper", "preview", "tiny")}
+PLANS = {preset: plans.plan(config.read(ROOT, preset)) for preset in ("paper", "preview", "tiny")}
 # Keys of recorded runs: a change of what enters a digest would orphan them.
 FROZEN = (
     "measure/bcd/mlp-e97ac5f96237",
@@ -76,7 +77,7 @@ def test_a_new_run_changes_the_jobs_of_its_experiments_alone():
     content = config.merged(
         config.load(ROOT / "config.yaml"), {"experiments": {"mlp_depth_gelu": {"seeds": [0, 1, 2, 3]}}}
     )
-    plan = runs.plan(config.check(content), EXPERIMENTS)
+    plan = plans.plan(config.check(content))
     new = set(plan.specs) - set(PLANS["paper"].specs)
     assert len(new) == 21
     changed = [name for name, batch in plan.batches.items() if PLANS["paper"].batches.get(name) != batch]
@@ -85,7 +86,7 @@ def test_a_new_run_changes_the_jobs_of_its_experiments_alone():
 
 def test_missing_runs_are_left_out_and_said():
     missing = [{"network": "cifar_nv", "method": "enorm", "lr": 1e-4}]
-    plan = runs.plan(config.check(config.merged(config.load(ROOT / "config.yaml"), {"missing": missing})), EXPERIMENTS)
+    plan = plans.plan(config.check(config.merged(config.load(ROOT / "config.yaml"), {"missing": missing})))
     assert plan.missing["cifar_nv_lrs"] == missing
     assert not any(PLANS["paper"].missing.values()), "all runs of the paper's preset are recorded"
     assert not [
@@ -98,8 +99,8 @@ def test_the_slice_of_an_experiment_gives_its_runs():
     chosen = config.read(ROOT, "paper")
     assert set(PLANS["paper"].asked) == set(EXPERIMENTS)
     for name in PLANS["paper"].asked:
-        given = json.loads(json.dumps(runs.slice_of(chosen, name, EXPERIMENTS)))
-        assert [runs.key(s) for s in runs.specs_of(given, name, EXPERIMENTS)] == PLANS["paper"].asked[name]
+        given = json.loads(json.dumps(plans.slice_of(chosen, name)))
+        assert [runs.key(s) for s in plans.specs_of(given, name)] == PLANS["paper"].asked[name]
 
 
 def test_packed_specs_come_back(tmp_path: Path):
@@ -115,9 +116,9 @@ def test_packed_specs_come_back(tmp_path: Path):
 
 
 def test_specs_are_checked():
-    runs.check_specs(PLANS["tiny"].specs.values())
+    config.check_specs(PLANS["tiny"].specs.values())
     with pytest.raises(PaperError, match=r"epochs: expected at least 1, got 0"):
-        runs.check_specs([{**spec(), "epochs": 0}])
+        config.check_specs([{**spec(), "epochs": 0}])
 
 
 def test_starts_are_shared_by_methods_and_rescalings_by_learning_rates():
@@ -138,11 +139,11 @@ def test_frozen_keys():
 
 def test_cost_is_about_right():
     """Multiplications of one forward pass: those of the weights; a convolution uses each at every place."""
-    assert runs.multiplications({"kind": "mlp", "inputs": 3072, "hidden": [500, 500, 500], "outputs": 10}) == 2_041_000
-    assert runs.multiplications({"kind": "autoencoder", "inputs": 784, "compression": 4}) == 2 * (784 * 196 + 196 * 49)
-    conv = runs.multiplications({"kind": "cifar_nv", "width": 1.0, "image": 32})
+    assert plans.multiplications({"kind": "mlp", "inputs": 3072, "hidden": [500, 500, 500], "outputs": 10}) == 2_041_000
+    assert plans.multiplications({"kind": "autoencoder", "inputs": 784, "compression": 4}) == 2 * (784 * 196 + 196 * 49)
+    conv = plans.multiplications({"kind": "cifar_nv", "width": 1.0, "image": 32})
     assert 6e8 < conv < 9e8
-    assert 5e8 < runs.multiplications({"kind": "resnet18_c", "width": 1.0, "image": 32}) < 8e8
+    assert 5e8 < plans.multiplications({"kind": "resnet18_c", "width": 1.0, "image": 32}) < 8e8
 
 
 @pytest.mark.parametrize(

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from paper import cli, config, results, runs, verify
-from paper.experiments import EXPERIMENTS
+from paper import cli, config, results, verify
+from paper import plan as plans
 from paper.experiments.__main__ import make
 from paper.runs import key, result_path
 from paper.training.runner import Options, train
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
-RUNS = runs.plan(config.read(ROOT, "tiny"), EXPERIMENTS).specs
+RUNS = plans.plan(config.read(ROOT, "tiny")).specs
 
 
 def named(text):

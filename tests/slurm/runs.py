@@ -10,8 +10,8 @@ from pathlib import Path
 import yaml
 
 from paper import config
-from paper.experiments import EXPERIMENTS
-from paper.runs import Spec, key, plan
+from paper.plan import plan
+from paper.runs import Spec, key
 from tests.slurm.cluster import Cluster, wait_for
 from tests.workflow.tree import Tree
 
@@ -91,7 +91,7 @@ def specs(tree: Tree) -> dict[str, Spec]:
     root = Path(__file__).parents[2]  # with all experiments, as this process has them
     shipped = config.merged(config.load(root / "config.yaml"), config.load(root / "config/tiny.yaml"))
     content = config.merged(config.merged(shipped, base), {**overlay, "preset": "tiny", "missing": []})
-    found, kept = plan(config.check(content), EXPERIMENTS), base["experiments"]
+    found, kept = plan(config.check(content)), base["experiments"]
     return {name: found.specs[name] for experiment in kept for name in found.asked[experiment]}
 
 

@@ -6,8 +6,9 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
+from paper import plotting
 from paper.experiments.base import Experiment
-from paper.lazy import models, nn, pathcond, pd, plotting, torch, torchvision
+from paper.lazy import nn, pathcond, pd, torch, torchvision
 from paper.settings import Block, Distinct, Field, PositiveInt
 from paper.verdicts import ERRATUM, NO, YES, Claim, Finding, NotMeasured, of_all
 
@@ -53,6 +54,8 @@ def build(name: str, image: int) -> nn.Module:
     The MLP has biases everywhere and no BatchNorm, CIFAR-NV has BatchNorm and no biases, and the others are
     torchvision's for ImageNet, with 1000 classes.
     """
+    from paper import models
+
     if name == "mlp":
         return models.mlp(3 * image**2, batchnorm=False)
     return models.cifar_nv(bias=False) if name == "cifar_nv" else getattr(torchvision.models, name)()
@@ -70,6 +73,8 @@ def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
 
 
 def _row(name: str, image: int) -> dict[str, Any]:
+    from paper import models
+
     with torch.random.fork_rng(devices=[]):  # the weights do not matter
         model = build(name, image).eval()
     x = torch.ones(1, 3, image, image)

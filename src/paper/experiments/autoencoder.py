@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from paper import verdicts
+from paper import plotting, verdicts
 from paper.aggregate import trained
 from paper.experiments.base import Experiment
-from paper.lazy import np, pd, plotting
+from paper.lazy import np, pd
 from paper.settings import CompressionGrid, grids
 from paper.verdicts import LR, Answer, Claim, Estimate, Finding, NotMeasured
 

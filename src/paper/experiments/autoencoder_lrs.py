@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from paper import plotting
 from paper.aggregate import trained
 from paper.experiments.autoencoder import grows, scales, smaller
 from paper.experiments.base import Experiment
-from paper.lazy import pd, plotting
+from paper.lazy import pd
 from paper.settings import CompressionGrid, grids
 from paper.verdicts import YES, Claim, Finding, by, over_cases, runs
 

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from paper import plotting
 from paper.aggregate import Runs, joined
-from paper.lazy import pd, plotting, torch
+from paper.lazy import pd, torch
 from paper.settings import plain
 from paper.verdicts import Claim
 

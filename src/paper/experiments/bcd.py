@@ -6,10 +6,11 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from paper import plotting
 from paper.aggregate import joined, summary
 from paper.experiments.base import Experiment, Runs
 from paper.experiments.timing import LABELS, parts
-from paper.lazy import models, pathcond, pd, plotting, torch
+from paper.lazy import pathcond, pd, torch
 from paper.settings import Block, Distinct, Field, Name, Network, Pooling, PositiveInt, SeedList
 from paper.verdicts import ERRATUM, Claim, Estimate, Finding, agreed, decide, interval, one, some
 
@@ -35,6 +36,8 @@ def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
     u in the sweep, NaN at 0), and of the last sweep's u, the same in all rows of a run: max_u (largest absolute u)
     and printed (as ``normalised``, had it been applied as exp(Bu) instead of exp(-Bu/2); 1 is no rescaling).
     """
+    from paper import models
+
     model, frames = settings["model"], []
     x = models.example_input(model).to(device)
     for seed in settings["seeds"]:

@@ -17,10 +17,11 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from paper import plotting
 from paper.experiments import practice
 from paper.experiments.base import Experiment, Part, Runs
 from paper.experiments.conditioning import numbers
-from paper.lazy import functional, models, nn, np, pathcond, pd, plotting, starts, torch
+from paper.lazy import functional, nn, np, pathcond, pd, torch
 from paper.methods import describe
 from paper.settings import AtLeast2, Block, PositiveInt, plain
 from paper.verdicts import Claim, Estimate, Finding, NotMeasured, decide, rank, rank_estimate
@@ -56,6 +57,7 @@ def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
     (relative update after over before, median over layers) and update_deviation (over layers, of log2 of the same); and
     the columns of the NTK's spectrum, see :mod:`paper.experiments.conditioning`.
     """
+    from paper import models, starts
     from paper.training import datasets
     from paper.training.modules import RESCALE_BATCH
 

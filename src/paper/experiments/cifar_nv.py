@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from paper import plotting
 from paper.aggregate import LACKING, LEARNT, trained
 from paper.experiments.base import Experiment, Runs
-from paper.lazy import pd, plotting
+from paper.lazy import pd
 from paper.settings import Block, Fraction, MethodNames, SeedList, TrainingGrid, grids, model_validator, plain
 from paper.verdicts import (
     AT_MOST,

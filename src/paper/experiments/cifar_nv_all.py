@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from paper import plotting
 from paper.aggregate import trained
 from paper.experiments.base import Experiment, Runs
 from paper.experiments.cifar_nv import PAPER_BEST, CurveGrid, all_classes, best_accuracies, earlier
-from paper.lazy import pd, plotting
+from paper.lazy import pd
 from paper.settings import Block, grids_of_blocks, model_validator
 from paper.verdicts import LEVELS, LR, Claim, Estimate, Finding, NotMeasured, decide, of, runs, some
 

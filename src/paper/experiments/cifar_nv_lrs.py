@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from paper import plotting
 from paper.experiments.base import Experiment
 from paper.experiments.cifar_nv import CurveGrid, early, table
-from paper.lazy import pd, plotting
+from paper.lazy import pd
 from paper.settings import grids
 from paper.verdicts import (
     LEVELS,

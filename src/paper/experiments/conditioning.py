@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import product
 from typing import Any
 
+from paper import plotting, verdicts
 from paper import settings as fields
-from paper import verdicts
 from paper.experiments.base import Experiment, Part, Runs
-from paper.lazy import data, functional, models, nn, np, pathcond, pd, plotting, starts, torch
+from paper.lazy import functional, nn, np, pathcond, pd, torch
 from paper.methods import describe
 from paper.verdicts import Claim, Estimate, Finding, NotMeasured, agreed, decide, rank, rank_estimate
 
@@ -75,6 +75,8 @@ def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
 
 
 def _path_kernels(settings: Mapping[str, Any], device: torch.device) -> Iterator[dict[str, Any]]:
+    from paper import models
+
     def spectrum(module: nn.Module) -> torch.Tensor:  # by singular values, so that small eigenvalues keep their digits
         return torch.linalg.svdvals(path_jacobian(module)) ** 2
 
@@ -88,6 +90,8 @@ def _path_kernels(settings: Mapping[str, Any], device: torch.device) -> Iterator
 
 
 def _tangent_kernels(settings: Mapping[str, Any], device: torch.device) -> Iterator[dict[str, Any]]:
+    from paper import models
+
     model, images = settings["model"], _images(settings, device)
 
     def in_eval_mode(module: nn.Module) -> torch.Tensor:
@@ -119,6 +123,8 @@ def compared(
     spectra: list[Spectrum],
 ) -> tuple[dict[str, Any], list[dict[str, float]]]:
     """Facts of a network, and the numbers of each of its spectra before and after its rescaling."""
+    from paper import models, starts
+
     graph, solution, _ = starts.log_scales({"model": model, "rescaling": rescaling}, module.eval())
     module.double().to(device)
     before = [numbers(spectrum(module), "before") for spectrum in spectra]
@@ -148,6 +154,7 @@ def numbers(values: torch.Tensor, state: str) -> dict[str, float]:
 
 def _images(settings: Mapping[str, Any], device: torch.device) -> torch.Tensor:
     """The first training images, normalised, as the network takes them."""
+    from paper import data, models
     from paper.training.datasets import factors, per_input
 
     count, model = max(settings["images"], settings["batch"]), settings["model"]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from paper import plotting
 from paper.aggregate import trained
 from paper.experiments.base import Experiment
-from paper.lazy import pd, plotting
+from paper.lazy import pd
 from paper.settings import Block, CompressionGrid, DepthGrid, grids_of_blocks
 from paper.verdicts import (
     AT_LEAST,

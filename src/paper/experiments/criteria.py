@@ -13,9 +13,10 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Annotated, Any, NamedTuple
 
+from paper import plotting
 from paper.cli import PaperError
 from paper.experiments.base import Experiment
-from paper.lazy import np, pd, plotting, torch
+from paper.lazy import np, pd, ticker, torch
 from paper.seeds import generator
 from paper.settings import AtLeast2, AtLeast3, Block, Distinct, Field, Number, Positive, SeedList
 from paper.verdicts import ERRATUM, Claim, Finding, NotMeasured, of_all
@@ -181,7 +182,7 @@ def plot(table: pd.DataFrame) -> plotting.Figure:
     axes[columns - 1].set_title(r"norm $\sqrt{x^2 + 4 y^2}$")
     axes[0].set(ylabel="criterion / its minimum", yscale="log", ylim=(0.8, None))
     axes[0].yaxis.set(major_locator=FixedLocator([1.0, 10.0, 100.0, 1000.0]), major_formatter="{x:g}")
-    axes[0].yaxis.set_minor_locator(plotting.NullLocator())
+    axes[0].yaxis.set_minor_locator(ticker.NullLocator())
     axes[columns].set(ylabel=f"minima of\n{len(set(table['seed']))} orbits", ylim=(len(criteria) - 0.4, -0.6))
     axes[columns].set_yticks([])
     for place in axes[columns:]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from paper import verdicts
+from paper import plotting, verdicts
 from paper.aggregate import trained
 from paper.experiments.base import Experiment
-from paper.lazy import pd, plotting
+from paper.lazy import pd
 from paper.settings import ShownDepthGrid, grids
 from paper.verdicts import AT_LEAST, AT_MOST, LR, UNDECIDED, Answer, Claim, Estimate, Finding, NotMeasured
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from itertools import product
 
-from paper import verdicts
+from paper import plotting, verdicts
 from paper.aggregate import trained
 from paper.experiments.base import Experiment
-from paper.lazy import pd, plotting
+from paper.lazy import pd
 from paper.settings import DepthGrid, grids
 from paper.verdicts import (
     AT_LEAST,

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from paper import plotting
 from paper.aggregate import trained
 from paper.experiments.base import Experiment, Runs
 from paper.experiments.cifar_nv import CurveGrid
 from paper.experiments.tuned import ACCURACY, EPOCHS, compared
-from paper.lazy import pd, plotting
+from paper.lazy import pd
 from paper.settings import Block, DepthGrid, grids_of_blocks, named_by_optimiser
 from paper.verdicts import Claim, Finding, runs
 

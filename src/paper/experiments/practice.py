@@ -28,10 +28,10 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
+from paper import plotting, verdicts
 from paper import settings as fields
-from paper import verdicts
 from paper.experiments.base import Experiment, Runs
-from paper.lazy import np, pd, plotting, scipy
+from paper.lazy import np, pd, scipy
 from paper.methods import METHODS
 from paper.verdicts import NO, PARTLY, YES, Claim, Estimate, Finding, NotMeasured
 

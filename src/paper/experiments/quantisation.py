@@ -13,12 +13,13 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+from paper import plotting
 from paper import settings as fields
 from paper.aggregate import joined
 from paper.cli import PaperError
 from paper.experiments.base import Experiment, Part, Runs
 from paper.experiments.practice import TrainedNetworks
-from paper.lazy import functional, nn, pathcond, pd, plotting, torch
+from paper.lazy import functional, nn, pathcond, pd, torch
 from paper.methods import BLUE, GREEN, GREY, RED
 from paper.runs import training_specs
 from paper.verdicts import Claim, Estimate, Finding, NotMeasured, agreed, some

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import cycle, pairwise
 from typing import Any
 
+from paper import plotting, verdicts
 from paper import settings as fields
-from paper import verdicts
 from paper.aggregate import joined
 from paper.cli import PaperError
 from paper.experiments.base import Experiment, Part, Runs
-from paper.lazy import nn, pathcond, pd, plotting, torch
+from paper.lazy import nn, pathcond, pd, ticker, torch
 from paper.seeds import generator, seeded
 from paper.verdicts import ERRATUM, NO, YES, Claim, Estimate, Finding, NotMeasured
 
@@ -184,8 +184,8 @@ def plot(table: pd.DataFrame) -> plotting.Figure:
         plotting.band(axes, rows, "alpha", {"color": colour, "marker": marker}, f"variance {variance:g}")
     axes.set(xscale="log", yscale="log", title="Rescaling needed at initialisation")
     axes.set(xlabel=r"Dirichlet $\alpha$ (uneven to even layer widths)", ylabel=r"largest $|\log\,\lambda|$")
-    axes.yaxis.set_major_locator(plotting.LogLocator(subs=(1.0, 2.0, 5.0)))
-    axes.yaxis.set_minor_locator(plotting.NullLocator())
+    axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.yaxis.set_minor_locator(ticker.NullLocator())
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter("{x:g}")
     axes.legend(loc="lower left", borderaxespad=0.2)

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import product
 from typing import Any
 
+from paper import plotting
 from paper.aggregate import joined, summary
 from paper.experiments.base import Experiment, Runs
-from paper.lazy import models, nn, np, pathcond, pd, plotting, torch
+from paper.lazy import nn, np, pathcond, pd, torch
 from paper.seeds import generator
 from paper.settings import Activation, Block, Distinct, Initialisation, Positive, PositiveInt, SeedList
 from paper.verdicts import NO, PARTLY, YES, Claim, Finding, NotMeasured, of_all, some
@@ -55,6 +56,8 @@ def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
 
 
 def _rows(settings: Mapping[str, Any], device: torch.device) -> Iterator[dict[str, Any]]:
+    from paper import models
+
     for activation, depth in product(settings["activations"], settings["hidden_layers"]):
         model = {
             "kind": "mlp", "inputs": settings["inputs"], "hidden": [settings["width"]] * depth,

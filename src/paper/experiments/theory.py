@@ -14,9 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import cycle, pairwise
 from typing import Annotated, Any, Literal, NamedTuple
 
+from paper import plotting, theory
 from paper import settings as fields
 from paper.experiments.base import Experiment
-from paper.lazy import nn, np, pathcond, pd, plotting, theory, torch
+from paper.lazy import nn, np, pathcond, pd, ticker, torch
 from paper.seeds import generator
 from paper.verdicts import ERRATUM, NO, PARTLY, YES, Claim, Finding, NotMeasured, some
 
@@ -258,11 +259,11 @@ def _panel(axes: plotting.Axes, rows: pd.DataFrame, looks: Mapping[float, tuple[
     axes.set_yscale("log")
     low, high = axes.get_ylim()
     narrow = high < 100.0 * low
-    axes.yaxis.set_major_locator(plotting.LogLocator(subs=(1.0, 2.0, 5.0) if narrow else (1.0,), numticks=6))
-    axes.yaxis.set_minor_locator(plotting.NullLocator())
+    axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0) if narrow else (1.0,), numticks=6))
+    axes.yaxis.set_minor_locator(ticker.NullLocator())
     if narrow:
         axes.yaxis.set_major_formatter("{x:g}")
-    axes.xaxis.set_major_locator(plotting.MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
 
 
 def _handles(looks: Mapping[float, tuple[str, str]]) -> list[plotting.Line2D]:

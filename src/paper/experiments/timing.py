@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from paper import cli
+from paper import cli, plotting
 from paper import settings as fields
 from paper.aggregate import joined, summary
 from paper.experiments.base import Experiment, Part, Runs
-from paper.lazy import functional, models, pathcond, pd, plotting, torch
+from paper.lazy import functional, pathcond, pd, torch
 from paper.seeds import generator
 from paper.verdicts import NOT_COMPARABLE, Claim, Estimate, Finding, agreed, interval, one, some
 
@@ -117,6 +117,8 @@ class Bench:
     """One network with its data: times a rescaling by step, or at most `batches` of an epoch, on the data's device."""
 
     def __init__(self, model: Mapping[str, Any], data: TrainingSet, batch: int, batches: int) -> None:
+        from paper import models
+
         self.model, self.data, self.batch = model, data, batch
         self.device = device = data.images.device
         self.module = models.make(model, 0, "timing").to(device).eval()
@@ -131,6 +133,8 @@ class Bench:
     @property
     def facts(self) -> dict[str, Any]:
         """Columns of every row other than its time."""
+        from paper import models
+
         return {
             "parameters": models.parameters(self.module),
             "units": self.units,
@@ -141,6 +145,8 @@ class Bench:
 
     def rescaling(self, pooling: str, sweeps: int) -> dict[str, float]:
         """Seconds of graph, diag_g, solve and apply, and their sum total; the weights are restored afterwards."""
+        from paper import models
+
         module, x = self.module, self.x
         options: Any = {"pooling": pooling}
         graph, first = self._timed(lambda: models.units(module, x, self.model))
@@ -159,6 +165,8 @@ class Bench:
         return self._timed(lambda: self._train(batches))[1] * self.epoch_batches / self.batches
 
     def _train(self, batches: Iterable[torch.Tensor]) -> None:
+        from paper import models
+
         for index in batches:
             images = models.fit_images(self.data.images[index] * self.data.scale + self.data.shift, self.model)
             loss = functional.cross_entropy(self.trained(images), self.data.labels[index])

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from paper import plotting
 from paper.aggregate import summary
 from paper.experiments.base import Experiment, Runs
 from paper.experiments.timing import FACTS, LABELS, Bench, Timed, duration, hardware_note, load, repeats
 from paper.experiments.timing import table as timing_table
-from paper.lazy import np, pd, plotting, torch
+from paper.lazy import np, pd, torch
 from paper.methods import METHODS
 from paper.settings import Distinct, PositiveInt, check_timed, model_validator
 from paper.verdicts import NOT_COMPARABLE, Claim, Estimate, Finding, NotMeasured, decide, some

@@ -13,8 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import cycle, zip_longest
 from typing import Annotated, Any
 
+from paper import plotting
 from paper.experiments.base import Experiment
-from paper.lazy import np, pd, plotting, sns, torch
+from paper.lazy import np, pd, sns, torch
 from paper.seeds import generator
 from paper.settings import Block, Distinct, Field, Number, Positive, PositiveInt, SeedList, model_validator
 from paper.verdicts import Claim, Finding, NotMeasured, of_all

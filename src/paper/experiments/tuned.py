@@ -13,10 +13,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from paper import plotting
 from paper.aggregate import trained
 from paper.experiments.base import Experiment, Runs
 from paper.experiments.cifar_nv import CurveGrid
-from paper.lazy import np, pd, plotting
+from paper.lazy import np, pd
 from paper.settings import Block, CompressionGrid, DepthGrid, grids_of_blocks
 from paper.verdicts import LEVELS, OURS, Claim, Estimate, Finding, NotMeasured, by, decide, of, over_cases, runs
 

@@ -8,8 +8,9 @@ from pydantic import ValidationError
 from scipy import stats
 
 from paper.cli import PaperError
+from paper.config import check_specs
 from paper.experiments import practice
-from paper.runs import check_specs, training_specs
+from paper.runs import training_specs
 from paper.settings import TrainingGrid
 from tests.paper.experiments.practice_cases import MODELS, practised, same
 from tests.paper.experiments.tables import blocks, settings

@@ -4,8 +4,9 @@ import math
 
 import pytest
 
-from paper import config, runs
-from paper.experiments import EXPERIMENTS, tuned
+from paper import config
+from paper import plan as plans
+from paper.experiments import tuned
 from paper.experiments.tuned import ACCURACY, EPOCHS, LOSS
 from tests.paper.experiments.tables import ROOT
 from tests.paper.experiments.trained_tables import cell, mlp
@@ -90,7 +91,7 @@ def test_only_runs_of_other_experiments_in_small_presets():
     """The table reads what other experiments train, so that it costs nothing."""
     for preset in ("preview", "tiny"):
         others = ("mlp_depth_lrs", "controls", "autoencoder_lrs", "cifar_nv_lrs")
-        plan = runs.plan(config.read(ROOT, preset), EXPERIMENTS)
+        plan = plans.plan(config.read(ROOT, preset))
         known = {key for other in others for key in plan.asked[other]}
         assert plan.asked["tuned"]
         assert set(plan.asked["tuned"]) <= known

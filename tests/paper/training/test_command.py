@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from paper import results
-from paper.runs import index_of, key, result_path
+from paper.results import index_of
+from paper.runs import key, result_path
 from paper.training.runner import Checkpoint
 from tests.bad_input.command import Place as Folder
 from tests.paper.training.reference import CONV, FLAT, make_spec
