@@ -21,12 +21,12 @@ help: ## list the targets
 
 env: $(STAMP) ## create .venv with the pinned packages (once, minutes)
 
-$(STAMP): requirements.txt pyproject.toml
+$(STAMP): requirements/all.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	    echo "Expected Python 3.11 or newer as \`$(PYTHON)\`, got \`$$($(PYTHON) --version 2>&1)\`. Name another one: make env PYTHON=python3.11" >&2; exit 1; }
 	@echo "Installing the pinned packages into $(VENV): once; a few minutes, several GB"
 	$(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install --quiet -r requirements.txt
+	$(PY) -m pip install --quiet -r requirements/all.txt
 	$(PY) -m pip install --quiet -e .
 	@touch $@
 
@@ -66,9 +66,9 @@ docs-check: env ## README.md and docs/ show the recorded numbers (after figures)
 	$(PY) -m paper.docs --check
 
 # The tools that build the site are installed outside of the environment.
-build/docs/.installed: requirements-docs.txt | env
+build/docs/.installed: requirements/docs.txt | env
 	rm -rf build/docs
-	$(PY) -m pip install --quiet --no-deps --target build/docs -r requirements-docs.txt
+	$(PY) -m pip install --quiet --no-deps --target build/docs -r requirements/docs.txt
 	@touch $@
 
 docs-site: export PYTHONPATH := build/docs

@@ -255,8 +255,8 @@ def read(folder: Path, preset: str | None = None, over: Mapping[str, Json] | Non
 
 
 def read_queue(folder: Path, chosen: Config, names: Sequence[str] = ()) -> Iterator[dict[str, Json]]:
-    """Training grids of queue.yaml: runs to compute that no experiment asks for yet; only of these blocks, if any."""
-    path = folder / "queue.yaml"
+    """Training grids of workflow/queue.yaml, which no experiment asks for yet; only of these blocks, if any."""
+    path = folder / "workflow/queue.yaml"
     blocks, content = load(path), {"setups": chosen.top.setups}
     for name in names or blocks:
         if name not in blocks:

@@ -202,7 +202,7 @@ def main() -> None:
     config.add_options(parser)
     parser.add_argument("--experiments", nargs="+", choices=tuple(EXPERIMENTS), default=(), metavar="NAME",
                         help="only the runs of these experiments")  # fmt: skip
-    parser.add_argument("--queue", nargs="*", metavar="NAME", help="the runs of queue.yaml, or only of these blocks")
+    parser.add_argument("--queue", nargs="*", metavar="NAME", help="runs of workflow/queue.yaml, all or only these")
     parser.add_argument("--output", type=Path, required=True)
     given = parser.parse_args()
     if given.queue is not None:

@@ -34,7 +34,7 @@ def lines_of(path):
     return [line for line in lines if line]
 
 
-REQUIREMENTS = pins(lines_of(ROOT / "requirements.txt"))
+REQUIREMENTS = pins(lines_of(ROOT / "requirements/all.txt"))
 
 
 def packages_of(folder):

@@ -37,7 +37,7 @@ def test_what_was_recorded_twice_is_kept_once():
 
 
 def test_every_run_asked_for_is_recorded_and_every_recorded_run_has_a_reason():
-    """A recorded run is one of the experiments or of queue.yaml."""
+    """A recorded run is one of the experiments or of workflow/queue.yaml."""
     chosen = config.read(ROOT, "paper")
     plan = plans.plan(chosen)
     assert [key for key, spec in plan.specs.items() if results.problem(RECORDED / f"{key}.csv", spec)] == []

@@ -72,7 +72,7 @@ def lacking() -> str | None:
     if missing:
         return f"no Slurm here: {', '.join(missing)} not found (Debian: slurmctld slurmd slurm-client munge)"
     if importlib.util.find_spec("snakemake_executor_plugin_slurm") is None:
-        return "no Slurm executor: pip install -r requirements-slurm.txt"
+        return "no Slurm executor: pip install -r requirements/slurm.txt"
     return None
 
 
