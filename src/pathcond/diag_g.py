@@ -52,6 +52,8 @@ from pathcond.tracing import (
     tensors_in,
 )
 
+_TINY = 1.0e-30  # a float32 entry this far below the largest of its tensor may have lost digits
+_GAP = 1.0e-20  # if all other entries are within this factor of the largest, zeros are exact and not underflow
 _FITS = 600.0  # largest logarithm that is multiplied into float64 entries; leaves room for their own range
 
 
@@ -110,7 +112,8 @@ def compute_diag_g(
         smooth: whether paths cross GELU and the like as if they were the identity; by default as in ``graph``, and
             False without one.
         graph: a graph of this model, to reuse its trace.
-        dtype: number format of the computation; float64 by default.
+        dtype: number format of the computation; by default float32 for models in float32 or less, repeated in float64
+            if an entry comes near underflow.
         scaled: keep the number format of the computation and the logarithms apart; saves memory for :func:`solve`.
 
     Returns:
@@ -151,7 +154,11 @@ def compute_diag_g(
                 p.backward()
             return p
 
-    p = passes(dtype or torch.float64)
+    wide = any(p.dtype == torch.float64 for p in parameters.values())
+    first = dtype or (torch.float64 if wide else torch.float32)
+    p = passes(first)
+    if dtype is None and first is torch.float32 and _near_underflow(parameters, p, largest):
+        p = passes(torch.float64)
     entries = {n: g for n in parameters if (g := p.diagonal.get(n)) is not None}
     found = DiagG({n: g.t for n, g in entries.items()}, {n: g.log for n, g in entries.items()}, largest)
     return found if scaled else found.as_float64()
@@ -289,6 +296,31 @@ def _plain_numbers(model: nn.Module) -> Iterator[None]:
     kind = next(model.parameters()).device.type
     with torch.inference_mode(False), torch.autocast(kind, enabled=False), full_precision():
         yield
+
+
+def _near_underflow(parameters: Mapping[str, Tensor], p: PathSums, largest: Mapping[str, float]) -> bool:
+    """Whether an entry computed in float32 may have lost digits, or have become zero, by underflow."""
+    entries = [g.t for g in p.diagonal.values() if g.t.numel()]
+    if not entries:
+        return False
+    ends = torch.stack([end for t in entries for end in torch.aminmax(t)]).tolist()
+    gap, zeros = 1.0, False
+    for t, low, high in zip(entries, ends[::2], ends[1::2], strict=True):
+        if low == 0.0 < high:
+            zeros = True
+            low = float(torch.where(t > 0, t, math.inf).amin())
+        gap = min(gap, low / high) if high > 0 else gap
+    if gap <= _TINY:
+        return True
+    if not zeros:
+        return False
+    # Zeros are exact unless the square of a tiny weight underflowed.
+    tiny = any(
+        bool(((w != 0) & (w.abs() < math.sqrt(_TINY) * largest[name])).any())
+        for name, w in parameters.items()
+        if w.is_floating_point() and w.numel()
+    )
+    return tiny or gap < _GAP
 
 
 # ---- statistics of normalisations, measured on the example input

@@ -287,14 +287,14 @@ class Problem:
         rest = [i for i in range(t.ndim) if i not in {*own, *other}]
         sizes = [math.prod(t.shape[i] for i in axes) for axes in (both, r, c)]
         m = t.permute(*both, *r, *c, *rest).reshape(*sizes, -1)
-        m = (m.amax(-1) if self.largest else m.sum(-1)).to(self.device, torch.float64, copy=True)
+        m = (m.amax(-1) if self.largest else m.sum(-1, dtype=torch.float64)).to(self.device, torch.float64, copy=True)
         rows, cols = (
             x.expand([t.shape[i] if i in {*both, *ours} else 1 for i in range(t.ndim)])
             .permute(*both, *ours, *(i for i in range(t.ndim) if i not in {*both, *ours}))
             .reshape(sizes[0], -1)
             for x, ours in ((row, r), (col, c))
         )
-        units, powers = ([f(x) for x in (rows, cols)] for f in (self.graph.unit_of, self.graph.power_of))
+        units, powers = ((f(rows), f(cols)) for f in (self.graph.unit_of, self.graph.power_of))
         if linear:
             for unit, power, sign in ((units[0], powers[0], 1), (units[1], powers[1], -1)):
                 each = t.numel() / unit.numel()
@@ -310,7 +310,7 @@ class Problem:
         top = float(m.amax())
         if top > 0:
             rows, cols = rows.to(self.device), cols.to(self.device)
-            self.blocks.append(Block(m.div_(top), log + math.log(top), rows, cols, tuple(units), tuple(powers)))
+            self.blocks.append(Block(m.div_(top), log + math.log(top), rows, cols, units, powers))
 
     def _add_own(self, power: int, unit: Tensor, values: Tensor, log: float) -> None:
         if power == 0:

@@ -240,7 +240,7 @@ def _without_running(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     x = args[0] if args else kwargs.get("input")
     if function in _NORMS and isinstance(x, Tensor):
         return torch.empty_like(x)
-    if function in _GROUPED and (x.ndim, args[1].ndim) == (2, 3):
+    if function in _GROUPED and isinstance(x, Tensor) and (x.ndim, args[1].ndim) == (2, 3):
         return x.new_empty(x.shape[0], args[1].shape[2])
     return None
 

@@ -15,7 +15,6 @@ from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction 
 from triton.experimental.gluon.language import NVMMASharedLayout  # noqa: E402
 
 from paper.training.kernels import convolution, hopper, triton_layers  # noqa: E402
-from pathcond.solvers.gpu import update_units  # noqa: E402
 from tests.paper.training import test_kernels  # noqa: E402
 
 
@@ -34,7 +33,6 @@ NUMBERS = (
     "pixels", "inputs", "height", "width", "rows", "columns", "channels", "examples", "units", "n",
     "split_stride", "runs",
 )  # fmt: skip
-SOLVER = dict.fromkeys(("into_ptr", "out_ptr", "up_ptr", "down_ptr", "state_ptr", "setting_ptr"), "*fp64")
 LAYER = {"EXAMPLES": 128, "UNITS": 32, "KIND": 1}
 WHOLE = {"n": 500, "EXAMPLES": 128, "KIND": 1, "NORM": True, "BIAS": False, "DEFERRED": True, "KEEP": True}
 LAYOUT = "," + repr(NVMMASharedLayout(128, 32, rank=3))
@@ -75,7 +73,6 @@ COMPILED = {
         tiles(LAYOUT, g=(128, 128), xT=(32, 128), x=(128, 32), w=(128, 32)),
         PREFETCH,
     ),
-    "solver": (update_units, SOLVER, {"BLOCK": 512}),
 }
 
 
