@@ -1,14 +1,14 @@
 """Log-scales for three objectives: diag(G) close to a constant, small norms, equal ranges.
 
-Paper symbols: H units, u log-scales, p number of parameters, g = diag(G), (Bu)_i = u[unit that i leaves] - u[unit that i
-enters], A_h number of parameters that enter unit h minus number that leave it.
+Paper symbols: H units, u log-scales, p number of parameters, g = diag(G), A_h number of parameters that enter unit h
+minus number that leave it; (Bu)_i is u of the unit that parameter i leaves minus u of the unit that it enters.
 
     F(u) = p log(sum_i exp((Bu)_i) g_i) - sum_i (Bu)_i
 
-Along one unit's log-scale the sum is ``sum_k X_k exp(k z) + D``: X_1 leaves the unit, X_-1 enters it, other powers k come
-from squared ReLU and attention, D is the rest. F is least where ``sum_k (k p + A) X_k exp(k z) + A D = 0``.
-The sum of squared weights is the same problem at -u with ``w^2`` for g and A = 0; cross-layer equalisation (Nagel et al.,
-ICCV 2019) is that with maxima for sums. So one :class:`Problem` and one update serve all three.
+Along one unit's log-scale the sum is ``sum_k X_k exp(k z) + D``: X_1 leaves the unit, X_-1 enters it, other powers k
+come from squared ReLU and attention, D is the rest. F is least where ``sum_k (k p + A) X_k exp(k z) + A D = 0``.
+The sum of squared weights is the same problem at -u with ``w^2`` for g and A = 0; cross-layer equalisation (Nagel et
+al., ICCV 2019) is that with maxima for sums. So one :class:`Problem` and one update serve all three.
 """
 
 from __future__ import annotations
@@ -184,8 +184,8 @@ def balance_norms(graph: ScaleGraph, weights: Mapping[str, Tensor], options: Sol
 def equalize_ranges(graph: ScaleGraph, weights: Mapping[str, Tensor], options: SolverOptions) -> Solution:
     """Find log-scales for which the largest magnitudes of the weights that enter and that leave each unit are equal.
 
-    ``optimum`` makes sweeps until the changes of ``u`` in one sum to less than ``tol``, 1e-10 if 0. ``objective`` is the
-    largest ``|log(range entering / range leaving)|``, ``residual`` the same without the units that the bound holds.
+    ``optimum`` makes sweeps until the changes of ``u`` in one sum to less than ``tol``, 1e-10 if 0. ``objective`` is
+    the largest ``|log(range entering / range leaving)|``, ``residual`` the same without the units that the bound holds.
     """
     if options.method == "optimum":
         options = replace(options, method="sweeps", sweeps=_MOST_SWEEPS, tol=options.tol or 1e-10)
@@ -222,7 +222,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Side:
-    """What enters or leaves some units of a layer: ``m[i]`` at the numbers ``others`` belongs to unit ``positions[i]``."""
+    """What enters or leaves units of a layer: ``m[i]`` at the numbers ``others`` belongs to unit ``positions[i]``."""
 
     power: int
     m: Tensor
@@ -463,7 +463,7 @@ class Problem:
         return sum((x.exp() for x in terms.values()), start=torch.zeros(()))
 
     def _root(self, terms: Mapping[int, Tensor], a: Tensor, d: Tensor, start: Tensor) -> Tensor:
-        """The changes z of a layer's log-scales with ``sum_k (k p + A) X_k exp(k z) + A D = 0``; garbage for dead units.
+        """Changes z of a layer's log-scales with ``sum_k (k p + A) X_k exp(k z) + A D = 0``; garbage for dead units.
 
         A quadratic where all powers are +-1, solved for the one of X_1 and X_-1 whose root does not cancel.
         """

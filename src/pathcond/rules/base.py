@@ -481,9 +481,9 @@ class _Step:
 class PathSums:
     """Path sums of all values of a trace; after the backward pass ``diagonal`` holds diag(G) by parameter.
 
-    A rule is called as ``rule(p, call, a)`` with this object, the recorded call and its arguments by name, and ends with
-    :meth:`copy`, :meth:`sum`, :meth:`product` or :meth:`barrier`. A parameter is a value like any other: its path sum is
-    its square, and diag(G) the gradient with respect to it.
+    A rule is called as ``rule(p, call, a)`` with this object, the recorded call and its arguments by name. It ends
+    with :meth:`copy`, :meth:`sum`, :meth:`product` or :meth:`barrier`. A parameter is a value like any other: its path
+    sum is its square, and diag(G) the gradient with respect to it.
 
     Attributes:
         pooling: ``exact``, ``plain`` or ``all``; see :func:`pathcond.compute_diag_g`.
@@ -586,7 +586,7 @@ class PathSums:
         shape: Callable[[Tensor], Tensor] = lambda bias: bias,
         log: float = 0.0,
     ) -> None:
-        """Results that are linear in each argument on its own, times ``exp(log)``; plus a squared bias, in some shape."""
+        """Results that are linear in each argument on its own, times ``exp(log)``; plus a squared bias."""
         if bias is None:
             self._apply(call.outs, arguments, function, joint=False, extra=log)
             return
