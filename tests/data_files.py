@@ -114,8 +114,7 @@ def npm_archive(name: str, arrays: Arrays) -> bytes:
 
 
 def with_archive(info: DatasetInfo, archive: bytes) -> DatasetInfo:
-    assert info.package is not None
-    package = Package("small", "1.0.0", hashlib.sha256(archive).hexdigest(), len(archive))
+    package = Package("small@1.0.0", hashlib.sha256(archive).hexdigest(), info.package.folder)
     return replace(info, package=package)
 
 
