@@ -5,6 +5,8 @@ import math
 
 import pytest
 
+from paper import config, results, runs
+from paper import plan as plans
 from tests import golden
 
 KEPT = json.loads(golden.FILE.read_text())
@@ -54,3 +56,14 @@ def test_a_change_is_noticed(change):
     name = "measure/toy/all"
     before = KEPT[name]["summary"]["loss"]
     assert not close([before[0] * change, *before[1:]], before)
+
+
+def test_every_run_asked_for_is_recorded_and_every_recorded_run_has_a_reason():
+    """A recorded run is one of the experiments or of workflow/queue.yaml."""
+    chosen, recorded = config.read(golden.ROOT, "paper"), golden.ROOT / "results/paper"
+    plan = plans.plan(chosen)
+    assert [key for key, spec in plan.specs.items() if results.problem(recorded / f"{key}.csv", spec)] == []
+    grids = config.read_queue(golden.ROOT, chosen)
+    queue = {runs.key(spec) for grid in grids for spec in runs.training_specs(grid, "paper", chosen.sweeps)}
+    there = {path.relative_to(recorded).with_suffix("").as_posix() for path in recorded.glob("*/*/**/*.csv")}
+    assert {key for key in there if key.startswith(("train/", "measure/"))} <= set(plan.specs) | queue
