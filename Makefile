@@ -7,6 +7,8 @@ RULES := Snakefile $(wildcard workflow/rules/*.smk)
 PYTEST_FLAGS ?= -n 2 --dist loadgroup
 CORES ?= $(shell nproc)
 PRESET ?= paper
+TORCH ?= 2.6.0
+TORCH_TEST = pytest hypothesis numpy scipy packaging safetensors matplotlib
 # Quiet output: one line per finished job; errors and the logs of failed jobs are shown in full.
 SNAKEMAKE = $(PY) -m snakemake --quiet rules reason host --cores $(CORES)
 
@@ -14,7 +16,7 @@ SNAKEMAKE = $(PY) -m snakemake --quiet rules reason host --cores $(CORES)
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help env figures preview tiny report specs verify docs docs-check docs-site test test-site test-workflow test-slow test-gpu test-slurm test-faults chaos lint format zoo transformers bench clean
+.PHONY: help env figures preview tiny report specs verify docs docs-check docs-site test test-site test-workflow test-slow test-torch test-gpu test-slurm test-faults chaos lint format zoo transformers bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -93,6 +95,13 @@ test-site: env build/docs/.installed ## the site in a browser, the tutorials, th
 test-slow: export OMP_NUM_THREADS := 1
 test-slow: env ## the few tests that take long each
 	$(PY) -m pytest $(PYTEST_FLAGS) -m slow
+
+# Releases of torch that the library supports, each in an environment of its own with little beside it.
+test-torch: export OMP_NUM_THREADS := 1
+test-torch: ## the library's tests with another torch (TORCH=2.6.0; TORCH=newest)
+	$(PYTHON) -m venv build/torch-$(TORCH)
+	build/torch-$(TORCH)/bin/python -m pip install --quiet $(if $(filter newest,$(TORCH)),--upgrade torch,torch==$(TORCH)) $(TORCH_TEST)
+	build/torch-$(TORCH)/bin/python -m pytest -q -p no:cacheprovider -m "not gpu and not slow" tests/pathcond
 
 test-gpu: env ## tests that need a GPU (skipped where there is none)
 	$(PY) -m pytest $(PYTEST_FLAGS) -m gpu

@@ -51,11 +51,12 @@ OPTIMIZER_STATE: dict[type[optim.Optimizer], dict[str, int]] = {
     optim.NAdam: _ADAM,
     optim.RAdam: _ADAM,
     optim.Adamax: {"exp_avg": 1, "exp_inf": 1},
-    optim.Muon: {"momentum_buffer": 1},
     optim.RMSprop: {"square_avg": 2, "grad_avg": 1, "momentum_buffer": 0},
     optim.Adagrad: {"sum": 2},
     optim.Adadelta: {"square_avg": 2, "acc_delta": 0},
 }
+if hasattr(optim, "Muon"):  # since torch 2.9
+    OPTIMIZER_STATE[optim.Muon] = {"momentum_buffer": 1}
 
 
 @dataclass(frozen=True)

@@ -26,26 +26,39 @@ class _Callback:
 
     Args:
         every: number of epochs between two rescalings; the first is before training. None: only that one.
+        module: name of the submodule to rescale, such as ``"net"``; None for the whole model.
         inputs: maps a batch to the example input of :func:`pathcond.rescale_`.
         options: further options of :func:`pathcond.rescale_`.
 
     Attributes:
-        reports: the :class:`pathcond.Rescaling` of each rescaling.
+        reports: the :class:`pathcond.Rescaling` of each rescaling. How many units moved and the largest
+            ``|log lambda|`` go to the framework's log, as ``pathcond/moved`` and ``pathcond/max_log_scale``.
     """
 
-    def __init__(self, *, every: int | None = None, inputs: Callable[[Any], Any] | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        *,
+        every: int | None = None,
+        module: str | None = None,
+        inputs: Callable[[Any], Any] | None = None,
+        **options: Any,
+    ) -> None:
         if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
             raise PathCondError(f"expected every to be None or an integer >= 1, got {every!r}.")
-        self.every, self.options, self.reports = every, options, list[Rescaling]()
+        self.every, self.module, self.options, self.reports = every, module, options, list[Rescaling]()
         self.inputs = inputs or self._inputs
 
     def _due(self, epoch: float) -> bool:
         """Whether to rescale before an epoch, counted from 0; the same in a run that resumes from a checkpoint."""
         return epoch == 0 if self.every is None else epoch % self.every == 0
 
-    def _rescale(self, model: nn.Module, example_input: Any, optimizer: Optimizer | None) -> None:
+    def _rescale(self, model: nn.Module, example_input: Any, optimizer: Optimizer | None) -> dict[str, float]:
+        """Rescale, and return what is logged."""
         graph: dict[str, Any] = {"graph": self.reports[0].graph} if self.reports else {}
-        self.reports.append(rescale_(model, example_input, optimizer=optimizer, **self.options | graph))
+        model = model if self.module is None else model.get_submodule(self.module)
+        report = rescale_(model, example_input, optimizer=optimizer, **self.options | graph)
+        self.reports.append(report)
+        return {"pathcond/moved": float(report.moved), "pathcond/max_log_scale": report.max_log_scale}
 
     @staticmethod
     def _inputs(batch: Any) -> Any:
@@ -68,7 +81,9 @@ class _LightningRescale(_Callback):
                 f"expected one optimizer, got {len(trainer.optimizers)}. Call pathcond.rescale_ itself."
             )
         example_input = trainer.strategy.batch_to_device(trainer.strategy.broadcast(self.inputs(batch)))
-        self._rescale(pl_module, example_input, *trainer.optimizers)
+        found = self._rescale(pl_module, example_input, *trainer.optimizers)
+        for logger in trainer.loggers:
+            logger.log_metrics(found, step=trainer.global_step)
 
     @staticmethod
     def _inputs(batch: Any) -> Any:
@@ -90,7 +105,8 @@ class _TrainerRescale(_Callback):
             count = min(args.per_device_train_batch_size, len(loader.dataset))
             batch = loader.collate_fn([loader.dataset[i] for i in range(count)])
         batch = {name: x.to(args.device) if isinstance(x, torch.Tensor) else x for name, x in batch.items()}
-        self._rescale(kwargs["model"], self.inputs(batch), getattr(optimizer, "optimizer", optimizer))
+        found = self._rescale(kwargs["model"], self.inputs(batch), getattr(optimizer, "optimizer", optimizer))
+        state.log_history.append({**found, "epoch": state.epoch or 0, "step": state.global_step})
 
     @staticmethod
     def _inputs(batch: Any) -> Any:

@@ -62,6 +62,8 @@ def check_model(model: nn.Module, values: bool = True) -> None:
     Raises:
         PathCondError: no parameters; or one that is complex, sparse, sharded, in eight bits, or has no data.
     """
+    if isinstance(model, type):
+        raise PathCondError(f"expected a model, got the class {model.__name__}. Create one first.")
     if not isinstance(model, nn.Module):
         raise PathCondError(f"expected a torch.nn.Module, got {type(model).__name__}. Wrap the function in a module.")
     if isinstance(model, nn.DataParallel):
@@ -117,9 +119,15 @@ def check_dense(inputs: Sequence[Tensor]) -> None:
 def mismatch(model: nn.Module, inputs: Sequence[Tensor]) -> str:
     """A sentence for an error message if the inputs' devices or dtypes are not the model's; else empty."""
     if not inputs:
-        return "The example input holds no tensor: pass one, a tuple of arguments, or a dict of keyword arguments. "
+        return (
+            "The example input holds no tensor: pass one (of a DataLoader, next(iter(loader))[0]), a tuple of "
+            "arguments, or a dict of keyword arguments. "
+        )
+    many = "Each element of the example input is one argument: of a batch (x, y), pass x. " if len(inputs) > 1 else ""
     own, given = ({f"{t.dtype} on {t.device.type}" for t in part} for part in (model.parameters(), inputs))
-    return "" if given <= own else f"The model has {', '.join(sorted(own))}; its input is {', '.join(sorted(given))}. "
+    if given <= own:
+        return many
+    return f"{many}The model has {', '.join(sorted(own))}; its input is {', '.join(sorted(given))}. "
 
 
 def largest_entries(named: Mapping[str, Tensor]) -> dict[str, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from pathcond import plotting
 from pathcond.apply import Check, Scales, apply_scales_, optimizer_buffers, scale_optimizer_state_, scale_parameters_
 from pathcond.checks import (
     PathCondError,
@@ -130,24 +132,11 @@ class Rescaling:
         apply_scales_(model, self.graph, -self.solution.u, optimizer=optimizer)
 
     def table(self) -> str:
-        """One line per module with hidden units: how many, how many moved, why others did not, scales and norms."""
-        rows = [("module", "units", "moved", "lambda", "norm before", "after", "not moved because")]
-        dead = torch.zeros(self.units + 1, dtype=torch.bool)
-        dead[torch.tensor([h + 1 for h in self.solution.dead], dtype=torch.int64)] = True
-        log_scales = {name: u / 2 for name, u in self.u.items()}
-        for name in self._modules():
-            units = self.graph.layers.get(name, torch.zeros(0, dtype=torch.int64))
-            free = self.graph.unit_of(units[units != 0])
-            logs = log_scales[name][units != 0] if len(free) else torch.zeros(0)
-            frozen = self.graph.frozen_by_module.get(name, ())
-            reasons = [f"{entry.units} frozen at '{entry.where or 'the model'}': {entry.reason}" for entry in frozen]
-            if stuck := int(dead[free].sum()):
-                reasons.append(f"{stuck} without a path at these weights")
-            moved = int((logs.abs() > _MOVED).sum())
-            span = f"{float(logs.min().exp()):.3g} .. {float(logs.max().exp()):.3g}" if len(logs) else ""
-            before, after = self._norms(name)
-            count = len(free) + sum(entry.units for entry in frozen)
-            rows.append((name or "(model)", str(count), str(moved), span, before, after, "; ".join(reasons)))
+        """One line per module with hidden units: how many, how many moved, why others did not, scales and norms.
+
+        Units that several modules share, as along a shortcut, are counted in the first of them.
+        """
+        rows = self.rows()
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         right = {1, 2, 4, 5}
         lines = [
@@ -159,7 +148,50 @@ class Rescaling:
         ]
         return "\n".join(line.rstrip() for line in lines)
 
-    def _modules(self) -> list[str]:
+    def rows(self) -> list[tuple[str, ...]]:
+        """The cells of :meth:`table`, its head first."""
+        rows = [("module", "units", "moved", "lambda", "norm before", "after", "not moved because")]
+        dead = torch.zeros(self.units + 1, dtype=torch.bool)
+        dead[torch.tensor([h + 1 for h in self.solution.dead], dtype=torch.int64)] = True
+        moving = torch.cat((torch.zeros(1, dtype=torch.bool), self.solution.u.cpu().abs() / 2 > _MOVED))
+        first: dict[int, str] = {}  # the module in which a unit is counted
+        for name in self.modules:
+            numbers = self.graph.layers.get(name, torch.zeros(0, dtype=torch.int64))
+            units = self.graph.unit_of(numbers[numbers != 0])
+            scales = self.scales[name][numbers != 0] if len(units) else torch.zeros(0)
+            everyone = units.unique().tolist()
+            free = torch.tensor([h for h in everyone if first.setdefault(h, name) == name], dtype=torch.int64)
+            frozen = self.graph.frozen_by_module.get(name, ())
+            reasons = [f"{entry.units} frozen at '{entry.where or 'the model'}': {entry.reason}" for entry in frozen]
+            shared = Counter(first[h] for h in everyone if first[h] != name)
+            reasons += [f"{n} counted at '{other or 'the model'}', which shares them" for other, n in shared.items()]
+            moved, stuck = int(moving[free].sum()), int(dead[free].sum())
+            if stuck:
+                reasons.append(f"{stuck} without a path at these weights")
+            if best := len(free) - moved - stuck:
+                reasons.append(f"{best} at their best scale already")
+            span = f"{float(scales.min()):.3g} .. {float(scales.max()):.3g}" if len(scales) else ""
+            before, after = self._norms(name)
+            count = len(free) + sum(entry.units for entry in frozen)
+            rows.append((name or "(model)", str(count), str(moved), span, before, after, "; ".join(reasons)))
+        return rows
+
+    def plot(self, axes: Any = None) -> Any:
+        """Draw the scale of every channel by module, those at the bound and those without a path marked.
+
+        Args:
+            axes: matplotlib axes to draw on; None for a new figure.
+
+        Returns:
+            The axes. Needs matplotlib.
+        """
+        return plotting.plot(self, axes)
+
+    def _repr_html_(self) -> str:
+        return plotting.to_html(self)
+
+    @property
+    def modules(self) -> list[str]:
         """Modules with hidden units, in the order of their parameters."""
         place = {name.rpartition(".")[0]: i for i, name in reversed(list(enumerate(self.graph.shapes)))}
         names = dict.fromkeys([*self.graph.layers, *self.graph.frozen_by_module])

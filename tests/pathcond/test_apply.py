@@ -129,8 +129,9 @@ OPTIMIZERS: dict[str, Any] = {
     "RMSprop": lambda p: optim.RMSprop(p, lr=0.01, eps=1e-30, momentum=0.9, centered=True),
     "Adagrad": lambda p: optim.Adagrad(p, lr=0.01, eps=1e-30),
     "Adadelta": lambda p: optim.Adadelta(p, lr=0.1, eps=1e-30),
-    "Muon": lambda p: optim.Muon([q for q in p if q.ndim == 2], lr=0.01, weight_decay=0.0),
 }
+if hasattr(optim, "Muon"):  # since torch 2.9
+    OPTIMIZERS["Muon"] = lambda p: optim.Muon([q for q in p if q.ndim == 2], lr=0.01, weight_decay=0.0)
 
 
 def state_net() -> nn.Sequential:

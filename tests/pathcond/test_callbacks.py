@@ -32,12 +32,13 @@ class Watch:
         self.invariants: list[tuple[Tensor, Tensor]] = []
         inner = callback._rescale
 
-        def rescale(of: nn.Module, x: Any, optimizer: Any) -> None:
+        def rescale(of: nn.Module, x: Any, optimizer: Any) -> dict[str, float]:
             before = model(X).detach(), self._invariant(model, optimizer)
-            inner(of, x, optimizer)
+            found = inner(of, x, optimizer)
             after = model(X).detach(), self._invariant(model, optimizer)
             self.outputs.append((before[0], after[0]))
             self.invariants.append((before[1], after[1]))
+            return found
 
         callback._rescale = rescale
 
@@ -73,15 +74,19 @@ def test_lightning(tmp_path: Path, every: int | None, times: int) -> None:
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return torch.optim.AdamW(self.parameters(), lr=0.01, weight_decay=0.0)
 
-    module, callback = Module(), callbacks.LightningRescale(every=every)
+    module, callback = Module(), callbacks.LightningRescale(every=every, module="net")
+    logger = pytest.importorskip("lightning.pytorch.loggers").CSVLogger(tmp_path)
     watch = Watch(callback, module.net)
     trainer = lightning.Trainer(
-        accelerator="cpu", max_epochs=4, callbacks=[callback], logger=False, enable_progress_bar=False,
+        accelerator="cpu", max_epochs=4, callbacks=[callback], logger=logger, enable_progress_bar=False,
         enable_model_summary=False, enable_checkpointing=False, default_root_dir=tmp_path,
     )  # fmt: skip
     trainer.fit(module, DataLoader(TensorDataset(X, Y), batch_size=8))
     watch.check(times)
     assert callback.reports[0].moved > 8
+    logged = Path(logger.log_dir, "metrics.csv").read_text()
+    assert "pathcond/moved" in logged
+    assert str(callback.reports[0].max_log_scale) in logged
     assert trainer.global_step == 12
     assert sum(module.losses[-3:]) < sum(module.losses[:3])
 
@@ -119,6 +124,8 @@ def test_hugging_face_trainer(tmp_path: Path, every: int | None, times: int) -> 
     model, trainer = train(callback, tmp_path / "a")
     watches[0].check(times)
     assert callback.reports[0].moved > 8
+    logged = [entry["pathcond/moved"] for entry in trainer.state.log_history if "pathcond/moved" in entry]
+    assert logged == [report.moved for report in callback.reports]
     assert trainer.state.global_step == 12
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     assert sum(losses[-3:]) < sum(losses[:3])

@@ -153,6 +153,49 @@ def test_report_counts_and_table():
     assert "4 frozen at 'up': crosses `sigmoid`" in rows["up"]
 
 
+def test_the_table_counts_every_unit_once_and_explains_those_that_did_not_move():
+    case = BY_NAME["residual_mlp"]
+    report = pathcond.rescale_(case.model(), case.input())
+    _, *rows = report.rows()
+    assert sum(int(row[1]) for row in rows) == report.units + report.graph.frozen_units
+    assert sum(int(row[2]) for row in rows) == report.moved
+    assert any("4 counted at 'stem', which shares them" in row[-1] for row in rows)
+    assert all(row[-1] for row in rows if row[1] != row[2])
+    model = _balanced()
+    with pytest.warns(pathcond.PathCondWarning):
+        report = pathcond.rescale_(model, torch.randn(4, 3).double())
+    assert "4 at their best scale already" in report.table()
+
+
+def test_plot_and_html_show_units_at_the_bound_and_frozen_ones():
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    case = BY_NAME["squeeze_excite"]
+    report = pathcond.rescale_(case.model(), case.input(), clamp=0.3)
+    axes = report.plot()
+    drawn = {color: sum(len(line.get_xdata()) for line in axes.lines if line.get_color() == color)
+             for color in ("#0072B2", "#D55E00")}  # fmt: skip
+    assert drawn == {"#0072B2": report.units - report.at_bound, "#D55E00": report.at_bound}
+    assert [text.get_text() for text in axes.texts] == ["4 frozen"]
+    pyplot.close(axes.figure)
+    text = report._repr_html_()
+    assert text.count("<tr>") == 5
+    assert "crosses `sigmoid`" in text
+
+
+WRONG = {
+    "a class": (lambda: (nn.Identity, torch.ones(2, 3)), "got the class Identity. Create one first"),
+    "a batch (x, y)": (lambda: (mlp(3, 4, 2), (torch.ones(2, 3), torch.ones(2))), r"of a batch \(x, y\), pass x"),
+    "a loader": (lambda: (mlp(3, 4, 2), torch.utils.data.DataLoader([torch.ones(3)])), r"next\(iter\(loader\)\)\[0\]"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_arguments_are_answered_with_a_hint(name):
+    make, hint = WRONG[name]
+    with pytest.raises(pathcond.PathCondError, match=hint):
+        pathcond.rescale_(*make())
+
+
 def _zero_head() -> nn.Module:
     model = mlp(3, 8, 6, 2)
     nn.init.zeros_(model[4].weight)

@@ -145,8 +145,9 @@ def _power_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
     if degree:
         s.set_result(call, s.power(s.groups(a["input"]), degree))
     elif isinstance(power, (int, float)) and isinstance(a["input"], Ref):
-        followed = f"only integer powers up to {_HIGHEST} of activations are followed"
-        s.freeze_through(call, f"crosses `{call.name}` with power {power:g}: {followed}")
+        known = power in range(2, _HIGHEST + 1)
+        why = "of a value that is no activation, as in an RMSNorm or a GELU written by hand" if known else "of a value"
+        s.freeze_through(call, f"crosses `{call.name}` with power {power:g} {why}")
     else:
         s.freeze_through(call)
 
