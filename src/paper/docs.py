@@ -28,12 +28,12 @@ from paper.verdicts import counted, in_words
 PRESET = config.PAPER
 TEMPLATES = Path("workflow/templates")
 FIGURES = Path("docs/figures")
+SOURCES = FIGURES / "sources.json"  # a checksum of what each figure was drawn from
 WRITTEN = tuple(Path("docs") / name for name in ("claims.md", "errata.md", "gallery.md", "reproduction.md"))
 SHARED = ("ff54c7c6a6bb", "0bb4d3f72a1f", "6f287ba537e3")  # commits before `shared_gpu` whose runs shared the GPU
 _FILLED = ("library", "pipeline", "related-tools", "scaling", "when-to-use")
 FILLED = (Path("README.md"), *(Path("docs") / f"{name}.md" for name in _FILLED))
 LONG = 120  # characters of a finding that is cut short
-PDF_SOURCE = "% Source: "  # a comment after the end of a PDF file
 
 
 class Facts:
@@ -222,39 +222,18 @@ def tables(facts: Facts) -> dict[Path, str]:
     return found
 
 
-def figures(facts: Facts) -> dict[Path, tuple[Path, str]]:
-    """Figures of the docs: the file that each is made from, and a checksum of its short table, settings and note.
+def sources(facts: Facts, texts: Mapping[Path, str]) -> dict[str, str]:
+    """By figure, a checksum of its short table, settings and note.
 
     Smoothed curves, which the short table lacks, differ between processors in their last digits.
     """
-    found, texts = {}, tables(facts)
+    found = {}
     for name in facts.experiments:
         settings = json.dumps(facts.config.plain[name], sort_keys=True)
         note = workflow.note(PRESET, facts.config.plain[name], facts.without(name))
-        checksum = hashlib.sha256(f"{texts[FIGURES / f'{name}.csv']}{settings}{note}".encode()).hexdigest()
-        for suffix in ("png", "pdf"):
-            drawn = facts.root / f"figures/{PRESET}/{name}.{suffix}"
-            found[FIGURES / drawn.name] = drawn, checksum
+        drawn = f"{texts[FIGURES / f'{name}.csv']}{settings}{note}"
+        found[name] = hashlib.sha256(drawn.encode()).hexdigest()
     return found
-
-
-def _marked(figure: Path, source: str) -> bytes:
-    """A figure with the checksum of what was drawn; a PNG also reduced to few colours."""
-    if figure.suffix == ".pdf":
-        return results.read_bytes(figure) + f"{PDF_SOURCE}{source}\n".encode()
-    return report.few_colours(figure, Source=source)
-
-
-def source(figure: Path) -> str:
-    """What a figure of the docs was drawn from; empty if there is none."""
-    from PIL import Image
-
-    if not figure.exists():
-        return ""
-    if figure.suffix == ".pdf":
-        return figure.read_bytes().rpartition(PDF_SOURCE.encode())[2].decode(errors="replace").strip()
-    with Image.open(figure) as image:
-        return image.info.get("Source", "")
 
 
 def main() -> None:
@@ -265,19 +244,29 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="write nothing; exit status 1 if something is out of date")
     given = parser.parse_args()
     facts = Facts(given.folder)
-    texts, drawn = pages(facts) | tables(facts), figures(facts)
+    texts = pages(facts) | tables(facts)
+    drawn = sources(facts, texts)
+    texts[SOURCES] = json.dumps(drawn, indent=1, sort_keys=True) + "\n"
     there = {path: (facts.root / path).read_text("utf-8") for path in texts if (facts.root / path).exists()}
     old_texts = [path for path, text in texts.items() if there.get(path) != text]
-    old_figures = [path for path, (_, checksum) in drawn.items() if source(facts.root / path) != checksum]
+    known = json.loads(there.get(SOURCES, "{}"))
+    old_figures = [
+        FIGURES / f"{name}.{suffix}"
+        for name, checksum in drawn.items()
+        for suffix in ("png", "pdf")
+        if known.get(name) != checksum or not (facts.root / FIGURES / f"{name}.{suffix}").exists()
+    ]
     if given.check:
         if wrong := [*old_texts, *old_figures]:
             cli.say(f"out of date, run `make docs`: {', '.join(map(str, wrong))}")
             sys.exit(1)
         return
     for path in old_figures:
-        results.write_bytes(facts.root / path, _marked(*drawn[path]))
+        figure = facts.root / "figures" / PRESET / path.name
+        content = report.few_colours(figure) if path.suffix == ".png" else results.read_bytes(figure)
+        results.write_bytes(facts.root / path, content)
     for path in (facts.root / FIGURES).iterdir():
-        if path.stem not in facts.experiments:
+        if path.stem not in facts.experiments and path.name != SOURCES.name:
             path.unlink()
     for path in old_texts:
         results.write_text(facts.root / path, texts[path])

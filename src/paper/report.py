@@ -111,17 +111,13 @@ def written(table: pd.DataFrame) -> str:
     return table.to_csv(index=False, float_format="%.6g", lineterminator="\n")
 
 
-def few_colours(figure: Path, **notes: str) -> bytes:
-    """A figure as PNG with few colours, a third of its size, and with these notes."""
+def few_colours(figure: Path) -> bytes:
+    """A figure as PNG with few colours, a third of its size."""
     from PIL import Image
-    from PIL.PngImagePlugin import PngInfo
 
-    written, content = PngInfo(), io.BytesIO()
-    for name, text in notes.items():
-        written.add_text(name, text)
+    content = io.BytesIO()
     with Image.open(figure) as image:
-        reduced = image.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
-        reduced.save(content, "png", optimize=True, pnginfo=written)
+        image.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(content, "png", optimize=True)
     return content.getvalue()
 
 
