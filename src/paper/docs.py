@@ -18,7 +18,7 @@ from typing import Any
 import jinja2
 import pandas as pd
 
-from paper import cli, config, plan, report, results, workflow
+from paper import cli, config, dashboard, plan, report, results, workflow
 from paper.cli import PaperError
 from paper.experiments import EXPERIMENTS
 from paper.experiments.practice import same_as
@@ -29,7 +29,8 @@ PRESET = config.PAPER
 TEMPLATES = Path("workflow/templates")
 FIGURES = Path("docs/figures")
 SOURCES = FIGURES / "sources.json"  # a checksum of what each figure was drawn from
-WRITTEN = tuple(Path("docs") / name for name in ("claims.md", "errata.md", "gallery.md", "reproduction.md"))
+DASHBOARD = Path("docs/dashboard.html")  # tools/site/hooks.py puts it into the site
+WRITTEN = tuple(Path(f"docs/{name}.md") for name in ("artifact", "claims", "errata", "gallery", "letter", "reproduction"))
 SHARED = ("ff54c7c6a6bb", "0bb4d3f72a1f", "6f287ba537e3")  # commits before `shared_gpu` whose runs shared the GPU
 _FILLED = ("library", "pipeline", "related-tools", "scaling", "when-to-use")
 FILLED = (Path("README.md"), *(Path("docs") / f"{name}.md" for name in _FILLED))
@@ -66,6 +67,10 @@ class Facts:
         while more and len(f"{first}; {more[0]}") <= LONG:
             first = f"{first}; {more.pop(0)}"
         return first
+
+    def counts(self) -> dict[str, list[int]]:
+        """Number of claims by kind and answer."""
+        return dashboard.counts(self.claims)
 
     def anchor(self, heading: str) -> str:
         """The name under which a code host and the site link to a heading."""
@@ -195,6 +200,14 @@ def pages(facts: Facts) -> dict[Path, str]:
     )  # fmt: skip
     environment.globals["facts"] = facts
     found = {page: environment.get_template(f"{page.name}.j2").render() for page in WRITTEN}
+    found[DASHBOARD] = dashboard.page(
+        environment.overlay(autoescape=True),
+        facts.claims,
+        {name: results.read_table(facts.results / f"aggregate/{name}.csv") for name in facts.experiments},
+        lambda name: f"figures/{name}.png",
+        lambda name: f"gallery.html#{facts.anchor(facts.experiments[name].title)}",
+        PRESET,
+    )
     parts: Any = environment.get_template("parts.md.j2").module
     for page in FILLED:
         found[page] = _filled(page, results.read_bytes(facts.root / page).decode("utf-8"), parts)

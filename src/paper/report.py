@@ -1,4 +1,4 @@
-"""Pages of the report: one per experiment, the claims, the configuration, runtimes; and the tables beside them.
+"""Pages of the report: the dashboard, one per experiment, the claims, the configuration, runtimes; and their tables.
 
 python -m paper.report --preset PRESET --output FOLDER
 
@@ -8,6 +8,7 @@ The report is one file that holds each page and each table, so figures have few 
 
 import argparse
 import base64
+import html
 import io
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -18,17 +19,21 @@ from urllib.parse import quote
 import jinja2
 import pandas as pd
 
-from paper import cli, config, results
+from paper import cli, config, dashboard, results
+from paper.dashboard import MARKS
 from paper.experiments import EXPERIMENTS
-from paper.verdicts import NO, PARTLY, WORDS, YES, counted
+from paper.verdicts import counted
 from paper.workflow import Workflow
 
 TEMPLATES = Path("workflow/templates")
-CLASSES = {YES: "reproduced", PARTLY: "partly", NO: "not"}  # classes of the style sheet
-MARKS = {word: CLASSES[answer] for words in WORDS.values() for answer, word in words.items()}
 FACTS = ("hardware", "torch", "python", "commit")  # of each run in the table of runtimes
 LONGEST_TABLE = 200  # rows that a page shows; the CSV file has all
 COLOURS = 64
+# The report opens on the dashboard, in a frame in place of Snakemake's narrow column; the graph of rules comes below.
+LANDING = """<style>.prose.max-w-lg {{ max-width: none; }} .grow.flex.gap-3:has(.dashboard) {{ flex-wrap: wrap; }}
+.dashboard {{ width: max(20rem, calc(100vw - 24rem)); height: 88vh; border: 0; }}</style>
+<iframe class="dashboard" title="Dashboard" srcdoc="{}"></iframe>
+"""
 
 
 def pages(flow: Workflow, preset: str) -> Iterator[tuple[str, str]]:
@@ -43,10 +48,12 @@ def pages(flow: Workflow, preset: str) -> Iterator[tuple[str, str]]:
     claims = results.read_json(folder / "claims.json")
     # Pictures are made smaller while the tables are read and written.
     pictures = ThreadPoolExecutor().map(few_colours, [drawn / f"{name}.png" for name in EXPERIMENTS])
+    tables, shown = {}, {}
     provenance = {key: results.read_provenance(folder / f"{key}.csv") for key in plan.specs}
     for (name, experiment), picture in zip(EXPERIMENTS.items(), pictures, strict=True):
         full = folder / f"aggregate/{name}.csv"
-        table = short(results.read_table(full))
+        tables[name], shown[name] = results.read_table(full), _base64(picture)
+        table = short(tables[name])
         csv = written(table)
         yield f"{name}.csv", csv
         yield (
@@ -57,7 +64,7 @@ def pages(flow: Workflow, preset: str) -> Iterator[tuple[str, str]]:
                 title=experiment.title,
                 place="Ours" if experiment.where == "ours" else f"{experiment.where} of the paper",
                 caption=flow.caption(preset, name),
-                png=_base64(picture),
+                png=shown[name],
                 pdf=_base64(results.read_bytes(drawn / f"{name}.pdf")),
                 csv=quote(csv, safe=",;:+"),  # base64 would be a third longer
                 full=full.as_posix(),
@@ -73,6 +80,11 @@ def pages(flow: Workflow, preset: str) -> Iterator[tuple[str, str]]:
                 else [],
             ),
         )
+    page = dashboard.page(
+        environment, claims, tables, lambda name: f"data:image/png;base64,{shown[name]}", None, preset
+    )
+    yield "dashboard.html", page
+    yield "landing.html", LANDING.format(html.escape(page))
     yield (
         "claims.html",
         template.render(

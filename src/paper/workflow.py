@@ -313,8 +313,8 @@ _CODE = {
     "aggregate": ["aggregate.py"],
     "figure": ["plotting.py", "methods.py"],
     "claims": ["verdicts.py"],
-    "report": ["report.py"],
-    "docs": ["docs.py", "report.py", "experiments/practice.py", "experiments/quantisation.py"],
+    "report": ["report.py", "dashboard.py"],
+    "docs": ["docs.py", "report.py", "dashboard.py", "experiments/practice.py", "experiments/quantisation.py"],
 }
 
 

@@ -1,4 +1,4 @@
-"""An extension of mkdocstrings that turns Sphinx references in docstrings into Markdown."""
+"""An extension of mkdocstrings: Sphinx references in docstrings become Markdown, names of defaults their values."""
 
 import re
 from typing import Any
@@ -10,6 +10,13 @@ ROLE = re.compile(r":(?:func|class|meth|attr|mod):`([^`]+)`")
 
 class Roles(griffe.Extension):
     """Link names of the library, show other names as code, and mark examples."""
+
+    def on_function(self, *, func: griffe.Function, **_: Any) -> None:
+        """Show the value of a default that is a constant of its module."""
+        for parameter in func.parameters:
+            constant = func.module.members.get(str(parameter.default))
+            if isinstance(constant, griffe.Attribute) and constant.value is not None:
+                parameter.default = constant.value
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         """Rewrite the docstring of one object."""

@@ -1,7 +1,8 @@
 """Hooks of mkdocs.yml: the site shows the Markdown files as a code host does, with links, notebooks and formulas.
 
-README.md, CONTRIBUTING.md and CHANGELOG.md become pages, notebooks become Markdown, files outside of docs/ that a page
-links to are copied into the site, and formulas become MathML, which browsers draw without scripts.
+README.md, CONTRIBUTING.md and CHANGELOG.md become pages, notebooks become Markdown, the dashboard becomes a page, files
+outside of docs/ that a page links to are copied into the site, and formulas become MathML, which browsers draw without
+scripts.
 """
 
 import base64
@@ -18,6 +19,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[2]
+DASHBOARD = "results.md"  # the page that docs/dashboard.html is part of
 TOP = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 LINK = re.compile(r"(\]\()(?![a-z]+:|#)([^)#\s]+)(#[^)]*)?\)")
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
@@ -26,7 +28,8 @@ FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>',
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages and files that are not Markdown under docs/."""
     for source, uri in TOP.items():
-        files.append(File.generated(config, uri, content=(ROOT / source).read_text("utf-8")))
+        files.append(File.generated(config, uri, content=_without_badges((ROOT / source).read_text("utf-8"))))
+    files.append(File.generated(config, DASHBOARD, content="---\ntitle: Results\nhide: [toc]\n---\n"))
     for notebook in [file for file in files if file.src_uri.endswith(".ipynb")]:
         files.remove(notebook)
         name = notebook.src_uri.removesuffix(".ipynb")
@@ -58,6 +61,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Formulas as MathML, and names in tables that may break after a dot, a slash or an underscore."""
+    if page.file.src_uri == DASHBOARD:
+        (main,) = re.findall(r"<main.*</main>", (ROOT / "docs/dashboard.html").read_text("utf-8"), re.DOTALL)
+        return main.replace("<main", "<div", 1).removesuffix("</main>") + "</div>"
 
     def formula(found: re.Match[str]) -> str:
         kind = "block" if found[1] == "div" else "inline"
@@ -67,6 +73,11 @@ def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files
         return re.sub(r"<code>[^<]+", lambda name: re.sub(r"([./_])", r"\1<wbr>", name[0]), cell[0])
 
     return re.sub(r"<td.*?</td>", names, FORMULA.sub(formula, content), flags=re.DOTALL)
+
+
+def _without_badges(text: str) -> str:
+    """A page without the pictures that a code host loads from the network."""
+    return re.sub(r"^\[!\[.*\n", "", text, flags=re.MULTILINE)
 
 
 def _in_repository(uri: str, target: str) -> str:

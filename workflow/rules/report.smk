@@ -2,7 +2,7 @@ report: "../report/workflow.rst"
 
 
 rule page:
-    """Write the pages of the report: one per experiment with a short table, then claims, settings and runtimes."""
+    """Write the pages of the report: dashboard, one per experiment with a short table, claims, settings, runtimes."""
     input:
         figures=expand(
             FIGURE, experiment=EXPERIMENTS, suffix=["pdf", "png"], allow_missing=True
@@ -39,6 +39,7 @@ rule page:
             )
             for page in MORE_PAGES
         ],
+        expand(PAGE, page=["dashboard", "landing"], allow_missing=True),
     log:
         "logs/{preset}/page.log",
     localrule: True
