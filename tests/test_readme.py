@@ -79,7 +79,7 @@ def test_the_page_of_a_package_index_has_absolute_links():
     spec.loader.exec_module(tool)
     text = tool.absolute(README, "https://example.org/o/n", "v1")
     assert re.findall(r"\]\((?!https?:|#)[^)]*\)", text) == []
-    assert "![One neuron: incoming weights times lambda, outgoing weights divided by lambda](https://example.org/o/n/raw/v1/" in text
+    assert "](https://example.org/o/n/raw/v1/docs/method.png)" in text
     assert "](https://example.org/o/n/blob/v1/LICENSE)" in text
     assert "(https://example.org/o/n/actions/workflows/tests.yml)" in text
 
