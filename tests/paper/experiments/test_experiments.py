@@ -84,6 +84,7 @@ def test_settings_are_those_of_the_configuration_and_closed(name):
 
 
 @EVERY
+@pytest.mark.xdist_group("golden")  # which measure the same tables, once per process
 def test_figure_claims_and_keys(name):
     experiment, table = EXPERIMENTS[name], small(name)
     before = table.copy()
