@@ -435,7 +435,9 @@ def _cached(name: str, directory: Path | None, say: Say) -> tuple[Path, dict[str
                 return path, found
             for left in folder.glob(f"{name}.*.tmp"):  # left by killed processes
                 shutil.rmtree(left, ignore_errors=True)
-            with tempfile.TemporaryDirectory(dir=folder, prefix=f"{name}.", suffix=".tmp") as work:
+            with tempfile.TemporaryDirectory(
+                dir=folder, prefix=f"{name}.", suffix=".tmp", ignore_cleanup_errors=True
+            ) as work:
                 arrays, source = _fetch(name, Path(work), directory, say)
                 content, record = _encoded(name, arrays, source)
                 for file, data in ((path.with_suffix(".json"), json.dumps(record).encode()), (path, content)):

