@@ -29,10 +29,13 @@ TEMPLATES = Path("workflow/templates")
 FACTS = ("hardware", "torch", "python", "commit")  # of each run in the table of runtimes
 LONGEST_TABLE = 200  # rows that a page shows; the CSV file has all
 COLOURS = 64
-# The report opens on the dashboard, in a frame in place of Snakemake's narrow column; the graph of rules comes below.
-LANDING = """<style>.prose.max-w-lg {{ max-width: none; }} .grow.flex.gap-3:has(.dashboard) {{ flex-wrap: wrap; }}
-.dashboard {{ width: max(20rem, calc(100vw - 24rem)); height: 88vh; border: 0; }}</style>
-<iframe class="dashboard" title="Dashboard" srcdoc="{}"></iframe>
+# The report opens on the dashboard, which lies above Snakemake's menu until it is closed.
+LANDING = """<style>.dashboard {{ position: fixed; inset: 0; z-index: 1000; background: #fff; }}
+.dashboard iframe {{ width: 100%; height: 100%; border: 0; }}
+.dashboard button {{ position: absolute; top: .6rem; right: 1.4rem; padding: .3rem .8rem; border-radius: .3rem;
+background: #1e293b; color: #fff; }}</style>
+<div class="dashboard"><iframe title="Dashboard" srcdoc="{}"></iframe>
+<button type="button" onclick="this.parentNode.remove()">All files and settings</button></div>
 """
 
 

@@ -52,6 +52,9 @@ def test_report_in_a_browser(tree: Tree):
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.on("requestfailed", lambda request: wrong.append(f"not found: {request.url[:200]}"))
         page.goto((tree.folder / "report.html").as_uri())
+        dashboard = page.frame_locator(".dashboard iframe")
+        assert dashboard.locator(".card").count() == len(EXPERIMENTS)
+        page.locator(".dashboard button").click()
         menu = page.locator("body").inner_text()
         places = [menu.index(EXPERIMENTS[name].title) for name in EXPERIMENTS if name in FEW]
         assert places == sorted(places), "the paper's order"
@@ -63,5 +66,6 @@ def test_report_in_a_browser(tree: Tree):
             assert sizes[0] > 300
             assert "Not judged at this preset" in text
             page.goto((tree.folder / "report.html").as_uri())
+            page.locator(".dashboard button").click()
         browser.close()
     assert wrong == []
