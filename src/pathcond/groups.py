@@ -1,7 +1,7 @@
 """Scale groups: the rescaling symmetries of a model as values to print, to verify one by one and to hand to tools.
 
 A *scale group* is a run of channels of one module, each of which may be multiplied by a positive factor if all
-parameters that read it are divided by that factor. Quantisation tools (AWQ, SmoothQuant, cross-layer equalisation) move
+parameters that read it are divided by that factor. Quantization tools (AWQ, SmoothQuant, cross-layer equalization) move
 scales along such groups, which they find in lists of module names written by hand for each architecture. Here they come
 from the recorded forward pass, and each can be verified.
 """
@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from pathcond.apply import Check, apply_scales_, trial
-from pathcond.checks import PathCondError, check_model
+from pathcond.checks import PathCondError, RecordError, check_choice, check_model
 from pathcond.graph import ScaleGraph, extract_graph
 from pathcond.isolation import on_cpu
 from pathcond.rules.base import owner
@@ -302,13 +302,23 @@ def _as_slice(places: Tensor) -> slice | tuple[int, ...]:
 # ---- exports
 
 
-def groups_to_awq_mappings(groups: Iterable[ScaleGroup]) -> list[dict[str, Any]]:
+def groups_to_awq_mappings(
+    groups: Iterable[ScaleGroup], *, experts: Literal["linear", "skip"] = "linear", fused: bool = True
+) -> list[dict[str, Any]]:
     """Scale groups in the form that AWQ and SmoothQuant tools take: ``smooth_layer`` and ``balance_layers`` by name.
 
-    In such a mapping the output channels of one smooth layer are, in their order, the input channels of all balance
-    layers. If a fused layer has more outputs, its last ones are. Groups of another form (queries against keys, values
-    that several query heads share, channels along a residual connection) have no such mapping and are left out. So are
-    groups of another degree than 1, because these tools divide by the scale itself.
+    In such a mapping the output channels of one smooth layer, a norm or a linear layer, are in their order the input
+    channels of all balance layers, which are linear. Groups of another form (queries against keys, values that several
+    query heads share, convolutions, channels along a residual connection) have no such mapping and are left out. So are
+    groups of another degree than 1, because these tools divide by the scale itself. Of gains written ``1 + weight`` a
+    tool must scale the sum; llm-compressor does.
+
+    Args:
+        groups: what :func:`scale_groups` found.
+        experts: ``linear``: experts whose weights are one parameter are named as the linear layers that llm-compressor
+            makes of them, such as ``experts.0.up_proj``. ``skip``: groups that they belong to are left out.
+        fused: include smooth layers with more outputs than there are channels, whose last outputs the tool must take;
+            SmoothQuant tools do not.
 
     Example:
         >>> import torch, pathcond
@@ -316,47 +326,91 @@ def groups_to_awq_mappings(groups: Iterable[ScaleGroup]) -> list[dict[str, Any]]
         >>> pathcond.groups_to_awq_mappings(pathcond.scale_groups(model, torch.ones(1, 3)))
         [{'smooth_layer': '0', 'balance_layers': ['2']}]
     """
+    check_choice("experts", experts, ("linear", "skip"))
     found = []
-    for group in groups:
-        ends = _in_order(group)
-        if ends is not None:
-            found.append({"smooth_layer": ends[0], "balance_layers": ends[1]})
+    for group in [group for group in groups if not group.frozen and group.consumers]:
+        pair = _in_order(group, fused)
+        pairs = [pair] if pair else _split_experts(group) if experts == "linear" else []
+        found += [{"smooth_layer": smooth, "balance_layers": balance} for smooth, balance in pairs]
     return found
 
 
 def groups_to_cle_pairs(groups: Iterable[ScaleGroup]) -> list[tuple[str, str]]:
-    """Pairs of layers for cross-layer equalisation: all outputs of the first are the inputs of the second alone.
+    """Pairs of layers for cross-layer equalization: all outputs of the first are the inputs of the second alone.
 
-    Groups of another degree than 1 are left out.
+    The second may be a depthwise convolution. Groups of another degree than 1 are left out.
     """
     pairs = []
     for group in groups:
-        ends = _in_order(group)
-        weights = [part.shape[part.axis or 0] for part in group.producers if len(part.shape) > 1]
-        if ends is not None and len(ends[1]) == 1 and weights == [group.channels]:
-            pairs.append((ends[0], ends[1][0]))
+        makers, readers = (tuple({part.module: None for part in p}) for p in (group.producers, group.consumers))
+        weights = [part for part in (*group.producers, *group.consumers) if len(part.shape) > 1]
+        whole = all(_whole(part, group.channels) and part.parameter.endswith(".weight") for part in weights)
+        if whole and len(weights) == 2 and len(makers) == len(readers) == 1 and all(map(_plain, group.producers)):
+            pairs.append((makers[0], readers[0]))
     return pairs
 
 
-def _in_order(group: ScaleGroup) -> tuple[str, list[str]] | None:
-    """The one module that makes a group's channels and those that read them, if all have them in the same order."""
-    parts = (*group.producers, *group.consumers)
+def _plain(part: ParamSlice) -> bool:
+    """Whether each channel of a slice is one index along one axis, multiplied or divided by the factor itself."""
+    return not part.inverse and not part.offset and part.axis is not None and part.degree == 1
+
+
+def _whole(part: ParamSlice, channels: int) -> bool:
+    """Whether the channels of a group are, in their order, all entries along an axis of the parameter."""
+    in_order = part.index == slice(0, channels, 1) and torch.equal(part.channel, torch.arange(channels))
+    return _plain(part) and in_order and part.shape[part.axis or 0] == channels
+
+
+def _in_order(group: ScaleGroup, fused: bool = True) -> tuple[str, list[str]] | None:
+    """The norm or linear layer that makes a group's channels, and the linear layers that read all of its outputs."""
     makers = {part.module for part in group.producers}
-    if (
-        group.frozen
-        or len(makers) != 1
-        or any(part.inverse or part.offset or part.axis is None or part.degree > 1 for part in parts)
-    ):
+    if group.frozen or len(makers) != 1:
         return None
+    (maker,) = makers
     order = torch.arange(group.channels)
     for part in group.producers:
-        size = part.shape[part.axis or 0]
-        if part.index != slice(size - group.channels, size, 1) or not torch.equal(part.channel, order):
-            return None
+        size, plain = part.shape[0], _plain(replace(part, offset=0.0) if len(part.shape) == 1 else part)
+        last = part.index == slice(size - group.channels, size, 1) and torch.equal(part.channel, order)
+        known = part.parameter in (f"{maker}.weight", f"{maker}.bias") and len(part.shape) < 3 and part.axis == 0
+        if not (known and plain and last) or (size > group.channels and not (fused and len(part.shape) == 2)):
+            return None  # of a fused layer tools scale the last outputs, if it has no bias
     for part in group.consumers:
-        if part.index != slice(0, part.shape[part.axis or 0], 1) or not torch.equal(part.channel, order):
+        linear = len(part.shape) == 2 and part.axis == 1 and part.parameter.endswith(".weight")
+        if not linear or not _whole(part, group.channels):
             return None
-    return next(iter(makers)), list(dict.fromkeys(part.module for part in group.consumers))
+    return maker, list(dict.fromkeys(part.module for part in group.consumers))
+
+
+_HALVES = {"gate_up_proj": ("gate_proj", "up_proj"), "up_proj": ("up_proj",), "down_proj": ("down_proj",)}
+
+
+def _split_experts(group: ScaleGroup) -> list[tuple[str, list[str]]]:
+    """The mappings of a group in which the weights of all experts are one parameter, named as one layer per expert."""
+    fused = [part for part in group.consumers if len(part.shape) == 3 and part.parameter.split(".")[-1] in _HALVES]
+    rest = tuple(part for part in group.consumers if part not in fused)
+    if not fused:
+        return []
+    if {part.module for part in group.producers} == {fused[0].module}:  # hidden channels of each expert
+        name, count = fused[0].module, fused[0].shape[0]
+        weights = [part for part in (*group.producers, *group.consumers) if len(part.shape) == 3]
+        plain = len(weights) == 2 and all(part.degree == 1 and not part.inverse for part in weights)
+        if not plain or group.channels % count:
+            return []
+        order = torch.arange(group.channels).reshape(count, -1)
+        channels = [part.channel.reshape(count, -1)[:, -order.shape[1] :] for part in weights]
+        if not all(torch.equal(found, order) for found in channels):
+            return []
+        return [(f"{name}.{i}.up_proj", [f"{name}.{i}.down_proj"]) for i in range(count)]
+    pair = _in_order(replace(group, consumers=rest))
+    if pair is None or not all(_whole(part, group.channels) for part in fused):
+        return []
+    parts = [(part.module, part.shape[0], _HALVES[part.parameter.split(".")[-1]]) for part in fused]
+    return [
+        (
+            pair[0],
+            [*pair[1], *(f"{m}.{i}.{half}" for m, count, halves in parts for i in range(count) for half in halves)],
+        )
+    ]
 
 
 # ---- mappings that a user wrote
@@ -370,42 +424,56 @@ class MappingCheck:
         smooth_layer: name of the module whose outputs are multiplied; the pattern itself where no module has it.
         balance_layers: names of the modules whose input columns are divided.
         channels: number of factors; 0 where the entry cannot be applied.
-        change: relative change of the function; None where the entry cannot be applied.
-        exact: whether the function is kept.
-        reason: why the entry cannot be applied, or is not exact; empty if it is exact.
+        change: relative change of the function in the model's present mode; None where the entry cannot be applied, and
+            for models without weights (meta device).
+        verdict: ``exact``: the function is kept for every input and in both modes, by the graph and by measurement.
+            ``holds on this input``: no change was measured, but the graph does not show that there is none elsewhere.
+            ``not exact``: a change was measured. ``not shown``: without weights, the graph does not show it.
+            ``cannot be applied``.
+        reason: why the verdict is not ``exact``.
+        omitted: parameters that would have to be scaled too.
     """
 
     smooth_layer: str
     balance_layers: tuple[str, ...]
     channels: int
     change: float | None
-    exact: bool
-    reason: str
+    verdict: Literal["exact", "holds on this input", "not exact", "not shown", "cannot be applied"]
+    reason: str = ""
+    omitted: tuple[str, ...] = ()
+
+    @property
+    def exact(self) -> bool:
+        """Whether the function is kept for every input, in eval and in training mode."""
+        return self.verdict == "exact"
 
     def __str__(self) -> str:
         arrow = f"{self.smooth_layer} -> {', '.join(self.balance_layers) or '(nothing)'}"
-        if self.change is None:
-            return f"{arrow}: cannot be applied, {self.reason}"
-        return f"{arrow}: {'exact' if self.exact else 'NOT exact'}, change {self.change:.1e}"
+        measured = "" if self.change is None else f", change {self.change:.1e}"
+        return f"{arrow}: {self.verdict}{measured}{': ' if self.reason else ''}{self.reason}"
 
 
 @on_cpu
 def verify_mapping(
     model: nn.Module, example_input: Any, mapping: Iterable[Any], *, seed: int = 0
 ) -> tuple[MappingCheck, ...]:
-    """Measure whether the entries of an AWQ or SmoothQuant mapping keep a model's function.
+    """Find out whether the entries of an AWQ, SmoothQuant or equalization mapping keep a model's function.
 
-    For each smooth layer that an entry names, its outputs are multiplied by random powers of two, which cause no
-    rounding, and the input columns of its balance layers are divided by them. This is done on a copy in float64
-    where one can be made, else on the model, which is then restored bit for bit.
+    For each smooth layer that an entry names, the outputs are multiplied by random powers of two, which cause no
+    rounding, and the input columns of its balance layers are divided by them. The scales are compared with those that
+    :func:`scale_groups` finds, and the change of the function is measured: on a copy in float64 where one can be made,
+    else on the model, which is then restored bit for bit. Models on the meta device are compared alone.
 
     Args:
         model: the model that the mapping is for.
         example_input: an input for it, as for :func:`pathcond.extract_graph`.
-        mapping: entries with ``smooth_layer`` and ``balance_layers``, as keys or attributes: module names, endings of
-            module names, or regular expressions after ``re:``. Where names fit several blocks, a smooth layer goes with
-            the balance layers nearest to it. Of a smooth layer with more outputs than its balance layers have inputs,
-            the last ones are scaled, as AWQ tools do for fused projections.
+        mapping: entries with ``smooth_layer`` and ``balance_layers`` (also ``smooth_layers``; ``norm`` and
+            ``linears``), as keys or attributes; or pairs ``(balance_layers, smooth_layers)``, ``(smooth_layer,
+            balance_layers)`` or ``(first, second)``. Layers are module names, endings of module names where no module
+            has the whole name, or regular expressions: after ``re:``, or with characters that names do not have.
+            Where names fit several blocks, a smooth layer goes with the balance layers nearest to it. Of a smooth layer
+            with more outputs than its balance layers have inputs, the last ones are scaled, as AWQ tools do for fused
+            projections. Of gains that the model uses as ``1 + weight``, the sum is scaled.
         seed: seed of the random factors.
 
     Returns:
@@ -415,58 +483,130 @@ def verify_mapping(
         >>> import torch, pathcond
         >>> model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.GELU(), torch.nn.Linear(8, 2))
         >>> found = pathcond.verify_mapping(model, torch.ones(1, 3), [{"smooth_layer": "0", "balance_layers": ["2"]}])
-        >>> found[0].exact
-        False
+        >>> found[0].verdict
+        'not exact'
     """
-    check_model(model)
+    meta = any(p.is_meta for p in model.parameters())
+    check_model(model, values=not meta)
     modules = {name: module for name, module in model.named_modules() if name}
     canonical = {id(p): name for name, p in model.named_parameters()}  # tied parameters have one name here
     entries = [_entry(entry) for entry in mapping]
-    resolved = [found for smooth, balance in entries for found in _resolve(modules, smooth, balance)]
+    graph, unknown = None, ""
+    try:
+        graph = extract_graph(model, example_input)
+    except RecordError as error:
+        unknown = f"the model cannot be analyzed: {error}"
+    offsets = {name: scales.offset for name, scales in graph.params.items()} if graph is not None else {}
     reports = []
-    for smooth, balance, fault in resolved:
+    for smooth, balance, fault in [found for entry in entries for found in _resolve(modules, *entry)]:
         scaled, size, why = _scaled_entries(modules, smooth, balance) if not fault else ([], 0, fault)
         if why:
-            reports.append(MappingCheck(smooth, balance, 0, None, False, why))
+            reports.append(MappingCheck(smooth, balance, 0, None, "cannot be applied", why))
             continue
-        factors = _exponents(size, seed).exp2()
+        exponents = _exponents(size, seed)
         scaled = [(canonical[id(model.get_parameter(name))], axis, n, divide) for name, axis, n, divide in scaled]
-        with trial(model, example_input, [name for name, *_ in scaled]) as check:
-            _apply(check, scaled, factors)
-            change = check.change()
-        why = "" if change <= _EXACT else "the function changes"
-        reports.append(MappingCheck(smooth, balance, size, change, change <= _EXACT, why))
+        why, omitted = (unknown, ()) if graph is None else _disagreement(graph, scaled, exponents)
+        change = None
+        if not meta:
+            with trial(model, example_input, [name for name, *_ in scaled]) as check:
+                _apply(check, scaled, exponents.exp2(), offsets)
+                change = check.change()
+        kept = change is not None and change <= _EXACT
+        if change is not None and not kept:
+            verdict, why = "not exact", why or "the function changes, though the graph allows it"
+        elif why:
+            verdict = "holds on this input" if kept else "not shown"
+        else:
+            verdict = "exact"
+        reports.append(MappingCheck(smooth, balance, size, change, verdict, why, omitted))
     return tuple(reports)
 
 
-def _apply(check: Check, scaled: Sequence[tuple[str, int, int, bool]], factors: Tensor) -> None:
+def _disagreement(
+    graph: ScaleGraph, scaled: Sequence[tuple[str, int, int, bool]], exponents: Tensor
+) -> tuple[str, tuple[str, ...]]:
+    """Why the graph does not show that a mapping keeps the function in every mode; parameters that it omits."""
+    name, axis, size, _ = scaled[0]
+    row = graph.params[name].row if name in graph.params else torch.zeros([1] * len(graph.shapes[name]))
+    made = row.long().expand(graph.shapes[name]).movedim(axis, 0)[-size:]
+    while made.ndim > 1:
+        made = made[:, 0]
+    units = graph.unit_of(made)
+    if not bool(units.all()):
+        reasons = [str(entry) for entry in graph.frozen_by_module.get(owner(name), ())]
+        return f"channels of '{owner(name)}' are not free: {'; '.join(reasons) or 'no scale group has them'}", ()
+    u = torch.zeros(graph.units, dtype=torch.float64)
+    u[units - 1] = exponents / graph.power_of(made)
+    log = graph.by_number(u)
+    wanted = {name: (axis, n, divide) for name, axis, n, divide in scaled}
+    omitted, other = [], []
+    for name, shape in graph.shapes.items():
+        scales = graph.params.get(name)
+        ends = [log[scales.row], log[scales.col]] if scales is not None else []
+        touched = any(bool(end.any()) for end in ends)
+        if not touched and name not in wanted:
+            continue
+        by_graph = ends[0] - ends[1] if touched else torch.zeros([1] * len(shape), dtype=torch.float64)
+        if name not in wanted:
+            omitted += [name] if bool(by_graph.any()) else []
+            continue
+        axis, n, divide = wanted[name]
+        line = torch.zeros(shape[axis], dtype=torch.float64)
+        line[-n:] = -exponents if divide else exponents
+        by_mapping = line.reshape([-1 if i == axis else 1 for i in range(len(shape))])
+        if bool((by_graph - by_mapping).any()):
+            other.append(name)
+    if omitted:
+        return f"also read or made by {', '.join(omitted)}", tuple(omitted)
+    if other:
+        return f"the graph scales {', '.join(other)} in another way", ()
+    return "; ".join(graph.notes) if not graph.exact else "", ()
+
+
+def _apply(
+    check: Check, scaled: Sequence[tuple[str, int, int, bool]], factors: Tensor, offsets: Mapping[str, float]
+) -> None:
     """Multiply the last entries along an axis by the factors, or divide by them."""
     with torch.inference_mode(False), torch.no_grad():
         for name, axis, size, divide in scaled:
-            p = check.model.get_parameter(name)
+            p, offset = check.model.get_parameter(name), offsets.get(name, 0.0)
             by = (1 / factors if divide else factors).to(p.device)
             part = p.narrow(axis, p.shape[axis] - size, size)
-            part.copy_(part.double() * by.reshape([-1 if i == axis else 1 for i in range(p.ndim)]))
+            by = by.reshape([-1 if i == axis else 1 for i in range(p.ndim)])
+            part.copy_((part.double() + offset) * by - offset)
+
+
+_NAMES = (("smooth_layer", "balance_layers"), ("smooth_layers", "balance_layers"), ("norm", "linears"))
 
 
 def _entry(entry: Any) -> tuple[str, list[str]]:
     """The smooth layer and the balance layers of an entry, as patterns."""
-    get: Callable[[str], Any] = entry.get if isinstance(entry, Mapping) else lambda key: getattr(entry, key, None)
-    smooth, balance = get("smooth_layer"), get("balance_layers")
-    names = [] if isinstance(balance, str) or not isinstance(balance, Iterable) else list(balance)
-    if not isinstance(smooth, str) or not isinstance(balance, Iterable) or not all(isinstance(n, str) for n in names):
+    smooth = balance = None
+    for first, second in _NAMES:
+        keys = isinstance(entry, Mapping)
+        if (first in entry and second in entry) if keys else (hasattr(entry, first) and hasattr(entry, second)):
+            smooth, balance = (entry[first], entry[second]) if keys else (getattr(entry, first), getattr(entry, second))
+    if smooth is None and isinstance(entry, (tuple, list)) and len(entry) == 2:
+        smooth, balance = entry if isinstance(entry[0], str) else reversed(entry)
+        balance = [balance] if isinstance(balance, str) else balance
+    smooth = smooth[0] if isinstance(smooth, (list, tuple)) and len(smooth) == 1 else smooth
+    names = list(balance) if isinstance(balance, (list, tuple)) else []
+    if not isinstance(smooth, str) or not names or not all(isinstance(name, str) for name in names):
         raise PathCondError(
-            f"expected entries with a name 'smooth_layer' and a list of names 'balance_layers', got {entry!r}."
+            "expected entries with one name 'smooth_layer' and a list of names 'balance_layers', or a pair of these, "
+            f"got {entry!r}."
         )
-    if isinstance(balance, str):
-        raise PathCondError(f"expected a list of names 'balance_layers', got the text {balance!r} in {entry!r}.")
     return smooth, names
 
 
-def _matches(pattern: str, name: str) -> bool:
+def _named(pattern: str, names: Iterable[str]) -> list[str]:
+    """The names that a pattern fits: the whole name, else the ends of names; or a regular expression."""
     if pattern.startswith("re:"):
-        return re.match(pattern[3:], name) is not None
-    return name == pattern or name.endswith("." + pattern)
+        return [name for name in names if re.match(pattern[3:], name)]
+    if re.search(r"[^\w.\-]", pattern):
+        return [name for name in names if re.search(pattern, name)]
+    names = list(names)
+    return [pattern] if pattern in names else [name for name in names if name.endswith("." + pattern)]
 
 
 def _resolve(
@@ -474,11 +614,12 @@ def _resolve(
 ) -> list[tuple[str, tuple[str, ...], str]]:
     """The modules of an entry: smooth layer, its balance layers, and what is missing."""
     found = []
-    for name in [name for name in modules if _matches(smooth, name)]:
+    for name in _named(smooth, modules):
         readers: list[str] = []
         missing = ""
         for pattern in balance:
-            near = _nearest(name, [other for other in modules if _matches(pattern, other) and other != name])
+            others = [other for other in _named(pattern, modules) if other != name]
+            near = others if others == [pattern] else _nearest(name, others)
             missing = missing or ("" if near else f"no module near '{name}' is named '{pattern}'")
             readers += [other for other in near if other not in readers]
         found.append((name, tuple(readers), missing))
@@ -512,7 +653,8 @@ def _axes_of(module: nn.Module) -> tuple[int, int | None] | None:
     if isinstance(module, nn.modules.conv._ConvTransposeNd):
         return (1, 0) if module.groups == 1 else None
     if isinstance(module, nn.modules.conv._ConvNd):
-        return (0, 1) if module.groups == 1 else None
+        depthwise = module.groups == module.in_channels == module.out_channels
+        return 0, 0 if depthwise else 1 if module.groups == 1 else None
     if isinstance(module, nn.Linear):
         return 0, 1
     if type(module).__name__ == "Conv1D" and weight.ndim == 2:  # GPT-2's linear layer, with the weight transposed
