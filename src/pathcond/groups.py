@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from pathcond.apply import Check, apply_scales_, trial
-from pathcond.checks import PathCondError, RecordError, check_choice, check_model
+from pathcond.checks import PathCondError, RecordError, check_choice, check_flags, check_model
 from pathcond.graph import ScaleGraph, extract_graph
 from pathcond.isolation import on_cpu
 from pathcond.rules.base import owner
@@ -217,9 +217,11 @@ def scale_groups(model: nn.Module, example_input: Any, **options: Any) -> ScaleG
     members = _members(graph, numbers)
     source = _Source(model, example_input, graph)
     free = []
+    order = numbers.argsort(stable=True)
+    by_group = order[int((numbers < 0).sum()) :].split(torch.bincount(numbers[numbers >= 0]).tolist())
     for group, name in enumerate(names):
         rows, cols = (tuple(part for r, part in members.get(group, ()) if r == role) for role in ("row", "col"))
-        units = (numbers == group).nonzero()[:, 0] - 1
+        units = by_group[group] - 1
         degree = max((part.degree for part in cols), default=1)
         free.append(ScaleGroup(name, len(units), degree, rows, cols, units=units, _source=source))
     frozen = [
@@ -251,18 +253,24 @@ def _group_numbers(graph: ScaleGraph) -> tuple[Tensor, list[str]]:
             for power in [1, -1, *(powers[powers.abs() > 1].unique().tolist())]:
                 touched = graph.unit_of(numbers[(powers == power) & (numbers != 0)]).unique()
                 signature[touched] += torch.randint(1 << 40, (1,), generator=draws)
-    found: dict[tuple[int, int], int] = {}
-    keys = list(zip(made_by.tolist(), signature.tolist(), strict=True))[1:]
-    group = torch.tensor([-1, *(found.setdefault(key, len(found)) for key in keys)])
-    return group, [modules[index] for index, _ in found]
+    keys, group, first = _first_seen(torch.stack((made_by, signature), 1)[1:])
+    return torch.cat((torch.tensor([-1]), group)), [modules[index] for index in keys[first, 0].tolist()]
+
+
+def _first_seen(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Distinct rows; for each row the number of its kind, in the order of first appearance; those first appearances."""
+    keys, kind = rows.unique(dim=0, return_inverse=True)
+    first = torch.full((len(keys),), len(rows)).scatter_reduce_(0, kind, torch.arange(len(rows)), "amin")
+    order = first.argsort()
+    number = torch.empty_like(order).scatter_(0, order, torch.arange(len(order)))
+    return keys, number[kind], order
 
 
 def _members(graph: ScaleGraph, group: Tensor) -> dict[int, list[tuple[str, ParamSlice]]]:
     """By group, the parts of parameters that enter it (``row``) and leave it (``col``)."""
-    within = torch.zeros_like(group)  # number of a unit within its group
-    for index in range(int(group.max()) + 1 if len(group) > 1 else 0):
-        inside = group == index
-        within[inside] = torch.arange(int(inside.sum()))
+    order = group.argsort(stable=True)
+    starts = torch.searchsorted(group[order], group[order])
+    within = torch.empty_like(group).scatter_(0, order, torch.arange(len(group)) - starts)  # number within its group
     found: dict[int, list[tuple[str, ParamSlice]]] = {}
     for name, scales in graph.params.items():
         shape = graph.shapes[name]
@@ -455,7 +463,7 @@ class MappingCheck:
 
 @on_cpu
 def verify_mapping(
-    model: nn.Module, example_input: Any, mapping: Iterable[Any], *, seed: int = 0
+    model: nn.Module, example_input: Any, mapping: Iterable[Any], *, seed: int = 0, offset: bool = True
 ) -> tuple[MappingCheck, ...]:
     """Find out whether the entries of an AWQ, SmoothQuant or equalization mapping keep a model's function.
 
@@ -473,8 +481,9 @@ def verify_mapping(
             has the whole name, or regular expressions: after ``re:``, or with characters that names do not have.
             Where names fit several blocks, a smooth layer goes with the balance layers nearest to it. Of a smooth layer
             with more outputs than its balance layers have inputs, the last ones are scaled, as AWQ tools do for fused
-            projections. Of gains that the model uses as ``1 + weight``, the sum is scaled.
+            projections.
         seed: seed of the random factors.
+        offset: of gains that the model uses as ``1 + weight``, scale the sum; False for tools that scale the weight.
 
     Returns:
         One :class:`MappingCheck` for each smooth layer found, or for each entry without any.
@@ -496,7 +505,8 @@ def verify_mapping(
         graph = extract_graph(model, example_input)
     except RecordError as error:
         unknown = f"the model cannot be analyzed: {error}"
-    offsets = {name: scales.offset for name, scales in graph.params.items()} if graph is not None else {}
+    check_flags(offset=offset)
+    offsets = {name: scales.offset for name, scales in graph.params.items()} if graph is not None and offset else {}
     reports = []
     for smooth, balance, fault in [found for entry in entries for found in _resolve(modules, *entry)]:
         scaled, size, why = _scaled_entries(modules, smooth, balance) if not fault else ([], 0, fault)
@@ -505,7 +515,7 @@ def verify_mapping(
             continue
         exponents = _exponents(size, seed)
         scaled = [(canonical[id(model.get_parameter(name))], axis, n, divide) for name, axis, n, divide in scaled]
-        why, omitted = (unknown, ()) if graph is None else _disagreement(graph, scaled, exponents)
+        why, omitted = (unknown, ()) if graph is None else _disagreement(graph, scaled, exponents, offset)
         change = None
         if not meta:
             with trial(model, example_input, [name for name, *_ in scaled]) as check:
@@ -523,7 +533,7 @@ def verify_mapping(
 
 
 def _disagreement(
-    graph: ScaleGraph, scaled: Sequence[tuple[str, int, int, bool]], exponents: Tensor
+    graph: ScaleGraph, scaled: Sequence[tuple[str, int, int, bool]], exponents: Tensor, offset: bool
 ) -> tuple[str, tuple[str, ...]]:
     """Why the graph does not show that a mapping keeps the function in every mode; parameters that it omits."""
     name, axis, size, _ = scaled[0]
@@ -535,6 +545,8 @@ def _disagreement(
     if not bool(units.all()):
         reasons = [str(entry) for entry in graph.frozen_by_module.get(owner(name), ())]
         return f"channels of '{owner(name)}' are not free: {'; '.join(reasons) or 'no scale group has them'}", ()
+    if graph.params[name].offset and not offset:
+        return f"'{name}' is used as {graph.params[name].offset:g} + weight", ()
     u = torch.zeros(graph.units, dtype=torch.float64)
     u[units - 1] = exponents / graph.power_of(made)
     log = graph.by_number(u)
@@ -655,11 +667,9 @@ def _axes_of(module: nn.Module) -> tuple[int, int | None] | None:
     if isinstance(module, nn.modules.conv._ConvNd):
         depthwise = module.groups == module.in_channels == module.out_channels
         return 0, 0 if depthwise else 1 if module.groups == 1 else None
-    if isinstance(module, nn.Linear):
-        return 0, 1
-    if type(module).__name__ == "Conv1D" and weight.ndim == 2:  # GPT-2's linear layer, with the weight transposed
+    if type(module).__name__ == "Conv1D":  # GPT-2's linear layer, with the weight transposed
         return 1, 0
-    return None
+    return (0, 1) if weight.ndim == 2 else None  # linear layers and routers
 
 
 def _scaled_entries(

@@ -165,6 +165,7 @@ _QUERIES = frozenset(getattr(Tensor, name) for name in _METHODS.split())
 _QUERIES |= frozenset(getattr(Tensor, name).__get__ for name in _ATTRIBUTES.split())
 
 _NORMS = {F.batch_norm, torch.batch_norm, F.instance_norm, torch.instance_norm}
+_NONZERO = {torch.nonzero, Tensor.nonzero}
 _GROUPED = {f for f in (getattr(F, "grouped_mm", None), getattr(torch, "_grouped_mm", None)) if f is not None}
 
 
@@ -235,13 +236,20 @@ _COMPOSED = {
 }
 
 
-def _without_running(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
-    """The result of calls that refuse what a record needs: training on a batch of one, experts in float32."""
+def _without_running(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The result of calls that refuse what a record needs: training on a batch of one, experts in float32.
+
+    Also indices of true entries, whose number depends on values: those of a tensor in which all are true.
+    """
     x = args[0] if args else kwargs.get("input")
     if function in _NORMS and isinstance(x, Tensor):
         return torch.empty_like(x)
     if function in _GROUPED and isinstance(x, Tensor) and (x.ndim, args[1].ndim) == (2, 3):
         return x.new_empty(x.shape[0], args[1].shape[2])
+    if isinstance(x, FakeTensor) and (function in _NONZERO or (function is torch.where and len(args) == 1)):
+        if function is torch.where or kwargs.get("as_tuple"):
+            return tuple(x.new_empty(x.numel(), dtype=torch.int64) for _ in x.shape)
+        return x.new_empty(x.numel(), x.ndim, dtype=torch.int64)
     return None
 
 

@@ -1,0 +1,216 @@
+"""Scale mappings from the command line: ``pathcond mappings CONFIG``; models are built without weights."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from pathcond.checks import PathCondError
+from pathcond.groups import ScaleGroups, groups_to_awq_mappings, groups_to_cle_pairs, scale_groups, verify_mapping
+
+FORMATS = ("text", "json", "awq", "smoothquant", "norms", "auto-round", "pairs")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="pathcond", description=(__doc__ or "").partition(":")[0] + ".")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    config = "folder or file with a config.json of transformers, or a model id where the hub can be reached"
+
+    command = commands.add_parser("mappings", help="mappings for AWQ, SmoothQuant and equalization that are exact")
+    command.add_argument("config", metavar="CONFIG", help=config)
+    command.add_argument(
+        "--format", choices=FORMATS, default="text",
+        help="text and json: every free group; awq, smoothquant, norms: as llm-compressor takes them; auto-round; "
+        "pairs: layers for cross-layer equalization (AIMET, brevitas)",
+    )  # fmt: skip
+
+    command = commands.add_parser("groups", help="the scale groups, free and frozen, with reasons")
+    command.add_argument("config", metavar="CONFIG", help=config)
+
+    command = commands.add_parser("verify", help="compare a mapping with the scale groups of a model")
+    command.add_argument("config", metavar="CONFIG", help=config)
+    command.add_argument("mapping", metavar="MAPPING", type=Path, help="JSON file with a list of entries")
+
+    command = commands.add_parser("check", help="check the mappings that a quantization library ships")
+    command.add_argument("--registry", required=True, metavar="NAME", help="llm-compressor, auto-round, or one list")
+    command.add_argument(
+        "--only", nargs="+", metavar="TYPE", help="model types of transformers; all listed ones if not given"
+    )
+    command.add_argument(
+        "--also", nargs="+", default=[], metavar="TYPE", help="model types that the library does not list"
+    )
+    command.add_argument("--json", type=Path, metavar="FILE", help="write the findings there")
+    return parser
+
+
+def _transformers() -> Any:
+    try:
+        import transformers
+    except ImportError as error:
+        raise PathCondError(
+            "expected the package transformers, which reads configurations and builds models, got none. "
+            "Install it: pip install transformers"
+        ) from error
+    return transformers
+
+
+def load_config(source: str) -> Any:
+    """The configuration in a folder or file, or of a model id.
+
+    Raises:
+        PathCondError: there is none, or transformers does not know it.
+    """
+    transformers, path = _transformers(), Path(source)
+    try:
+        if path.is_file():
+            values = json.loads(path.read_text())
+            return transformers.AutoConfig.for_model(values.pop("model_type"), **values)
+        return transformers.AutoConfig.from_pretrained(source)
+    except (OSError, ValueError, KeyError) as error:
+        raise PathCondError(f"expected {_CONFIG} at '{source}', got {type(error).__name__}: {error}") from error
+
+
+_CONFIG = "a configuration of transformers (config.json with a known model_type), or a model id that can be reached,"
+
+
+def build(config: Any) -> tuple[nn.Module, Any]:
+    """The model of a configuration on the meta device, without weights, in eval mode; and an input for it.
+
+    Text is longer than the number of tokens that sparse attention selects, so that the selection takes part.
+    """
+    transformers = _transformers()
+    named = [getattr(transformers, name, None) for name in getattr(config, "architectures", None) or ()]
+    with torch.device("meta"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if named and named[0] is not None:
+            model = named[0](config)
+        elif type(config) in transformers.AutoModelForCausalLM._model_mapping:
+            model = transformers.AutoModelForCausalLM.from_config(config)
+        else:
+            model = transformers.AutoModel.from_config(config)
+        if getattr(model, "main_input_name", "") == "pixel_values":
+            size = config.image_size if isinstance(config.image_size, int) else config.image_size[0]
+            example = {"pixel_values": torch.empty(1, getattr(config, "num_channels", 3), size, size)}
+        else:
+            length = 1 + max(15, getattr(config, "index_topk", None) or 0)
+            example = {"input_ids": torch.zeros(1, length, dtype=torch.int64)}
+            if getattr(config, "is_encoder_decoder", False):
+                example["decoder_input_ids"] = example["input_ids"]
+    return model.eval(), example
+
+
+def _call(name: str, **arguments: Any) -> str:
+    inside = ", ".join(f"{key}={json.dumps(value)}" for key, value in arguments.items())
+    return f"    {name}({inside}),"
+
+
+def mappings_as(form: str, model: nn.Module, groups: ScaleGroups) -> str:
+    """The free groups of a model in one of :data:`FORMATS`."""
+    if form == "text":
+        return str(ScaleGroups(groups.free))
+    if form == "pairs":
+        return json.dumps(groups_to_cle_pairs(groups), indent=1)
+    if form == "json":
+        parts = [
+            {
+                "name": group.name,
+                "channels": group.channels,
+                "multiplied": [str(part) for part in group.producers],
+                "divided": [str(part) for part in group.consumers],
+            }
+            for group in groups.free
+        ]
+        return json.dumps({"groups": parts, "mappings": groups_to_awq_mappings(groups)}, indent=1)
+    if form == "norms":
+        norms = [group for group in groups.free if all(len(part.shape) == 1 for part in group.producers)]
+        found = groups_to_awq_mappings(norms)
+        lines = [_call("NormMapping", norm=m["smooth_layer"], linears=m["balance_layers"]) for m in found]
+    elif form == "smoothquant":
+        found = groups_to_awq_mappings(groups, fused=False)
+        lines = [_call("LayerMap", balance_layers=m["balance_layers"], smooth_layers=m["smooth_layer"]) for m in found]
+    elif form == "awq":
+        lines = [_call("AWQMapping", **m) for m in groups_to_awq_mappings(groups)]
+    else:
+        found = [m for m in groups_to_awq_mappings(groups, experts="skip", fused=False) if _in_a_block(model, m)]
+        exact = [{k: _expressions(v) for k, v in m.items()} for m in found]
+        return json.dumps(exact, indent=1)
+    return "\n".join(["[", *lines, "]"])
+
+
+def _in_a_block(model: nn.Module, mapping: dict[str, Any]) -> bool:
+    """Whether auto-round finds all layers: it looks for linear layers, in the block of the smooth layer."""
+    block = re.match(r".*?\.\d+\.", mapping["smooth_layer"])
+    readers = [model.get_submodule(name) for name in mapping["balance_layers"]]
+    inside = block is not None and all(name.startswith(block[0]) for name in mapping["balance_layers"])
+    return inside and all(isinstance(reader, nn.Linear) for reader in readers)
+
+
+def _expressions(names: Any) -> Any:
+    return f"^{re.escape(names)}$" if isinstance(names, str) else [f"^{re.escape(name)}$" for name in names]
+
+
+def _verify(model: nn.Module, example: Any, path: Path) -> int:
+    try:
+        mapping = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise PathCondError(f"expected a JSON file with a list of entries at '{path}', got {error}.") from error
+    if not isinstance(mapping, list):
+        raise PathCondError(f"expected a list of entries in '{path}', got {type(mapping).__name__}.")
+    found = verify_mapping(model, example, mapping)
+    print(*found, sep="\n")
+    return int(not all(check.exact for check in found))
+
+
+def _check(options: argparse.Namespace) -> int:
+    from pathcond import registry
+
+    _transformers()
+    lists = [name for name in registry.REGISTRIES if name == options.registry or name.split()[0] == options.registry]
+    if not lists:
+        known = ", ".join(dict.fromkeys([*registry.REGISTRIES, *(n.split()[0] for n in registry.REGISTRIES)]))
+        raise PathCondError(f"expected --registry to be one of {known}, got '{options.registry}'.")
+    found = []
+    for name in lists:
+        types = options.only or [*registry.listed_types(name), *options.also]
+        for model_type in types:
+            for finding in registry.check_registry(name, model_type):
+                found.append(asdict(finding))
+                change = "" if finding.change is None else f" {finding.change:.1e}"
+                arrow = f"{finding.smooth} -> {', '.join(finding.balance)}"
+                print(f"{name}, {model_type}: {arrow}: {finding.verdict}{change}", flush=True)
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
+    return int(any(finding["verdict"] == "not exact" for finding in found))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit status: 1 if something is not exact, 2 for wrong input."""
+    options = _parser().parse_args(arguments)
+    try:
+        if options.command == "check":
+            return _check(options)
+        model, example = build(load_config(options.config))
+        if options.command == "verify":
+            return _verify(model, example, options.mapping)
+        groups = scale_groups(model, example)
+        print(groups if options.command == "groups" else mappings_as(options.format, model, groups))
+    except PathCondError as error:
+        print(f"pathcond: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # the reader, such as head, has enough
+        sys.stderr.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

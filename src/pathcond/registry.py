@@ -1,0 +1,338 @@
+"""Check the mappings that quantization libraries ship: which of their entries keep a model's function.
+
+Each architecture of transformers is built tiny, from its configuration class alone and with random weights; the
+library's own code finds its entries and resolves them to modules; :func:`pathcond.verify_mapping` measures each.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from pathcond.checks import PathCondError
+from pathcond.groups import MappingCheck, groups_to_awq_mappings, scale_groups, verify_mapping
+
+# ---- tiny models of any architecture
+
+_TINY: dict[str, Any] = {
+    "vocab_size": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": False,
+    "use_cache": False, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64, "sliding_window": 16, "d_model": 32,
+    "n_embd": 32, "n_inner": 48, "n_layer": 2, "n_head": 4, "n_positions": 64, "n_layers": 2, "n_heads": 4,
+    "max_seq_len": 64, "ffn_dim": 48, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 48, "num_layers": 2, "num_heads": 4, "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4, "word_embed_proj_dim": 32, "emb_dim": 32, "embedding_size": 32, "num_experts": 4,
+    "num_local_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1,
+    "num_shared_experts": 1, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16, "moe_num_experts": 4,
+    "moe_k": 2, "moe_num_shared_experts": 1, "moe_topk": 2, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1,
+    "num_dense_layers": 1, "moe_layer_start_index": 1, "decoder_sparse_step": 1, "shared_intermediate_size": 16,
+    "intermediate_size_mlp": 48, "router_jitter_noise": 0.0, "input_jitter_noise": 0.0, "q_lora_rank": 16,
+    "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "index_topk": 4,
+    "index_n_heads": 2, "index_head_dim": 16, "state_size": 8, "ssm_state_size": 8, "mamba_d_state": 8,
+    "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_expand": 2, "mamba_n_groups": 1, "mamba_num_heads": 4,
+    "mamba_head_dim": 16, "mamba_dt_rank": 4, "n_groups": 1, "mamba_chunk_size": 8, "chunk_size": 8,
+    "use_mamba_kernels": False, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8, "vocab_size_per_layer_input": 64, "hidden_size_per_layer_input": 8,
+    "num_kv_shared_layers": 0, "laurel_rank": 4, "global_head_dim": 8, "num_global_key_value_heads": 2,
+}  # fmt: skip
+# What the names above leave open: sizes that must fit one another, one layer of each kind.
+_SPECIAL: dict[str, dict[str, Any]] = {
+    "bamba": {"layer_types": ..., "attn_layer_indices": [1]},
+    "nemotron_h": {"layers_block_type": ["mamba", "attention", "moe"], "num_hidden_layers": 3,
+                   "moe_shared_expert_intermediate_size": 16, "moe_latent_size": None},
+    "jamba": {"layer_types": ..., "num_hidden_layers": 4, "attn_layer_period": 2, "attn_layer_offset": 1,
+              "expert_layer_period": 2, "expert_layer_offset": 1},
+    "gemma3n_text": {"intermediate_size": [48, 48], "activation_sparsity_pattern": [0.0, 0.0]},
+    "gemma3_text": {"query_pre_attn_scalar": 8},
+    "llama4_text": {"interleave_moe_layer_step": 2, "layer_types": ["chunked_attention", "full_attention"],
+                    "attention_chunk_size": 16, "no_rope_layers": [1, 0], "num_hidden_layers": 2},
+    "falcon_h1": {"layer_types": ..., "mamba_d_ssm": 32, "mamba_d_head": 8},
+    "mamba2": {"head_dim": 16, "layer_types": ...},
+    "smollm3": {"no_rope_layers": [1, 0]},
+    "lfm2": {"block_ff_dim": 48, "block_auto_adjust_ff_dim": False},
+    "zamba2": {"layer_types": ..., "num_hidden_layers": 3, "layers_block_type": ["mamba", "mamba", "hybrid"],
+               "num_mem_blocks": 1, "attention_hidden_size": 64, "attention_head_dim": 16, "mamba_ngroups": 1,
+               "n_mamba_heads": 4, "mamba_headdim": 16},
+    **dict.fromkeys(("axk1", "axk2", "bailing_hybrid", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite",
+                     "glm_moe_dsa", "longcat_flash", "mistral4", "youtu", "minicpm3"),
+                    {"head_dim": ..., "num_key_value_heads": 4}),
+}  # fmt: skip
+_LARGEST = 3_000_000  # parameters
+_NOT_BUILT = (PathCondError, AttributeError, KeyError, TypeError, ValueError, RuntimeError, NotImplementedError)
+
+
+def tiny_config(model_type: str, **special: Any) -> Any:
+    """A configuration of an architecture with two or three small layers, one of each kind."""
+    from transformers import CONFIG_MAPPING
+
+    kind = CONFIG_MAPPING[model_type]
+    default = kind()
+    sizes = {name: value for name, value in _TINY.items() if hasattr(default, name)} | _SPECIAL.get(model_type, {})
+    sizes |= {name: value for name, value in special.items() if name in sizes}
+    for name in ("layer_types", "mlp_layer_types"):
+        found = getattr(default, name, None)
+        if isinstance(found, list) and name not in sizes:
+            kinds = list(dict.fromkeys(found))
+            sizes[name] = (kinds * 2)[: max(2, len(kinds))]
+            sizes["num_hidden_layers"] = max(len(sizes[name]), sizes["num_hidden_layers"])
+    sizes = {name: value for name, value in sizes.items() if value is not ...}
+    while True:
+        try:
+            return kind(**sizes)
+        except AttributeError as error:  # sizes that follow from others cannot be set
+            name = re.search(r"property '(\w+)' of .* has no setter", str(error))
+            if name is None or sizes.pop(name[1], None) is None:
+                raise
+
+
+def tiny_model(model_type: str, **sizes: Any) -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    """A tiny causal language model with random weights in eval mode, and an input longer than any sparse top-k."""
+    config = tiny_config(model_type, **sizes)
+    with torch.device("meta"):
+        size = sum(p.numel() for p in _causal_lm(config).parameters())
+    if size > _LARGEST:
+        raise PathCondError(f"expected a tiny model of '{model_type}', got {size} parameters. Add its sizes.")
+    torch.manual_seed(0)
+    model = _causal_lm(config).eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.is_floating_point():
+                p.add_(torch.randn_like(p), alpha=0.1)
+    drawn = torch.Generator().manual_seed(1)
+    return model, {"input_ids": torch.randint(3, 64, (2, 16), generator=drawn)}
+
+
+def _causal_lm(config: Any) -> nn.Module:
+    from transformers import AutoModelForCausalLM
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+        except ValueError:
+            return AutoModelForCausalLM.from_config(config)
+
+
+# ---- the libraries
+
+
+@dataclass(frozen=True)
+class Registry:
+    """How one list of a library is read.
+
+    Attributes:
+        package: the package to import.
+        prepare: changes a model as the library does before it scales, such as experts into linear layers.
+        context: within it the model is as the library scales it.
+        listed: the names of the model classes that the list has; others get a default.
+        entries: the entries for a model.
+        resolve: the modules of an entry, by the library's own code: pairs of a smooth layer and its balance layers.
+        offset: whether the library scales the sum in gains that are used as ``1 + weight``.
+    """
+
+    package: str
+    prepare: Callable[[nn.Module], None]
+    context: Callable[[nn.Module], AbstractContextManager[Any]]
+    listed: Callable[[], set[str]]
+    entries: Callable[[nn.Module], list[Any]]
+    resolve: Callable[[nn.Module, Any], list[tuple[str, list[str]]]]
+    offset: bool = False
+
+
+def _module(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        package = name.split(".")[0]
+        raise PathCondError(f"expected the package '{package}' for this check, got: {error}. Install it.") from error
+
+
+def _linearize(model: nn.Module) -> None:
+    _module("llmcompressor.modeling.moe.linearize").linearize_moe(model)
+    _module("compressed_tensors.offload").remove_dispatch(model)  # weights are parameters again
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            module.quantization_scheme = True  # type: ignore[assignment]  # its resolver skips what is not quantized
+
+
+def _offset_norms(model: nn.Module) -> AbstractContextManager[Any]:
+    return _module("llmcompressor.modeling.offset_norm").norm_calibration_context(model)
+
+
+_DYNAMIC = "llmcompressor.modifiers.transform.{}.dynamic_mappings"
+_STATIC = {"awq": "AWQ_MAPPING_REGISTRY", "smoothquant": "MAPPINGS_REGISTRY"}
+_AUTO_ROUND = "auto_round.algorithms.transforms.awq.mappings"
+
+
+def _compressor_classes(kind: str) -> set[str]:
+    module = _module(_DYNAMIC.format(kind))
+    return {*getattr(module, _STATIC[kind]), *getattr(module, f"{kind.upper()}_DYNAMIC_MAPPING_REGISTRY")}
+
+
+def _compressor_entries(kind: str, model: nn.Module) -> list[Any]:
+    return _module(_DYNAMIC.format(kind)).get_layer_mappings_from_model(model)
+
+
+def _resolve_awq(model: nn.Module, entry: Any) -> list[tuple[str, list[str]]]:
+    modifier = _module("llmcompressor.modifiers.transform.awq").AWQModifier(mappings=[entry])
+    modifier._set_resolved_mappings(model)
+    return [(found.smooth_name, list(found.balance_names)) for found in modifier._resolved_mappings]
+
+
+def _resolve_smoothquant(model: nn.Module, entry: Any) -> list[tuple[str, list[str]]]:
+    modifier = _module("llmcompressor.modifiers.transform.smoothquant").SmoothQuantModifier(mappings=[entry])
+    names = {id(module): name for name, module in model.named_modules()}
+    try:
+        found = modifier._resolve_mappings(model)
+    except RuntimeError as error:
+        raise error.__cause__ or error from None
+    return [(each.smooth_name, [names[id(layer)] for layer in each.balance_layers]) for each in found]
+
+
+def _auto_round_classes() -> set[str]:
+    module = _module(_AUTO_ROUND)
+    return {*module.AWQ_MAPPING_REGISTRY, *module.AWQ_DYNAMIC_MAPPING_REGISTRY}
+
+
+def _resolve_auto_round(model: nn.Module, entry: Any) -> list[tuple[str, list[str]]]:
+    found = _module(_AUTO_ROUND)._resolve_mapping_defs(model, [entry])
+    return [(each.smooth_name, list(each.balance_names)) for each in found]
+
+
+REGISTRIES: dict[str, Registry] = {
+    "llm-compressor awq": Registry(
+        "llmcompressor", _linearize, _offset_norms, partial(_compressor_classes, "awq"),
+        partial(_compressor_entries, "awq"), _resolve_awq),
+    "llm-compressor smoothquant": Registry(
+        "llmcompressor", _linearize, _offset_norms, partial(_compressor_classes, "smoothquant"),
+        partial(_compressor_entries, "smoothquant"), _resolve_smoothquant),
+    "auto-round awq": Registry(
+        "auto_round", _linearize, lambda model: nullcontext(), _auto_round_classes,
+        lambda model: _module(_AUTO_ROUND)._get_mappings_for_model(model), _resolve_auto_round, offset=True),
+}  # fmt: skip
+
+
+# ---- the check
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One entry of a registry on one architecture.
+
+    Attributes:
+        registry: which list.
+        model_type: the architecture, as transformers names it.
+        model_class: the class of its causal language model.
+        listed: whether the list names the architecture; else it gets a default.
+        smooth: the smooth layer, without the number of the layer.
+        balance: the balance layers, likewise.
+        verdict: as :class:`pathcond.MappingCheck`; or ``refused`` by the library, ``not applicable`` if it finds no
+            modules for the entry.
+        change: the largest change of the function over the layers of the model.
+        reason: of that layer.
+        omitted: parameters that the entry does not scale, but must.
+        correct: exact mappings of the same smooth or balance layers.
+    """
+
+    registry: str
+    model_type: str
+    model_class: str
+    listed: bool
+    smooth: str
+    balance: tuple[str, ...]
+    verdict: str
+    change: float | None = None
+    reason: str = ""
+    omitted: tuple[str, ...] = ()
+    correct: tuple[str, ...] = ()
+
+
+def short(name: str) -> str:
+    """A module's name without the number of its layer, and with ``*`` for that of an expert."""
+    return re.sub(r"\.experts\.\d+\.", ".experts.*.", re.sub(r"^.*?\b(layers|h|blocks)\.\d+\.", "", name))
+
+
+def listed_types(registry: str) -> list[str]:
+    """The model types of transformers whose causal language model a library lists."""
+    names = _module("transformers.models.auto.modeling_auto").MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    listed = REGISTRIES[registry].listed()
+    return [model_type for model_type, model_class in names.items() if model_class in listed]
+
+
+def check_registry(registry: str, model_type: str) -> list[Finding]:
+    """Check the entries that a library has for one architecture, on tiny models of it.
+
+    Entries that find no modules where query heads share values are tried again with values for each head.
+    """
+    try:
+        found = _check(registry, model_type, lambda smooth: True)
+    except _NOT_BUILT as error:
+        text = f"{type(error).__name__}: {error}".split("\n")[0]
+        return [Finding(registry, model_type, "", True, "", (), "not built", reason=text)]
+    again = {each.smooth for each in found if each.verdict == "not applicable"}
+    if again:
+        own_values = _check(registry, model_type, again.__contains__, num_key_value_heads=_TINY["num_attention_heads"])
+        found = [each for each in found if each.verdict != "not applicable"] + own_values
+    return found
+
+
+def _check(registry: str, model_type: str, wanted: Callable[[str], bool], **sizes: Any) -> list[Finding]:
+    source = REGISTRIES[registry]
+    model, example_input = tiny_model(model_type, **sizes)
+    source.prepare(model)
+    line = (registry, model_type, type(model).__name__, type(model).__name__ in source.listed())
+    found: list[Finding] = []
+    with source.context(model):
+        exact = groups_to_awq_mappings(scale_groups(model, example_input))
+        for entry in source.entries(model):
+            pattern = getattr(entry, "smooth_layer", None) or entry.smooth_layers
+            if not wanted(pattern):
+                continue
+            try:
+                pairs = source.resolve(model, entry)
+            except Exception as error:  # noqa: BLE001 - whatever the library raises is its refusal
+                text = f"{type(error).__name__}: {error}".split("\n")[0]
+                found.append(Finding(*line, pattern, tuple(entry.balance_layers), "refused", reason=text))
+                continue
+            if not pairs:
+                found.append(Finding(*line, pattern, tuple(entry.balance_layers), "not applicable"))
+            checks = verify_mapping(model, example_input, pairs, offset=source.offset)
+            found += [Finding(*line, *_summary(same, exact)) for same in _alike(checks)]
+    return found
+
+
+def _alike(checks: Sequence[MappingCheck]) -> Iterator[list[MappingCheck]]:
+    """Checks of the same layers in other blocks, together."""
+    by_name: dict[tuple[str, ...], list[MappingCheck]] = {}
+    for check in checks:
+        key = (short(check.smooth_layer), *sorted({short(name) for name in check.balance_layers}), check.verdict)
+        by_name.setdefault(key, []).append(check)
+    yield from by_name.values()
+
+
+def _summary(checks: list[MappingCheck], exact: list[dict[str, Any]]) -> tuple[Any, ...]:
+    worst = max(checks, key=lambda check: check.change or 0.0)
+    correct = [
+        f"{short(mapping['smooth_layer'])} -> {', '.join(dict.fromkeys(map(short, mapping['balance_layers'])))}"
+        for mapping in exact
+        if not worst.exact
+        and (
+            mapping["smooth_layer"] == worst.smooth_layer
+            or not set(worst.balance_layers).isdisjoint(mapping["balance_layers"])
+        )
+    ]
+    balance = tuple(dict.fromkeys(map(short, worst.balance_layers)))
+    omitted = tuple(dict.fromkeys(map(short, worst.omitted)))
+    return (
+        short(worst.smooth_layer), balance, worst.verdict, worst.change, worst.reason, omitted,
+        tuple(dict.fromkeys(correct)),
+    )  # fmt: skip

@@ -1,0 +1,93 @@
+"""The command line: its parser and help, and what it prints for a configuration, without weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pathcond.__main__ import FORMATS, main
+
+pytest.importorskip("transformers")
+SIZES = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 64,
+    "num_key_value_heads": 4,
+}  # fmt: skip
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2", **SIZES}))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], *([name, "--help"] for name in ("mappings", "groups", "verify", "check"))]
+)
+def test_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(arguments)
+    shown = capsys.readouterr().out
+    assert "usage: pathcond" in shown
+    assert len(shown.splitlines()) > 5
+
+
+@pytest.mark.parametrize("arguments", [[], ["mappings"], ["mappings", "x", "--format", "no"], ["check"], ["no"]])
+def test_wrong_arguments(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(arguments)
+
+
+def test_mappings_in_every_form(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shown: dict[str, Any] = {}
+    for form in FORMATS:
+        assert main(["mappings", str(config), "--format", form]) == 0
+        shown[form] = capsys.readouterr().out
+    values = '"model.layers.1.self_attn.v_proj"'
+    assert f'AWQMapping(smooth_layer={values}, balance_layers=["model.layers.1.self_attn.o_proj"])' in shown["awq"]
+    assert (
+        f'LayerMap(balance_layers=["model.layers.1.self_attn.o_proj"], smooth_layers={values})' in shown["smoothquant"]
+    )
+    assert 'NormMapping(norm="model.norm", linears=["lm_head"])' in shown["norms"]
+    assert f"norm={values}" not in shown["norms"]
+    found = json.loads(shown["json"])
+    assert len(found["mappings"]) == 9
+    assert len(found["groups"]) == 11  # queries against keys have no mapping
+    assert len(json.loads(shown["auto-round"])) == 8  # it looks for layers within blocks alone
+    assert ["model.layers.0.mlp.up_proj", "model.layers.0.mlp.down_proj"] in json.loads(shown["pairs"])
+    assert "model.layers.0.self_attn.q_proj" in shown["text"]
+
+
+def test_groups_have_reasons(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["groups", str(config / "config.json")]) == 0
+    assert "crosses `silu`" in capsys.readouterr().out
+
+
+def test_verify_tells_exact_from_other_mappings(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["mappings", str(config), "--format", "json"]) == 0
+    mapping = config / "mapping.json"
+    mapping.write_text(json.dumps(json.loads(capsys.readouterr().out)["mappings"]))
+    assert main(["verify", str(config), str(mapping)]) == 0
+    assert capsys.readouterr().out.count(": exact") == 9
+    mapping.write_text(json.dumps([[["re:.*gate_proj"], "re:.*post_attention_layernorm"]]))
+    assert main(["verify", str(config), str(mapping)]) == 1
+    assert "also read or made by model.layers.0.mlp.up_proj.weight" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["groups", "nowhere/at/all"], "expected a configuration of transformers"),
+        (["verify", "{config}", "nothing.json"], "expected a JSON file"),
+        (["check", "--registry", "no-library"], "expected --registry to be one of"),
+    ],
+)
+def test_wrong_input_is_one_line(
+    config: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([argument.format(config=config) for argument in arguments]) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith("pathcond: expected")
+    assert message in shown
