@@ -16,7 +16,7 @@ SNAKEMAKE = $(PY) -m snakemake --quiet rules reason host --cores $(CORES)
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help env figures preview tiny report specs verify docs docs-check docs-site test test-site test-workflow test-slow test-torch test-gpu test-slurm test-faults chaos lint format zoo transformers bench clean
+.PHONY: help env figures preview tiny report specs verify docs docs-check docs-site test test-site test-workflow test-slow test-torch test-gpu test-slurm test-faults test-registry chaos lint format zoo transformers mappings bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -82,7 +82,7 @@ docs-site: env build/docs/.installed ## build the documentation site into build/
 # One thread per test process, because the processes share the cores.
 test: export OMP_NUM_THREADS := 1
 test: lint ## style, types, and all tests without a target of their own
-	$(PY) -m pytest $(PYTEST_FLAGS) -m "not slow and not gpu and not slurm and not faults and not workflow and not site"
+	$(PY) -m pytest $(PYTEST_FLAGS) -m "not slow and not gpu and not slurm and not faults and not workflow and not site and not registry"
 
 test-workflow: export OMP_NUM_THREADS := 1
 test-workflow: env ## Snakemake: reruns, forced jobs, extension, the report
@@ -116,6 +116,11 @@ test-faults: export OMP_NUM_THREADS := 1
 test-faults: env ## kill jobs, fill disks, damage files; results must be the same
 	$(PY) -m pytest $(PYTEST_FLAGS) -m faults tests/faults
 
+test-registry: export PYTHONPATH := build/registry
+test-registry: export OMP_NUM_THREADS := 1
+test-registry: env build/registry/.installed ## exports resolved by quantization libraries, checks of their lists
+	$(PY) -m pytest $(PYTEST_FLAGS) -m registry tests/registry
+
 chaos: env ## kill at random and compare results (N=20 rounds, SEED=)
 	$(PY) -m tests.faults.chaos --rounds $(or $(N),20) $(if $(SEED),--seed $(SEED))
 
@@ -134,8 +139,19 @@ format: env ## apply the style
 zoo: env ## rescale the model zoo, print its table (TABLE=file MINUTES=)
 	$(PY) -m tests.zoo $(if $(TABLE),--table $(TABLE)) $(if $(MINUTES),--minutes $(MINUTES))
 
-transformers: env ## rescale tiny transformers, write their page (REAL=meta|cpu|cuda for published sizes, ONLY=)
-	$(PY) -m tests.transformers_zoo $(if $(REAL),--real $(REAL)) $(if $(ONLY),--only $(ONLY))
+transformers: env ## rescale tiny transformers, write their page (REAL=meta|cpu|cuda for published sizes, CAUSAL=1, ONLY=)
+	$(PY) -m tests.transformers_zoo $(if $(CAUSAL),--causal) $(if $(REAL),--real $(REAL)) $(if $(ONLY),--only $(ONLY))
+
+# Quantization libraries are installed outside of the environment; they use its torch.
+build/registry/.installed: requirements/registry.txt | env
+	rm -rf build/registry
+	$(PY) -m pip install --quiet --no-deps --target build/registry -r requirements/registry.txt
+	@touch $@
+
+mappings: export PYTHONPATH := build/registry:src
+mappings: export OMP_NUM_THREADS := 1
+mappings: env build/registry/.installed ## check the mappings of quantization libraries, write their page
+	$(PY) -W ignore tools/mappings.py --check
 
 bench: env ## time the rescaling and the training engine
 	$(PY) benchmarks/rescale.py $(BENCH_FLAGS)

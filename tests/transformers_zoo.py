@@ -41,13 +41,16 @@ from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
 import pathcond
+from pathcond.apply import trial
 from pathcond.isolation import untouched, without_cache
+from pathcond.registry import tiny_model
 from pathcond.tracing import as_arguments, map_leaves, outputs_in
 from tests.cases import change
 
 hf: Any = transformers  # its configuration classes take more than their signatures tell
 ROOT = Path(__file__).parents[1]
 RECORD, PAGE = ROOT / "benchmarks/records/transformers.json", ROOT / "docs/transformers.md"
+CAUSAL = ROOT / "benchmarks/records/causal_models.json"
 EXACT = 1.0e-9  # largest change in float64
 CLOSE = 1.0e-4  # largest change under rescale_ in float32
 ENOUGH = 0.8  # share of the existing symmetries that must be free
@@ -519,6 +522,90 @@ def check(name: str, device: str = "cpu") -> Row:
     )  # fmt: skip
 
 
+# ---- every causal language model of transformers
+
+
+@dataclass(frozen=True)
+class CausalModel:
+    """A tiny random model of one type: all of its free scale groups scaled at once by random powers of two.
+
+    ``fault`` is empty, or why the model was not built, or why it was refused. ``dtype`` is float64, or float32 where
+    the model's kernels take nothing else; there ``rounding`` is the change by rounding the weights differently.
+    """
+
+    model_type: str
+    fault: str = ""
+    built: bool = True
+    groups: int = 0
+    free: int = 0
+    change: float | None = None
+    dtype: str = ""
+    rounding: float | None = None
+
+    @property
+    def exact(self) -> bool:
+        """Whether the function was kept, up to rounding where the model cannot run in float64."""
+        return self.change is not None and self.change <= max(EXACT, 10 * (self.rounding or 0.0))
+
+
+def causal_types() -> list[str]:
+    """The types of all causal language models of the installed transformers."""
+    return sorted(transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+
+
+def check_causal(model_type: str) -> CausalModel:
+    """Build a tiny model, analyze it, and scale all of its free groups."""
+    try:
+        model, example_input = tiny_model(model_type)
+        with torch.no_grad():
+            model(**example_input)
+    except Exception as error:  # noqa: BLE001 - the sizes do not fit this type
+        return CausalModel(model_type, f"{type(error).__name__}: {error}".split("\n")[0][:160], built=False)
+    try:
+        groups = pathcond.scale_groups(model, example_input).free
+    except pathcond.RecordError as error:
+        return CausalModel(model_type, str(error).partition(" Expected")[0])
+    source = groups[0]._source if groups else None
+    if source is None:
+        return CausalModel(model_type, change=0.0)
+    graph = source.graph
+    drawn = torch.randint(4, (graph.units,), generator=torch.Generator().manual_seed(0))
+    u = 2 * math.log(2) * torch.tensor([-2.0, -1.0, 1.0, 2.0], dtype=torch.float64)[drawn]
+    with trial(model, example_input, graph.params) as check:
+        pathcond.apply_scales_(check.model, graph, u)
+        change = check.change()
+        kind = str(next(check.model.parameters()).dtype).removeprefix("torch.")
+        rounding = check.noise(change) if change > EXACT and kind != "float64" else None
+    return CausalModel(model_type, "", True, len(groups), graph.units, change, kind, rounding)
+
+
+def recorded_causal() -> list[CausalModel]:
+    """The causal language models that were measured."""
+    return [CausalModel(**row) for row in json.loads(CAUSAL.read_text())] if CAUSAL.exists() else []
+
+
+def _causal_section(rows: list[CausalModel]) -> list[str]:
+    built = [row for row in rows if row.built]
+    analyzed = [row for row in built if not row.fault]
+    cells = [
+        (r.model_type, str(r.groups), str(r.free), _error(r.change), r.dtype, _error(r.rounding)) for r in analyzed
+    ]
+    refused = [f"- `{row.model_type}`: {row.fault}" for row in built if row.fault]
+    missing = [f"- `{row.model_type}`: {row.fault}" for row in rows if not row.built]
+    return [
+        "## Causal language models",
+        f"Transformers has {len(rows)} types of causal language models. {len(built)} of them could be built tiny from "
+        f"their configuration class; {len(analyzed)} of these are analyzed ({len(analyzed) / max(len(built), 1):.0%}), "
+        f"and {sum(row.exact for row in analyzed)} keep their function when all free groups are scaled at once by "
+        "random powers of two. Made by `make transformers CAUSAL=1`.",
+        "`rounding` is given where the model does not run in float64 and its output changed: the change by rounding "
+        "its weights differently.",
+        _lines(("type", "groups", "free scales", "change", "in", "rounding"), cells),
+        *(["Refused:", "\n".join(refused)] if refused else []),
+        *(["Not built: sizes do not fit, or it is no text model:", "\n".join(missing)] if missing else []),
+    ]
+
+
 # ---- record and page
 
 
@@ -610,6 +697,7 @@ def markdown(rows: list[Row]) -> str:
             [line for found in by_model for line in _real_cells(found)],
         ),
         f"Measured with {_hardware(real)}.",
+        *_causal_section(recorded_causal()),
         "## Frozen units",
         "Hidden units of the tiny models that are frozen, by their reason (at most three for each model):",
         "\n".join(f"- {reason}: {', '.join(found)}" for reason, found in models.items()),
@@ -619,13 +707,28 @@ def markdown(rows: list[Row]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def _measure_causal(patterns: list[str]) -> int:
+    """Measure causal language models one by one, and write the record and the page after each."""
+    rows = {row.model_type: row for row in recorded_causal()}
+    for model_type in [name for name in causal_types() if any(fnmatch.fnmatch(name, p) for p in patterns)]:
+        row = rows[model_type] = check_causal(model_type)
+        print(row, flush=True)
+        lines = [json.dumps(asdict(rows[name])) for name in causal_types() if name in rows]
+        CAUSAL.write_text("[\n" + ",\n".join(lines) + "\n]\n")
+        PAGE.write_text(markdown(recorded()))
+    return int(any(row.built and not row.fault and not row.exact for row in rows.values()))
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Measure models, record their rows and write the page; returns the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", nargs="+", default=["*"], metavar="PATTERN", help="shell patterns of model names")
     parser.add_argument("--real", choices=("meta", "cpu", "cuda"), help="measure published sizes there, not tiny ones")
     parser.add_argument("--add", type=Path, metavar="RECORD", help="add a record's GPU rows; measure nothing")
+    parser.add_argument("--causal", action="store_true", help="every causal language model of transformers, tiny")
     options = parser.parse_args(arguments)
+    if options.causal:
+        return _measure_causal(options.only)
     if options.add:
         for row in (row for row in recorded(options.add) if row.device == "cuda"):
             record(row)

@@ -21,6 +21,15 @@ from torch import nn
 from pathcond.checks import PathCondError
 from pathcond.groups import MappingCheck, groups_to_awq_mappings, scale_groups, verify_mapping
 
+
+def _module(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        package = name.split(".")[0]
+        raise PathCondError(f"expected the package '{package}' for this check, got: {error}. Install it.") from error
+
+
 # ---- tiny models of any architecture
 
 _TINY: dict[str, Any] = {
@@ -70,11 +79,9 @@ _LARGEST = 3_000_000  # parameters
 _NOT_BUILT = (PathCondError, AttributeError, KeyError, TypeError, ValueError, RuntimeError, NotImplementedError)
 
 
-def tiny_config(model_type: str, **special: Any) -> Any:
-    """A configuration of an architecture with two or three small layers, one of each kind."""
-    from transformers import CONFIG_MAPPING
-
-    kind = CONFIG_MAPPING[model_type]
+def tiny_sizes(model_type: str, **special: Any) -> dict[str, Any]:
+    """The arguments for a configuration of an architecture with few small layers, one of each kind."""
+    kind = _module("transformers").CONFIG_MAPPING[model_type]
     default = kind()
     sizes = {name: value for name, value in _TINY.items() if hasattr(default, name)} | _SPECIAL.get(model_type, {})
     sizes |= {name: value for name, value in special.items() if name in sizes}
@@ -87,7 +94,8 @@ def tiny_config(model_type: str, **special: Any) -> Any:
     sizes = {name: value for name, value in sizes.items() if value is not ...}
     while True:
         try:
-            return kind(**sizes)
+            kind(**sizes)
+            return sizes
         except AttributeError as error:  # sizes that follow from others cannot be set
             name = re.search(r"property '(\w+)' of .* has no setter", str(error))
             if name is None or sizes.pop(name[1], None) is None:
@@ -96,7 +104,7 @@ def tiny_config(model_type: str, **special: Any) -> Any:
 
 def tiny_model(model_type: str, **sizes: Any) -> tuple[nn.Module, dict[str, torch.Tensor]]:
     """A tiny causal language model with random weights in eval mode, and an input longer than any sparse top-k."""
-    config = tiny_config(model_type, **sizes)
+    config = _module("transformers").CONFIG_MAPPING[model_type](**tiny_sizes(model_type, **sizes))
     with torch.device("meta"):
         size = sum(p.numel() for p in _causal_lm(config).parameters())
     if size > _LARGEST:
@@ -112,14 +120,13 @@ def tiny_model(model_type: str, **sizes: Any) -> tuple[nn.Module, dict[str, torc
 
 
 def _causal_lm(config: Any) -> nn.Module:
-    from transformers import AutoModelForCausalLM
-
+    auto = _module("transformers").AutoModelForCausalLM
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            return AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+            return auto.from_config(config, attn_implementation="eager")
         except ValueError:
-            return AutoModelForCausalLM.from_config(config)
+            return auto.from_config(config)
 
 
 # ---- the libraries
@@ -146,14 +153,6 @@ class Registry:
     entries: Callable[[nn.Module], list[Any]]
     resolve: Callable[[nn.Module, Any], list[tuple[str, list[str]]]]
     offset: bool = False
-
-
-def _module(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        package = name.split(".")[0]
-        raise PathCondError(f"expected the package '{package}' for this check, got: {error}. Install it.") from error
 
 
 def _linearize(model: nn.Module) -> None:

@@ -221,6 +221,36 @@ def test_a_model_without_weights_is_compared_with_its_graph() -> None:
     ]
 
 
+class _LinearExperts(nn.Module):
+    """Each expert reads the tokens that the router sends to it, as many as there are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.router = nn.RMSNorm(8), nn.Linear(8, 3, bias=False)
+        self.up, self.down = (nn.ModuleList(nn.Linear(*sizes) for _ in range(3)) for sizes in ((8, 6), (6, 8)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(x)
+        weights, chosen = self.router(x).softmax(-1).topk(2, -1)
+        mask, result = F.one_hot(chosen, 3).permute(2, 1, 0), torch.zeros_like(x)
+        for index in range(3):
+            place, token = torch.where(mask[index])
+            y = self.down[index](F.relu(self.up[index](x[token])))
+            result.index_add_(0, token, y * weights[token, place, None])
+        return result
+
+
+def test_experts_that_read_chosen_tokens_are_analyzed() -> None:
+    torch.manual_seed(0)
+    model, x = _LinearExperts(), torch.randn(7, 8)
+    groups = pathcond.scale_groups(model, x).free
+    assert [group.name for group in groups] == ["norm", "up.0", "up.1", "up.2"]
+    assert {part.module for part in groups[0].consumers} == {"router", "up.0", "up.1", "up.2"}
+    assert all(group.verify() < 1e-12 for group in groups)
+    router_forgotten = ("norm", ["up.0", "up.1", "up.2"])
+    assert pathcond.verify_mapping(model, x, [router_forgotten])[0].omitted == ("router.weight",)
+
+
 def test_fused_experts_are_named_as_linear_layers() -> None:
     part = pathcond.ParamSlice
     halves = torch.cat((torch.full((3, 6), -1), torch.arange(18).reshape(3, 6)), 1)[:, :, None]

@@ -1,0 +1,71 @@
+"""Exports resolved by the quantization libraries themselves, and checks of the lists that these ship."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("llmcompressor")
+from llmcompressor.modifiers.transform.awq import AWQMapping
+from loguru import logger
+
+import pathcond
+from pathcond import registry
+
+logger.remove()
+pytestmark = [pytest.mark.registry, pytest.mark.filterwarnings("ignore")]
+PAGE = Path(__file__).parents[2] / "docs/mappings.md"
+ARCHITECTURES = [
+    "llama", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "cohere", "granite", "olmo2", "mixtral", "qwen2_moe",
+    "qwen3_moe", "deepseek_v3", "glm4_moe", "gpt_oss",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("model_type", ARCHITECTURES)
+def test_the_library_resolves_exported_mappings_and_they_are_exact(model_type: str) -> None:
+    awq = registry.REGISTRIES["llm-compressor awq"]
+    model, example_input = registry.tiny_model(model_type)
+    exported = pathcond.groups_to_awq_mappings(pathcond.scale_groups(model, example_input))
+    assert len(exported) >= 4
+    awq.prepare(model)
+    with awq.context(model):
+        resolved = [pair for mapping in exported for pair in awq.resolve(model, AWQMapping(**mapping))]
+        assert [(m["smooth_layer"], sorted(m["balance_layers"])) for m in exported] == [
+            (smooth, sorted(balance)) for smooth, balance in resolved
+        ]
+        checks = pathcond.verify_mapping(model, example_input, resolved, offset=awq.offset)
+    assert {str(check) for check in checks if not check.exact} == set()
+
+
+CHECKS = {
+    ("llm-compressor awq", "llama"): {},
+    ("llm-compressor smoothquant", "gemma2"): {"post_attention_layernorm": ()},
+    ("llm-compressor awq", "qwen2_moe"): {
+        "post_attention_layernorm": (
+            "mlp.shared_expert.gate_proj.weight", "mlp.shared_expert.up_proj.weight", "mlp.shared_expert_gate.weight"),
+    },
+    ("auto-round awq", "qwen3"): {},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "model_type"), CHECKS)
+def test_entries_that_change_the_function(name: str, model_type: str) -> None:
+    found = registry.check_registry(name, model_type)
+    assert found
+    assert all(finding.listed for finding in found)
+    wrong = {finding.smooth: finding.omitted for finding in found if finding.verdict == "not exact"}
+    assert {smooth: tuple(sorted(omitted)) for smooth, omitted in wrong.items()} == CHECKS[name, model_type]
+
+
+def test_reproducers_on_the_page_need_nothing_of_this_library() -> None:
+    programs = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
+    assert len(programs) >= 3
+    for program in programs[:3]:
+        assert len(program.splitlines()) <= 15
+        assert "pathcond" not in program
+        shown = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True)
+        assert float(shown.stdout.split()[-1]) > 1e-3, shown.stderr
