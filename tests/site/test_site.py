@@ -135,8 +135,8 @@ def test_pages_in_a_browser(site, pages, screen):
             page.goto(f"{home}/{at}")
             assert page.locator("article h1").count() == 1, at
             assert page.evaluate("document.documentElement.scrollWidth") <= SCREENS[screen]["width"], at
-            sizes = page.locator("article img:not(.dash img)").evaluate_all("all => all.map(i => i.complete ? i.naturalWidth : 0)")
-            assert all(sizes), at
+            pictures = page.locator("article img:not(.dash img)")
+            assert all(pictures.evaluate_all("all => all.map(i => i.complete ? i.naturalWidth : 0)")), at
             boxes = page.locator(".md-typeset__scrollwrap")
             scroll = boxes.evaluate_all("all => all.filter(box => box.scrollWidth > box.clientWidth).length")
             assert scroll == 0 or screen == "phone" or at in SCROLLS, f"{at}: a table is wider than the page"

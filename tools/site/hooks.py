@@ -22,6 +22,11 @@ ROOT = Path(__file__).parents[2]
 DASHBOARD = "results.md"  # the page that docs/dashboard.html is part of
 TOP = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 LINK = re.compile(r"(\]\()(?![a-z]+:|#)([^)#\s]+)(#[^)]*)?\)")
+# Verdicts where they stand alone (in italics, as a link, in a cell): docs/site.css has their colors.
+VERDICT = re.compile(
+    r"<(em|td|a)((?: href=[^>]*)?)>((?:not )?reproduced|partly|holds(?: partly)?|does not hold|(?:not )?confirmed|"
+    r"confirmed partly|undecided|not comparable)</\1>"
+)
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
 
 
@@ -72,7 +77,8 @@ def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files
     def names(cell: re.Match[str]) -> str:
         return re.sub(r"<code>[^<]+", lambda name: re.sub(r"([./_])", r"\1<wbr>", name[0]), cell[0])
 
-    return re.sub(r"<td.*?</td>", names, FORMULA.sub(formula, content), flags=re.DOTALL)
+    content = re.sub(r"<td.*?</td>", names, FORMULA.sub(formula, content), flags=re.DOTALL)
+    return VERDICT.sub(r'<\1\2 class="verdict" data-verdict="\3">\3</\1>', content)
 
 
 def _without_badges(text: str) -> str:
