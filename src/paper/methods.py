@@ -44,6 +44,7 @@ class Method:
         per_part: one objective for each part of the network, in place of one sum over all parameters; a part holds the
             parameters that scales connect.
         smooth: scales cross GELU and the like.
+        objective: ``paths`` (the paper's), or ``norms``: the least sum of squared weights.
         smooth_paths: path sums cross GELU and the like, though scales do not; else they stop there.
     """
 
@@ -66,12 +67,13 @@ class Method:
     per_part: bool = False
     smooth: bool = True
     smooth_paths: bool = False
+    objective: str = "paths"
 
 
 # Settings added after results had been recorded: at these values a run's settings leave them out.
 _ADDED_LATER = {
     "statistics": "running", "bound": None, "damping": 1.0, "per_layer": False, "per_part": False, "smooth": True,
-    "smooth_paths": False,
+    "smooth_paths": False, "objective": "paths",
 }  # fmt: skip
 BOUND, DAMPING = 1.5, 0.5  # the library's defaults
 
@@ -105,6 +107,8 @@ METHODS: dict[str, Method] = {
     "per_part": _library("one objective per part", GREY, "<", per_part=True),
     "smooth_paths": _library("paths cross GELU", BLACK, "H", smooth_paths=True),
     "half_smooth_paths": _library("half, paths cross GELU", VIOLET, "P", damping=DAMPING, smooth_paths=True),
+    "norms": _library("least norms", GREEN, "D", objective="norms", bound=None, statistics="running"),
+    "bounded": Method("PathCond, bounded", PINK, "v", rescale=True, bound=BOUND),
     "every_epoch": _library("half of it, every epoch", OLIVE, "*", damping=DAMPING, teleport=1),
 }
 

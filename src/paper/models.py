@@ -111,10 +111,18 @@ def autoencoder(inputs: int = 784, compression: int = 4, *, activation: str = "r
 
 def vgg11(width: float = 1.0, *, batchnorm: bool = True) -> nn.Module:
     """VGG-11 with one linear layer behind its convolutions; `width` multiplies its channels, 64 to 512."""
-    from torchvision.models.vgg import make_layers
+    return _vgg("A", width, batchnorm)
 
-    plan: list[str | int] = [64, "M", 128, "M", 256, 256, "M", 512, 512, "M", 512, 512, "M"]
-    plan = [entry if isinstance(entry, str) else _channels(entry, width) for entry in plan]
+
+def vgg16(width: float = 1.0, *, batchnorm: bool = True) -> nn.Module:
+    """VGG-16 with one linear layer behind its convolutions; `width` multiplies its channels, 64 to 512."""
+    return _vgg("D", width, batchnorm)
+
+
+def _vgg(plan_name: str, width: float, batchnorm: bool) -> nn.Module:
+    from torchvision.models.vgg import cfgs, make_layers
+
+    plan = [entry if isinstance(entry, str) else _channels(entry, width) for entry in cfgs[plan_name]]
     layers = make_layers(plan, batch_norm=batchnorm)
     for layer in layers:
         if isinstance(layer, nn.Conv2d):
@@ -146,13 +154,39 @@ def resnet18(width: float = 1.0) -> nn.Module:
     return model
 
 
-def mobilenetv2() -> nn.Module:
-    """MobileNetV2 of half the width, without its first and two later strides: 32 x 32 pixels end as 4 x 4."""
+def mobilenetv2(width: float = 0.5) -> nn.Module:
+    """MobileNetV2 without its first and two later strides: 32 x 32 pixels end as 4 x 4; `width` multiplies channels."""
     from torchvision.models import mobilenet_v2
 
     blocks = [[1, 16, 1, 1], [6, 24, 2, 2], [6, 32, 3, 2], [6, 64, 4, 2], [6, 96, 3, 1], [6, 160, 3, 1], [6, 320, 1, 1]]
-    model = mobilenet_v2(num_classes=CLASSES, dropout=0.0, width_mult=0.5, inverted_residual_setting=blocks)
+    model = mobilenet_v2(num_classes=CLASSES, dropout=0.0, width_mult=width, inverted_residual_setting=blocks)
     model.features[0][0].stride = (1, 1)
+    return model
+
+
+def mobilenetv1() -> nn.Module:
+    """MobileNet: 13 pairs of a depthwise and a 1 x 1 convolution, no shortcuts; 32 x 32 pixels end as 4 x 4."""
+    plan = [(64, 1), (128, 1), (128, 1), (256, 2), (256, 1), (512, 2), *[(512, 1)] * 5, (1024, 2), (1024, 1)]
+    before = 32
+    layers: list[nn.Module] = [nn.Conv2d(3, before, 3, padding=1, bias=False), nn.BatchNorm2d(before), nn.ReLU()]
+    for channels, stride in plan:
+        layers += [nn.Conv2d(before, before, 3, stride, 1, groups=before, bias=False), nn.BatchNorm2d(before), nn.ReLU()]
+        layers += [nn.Conv2d(before, channels, 1, bias=False), nn.BatchNorm2d(channels), nn.ReLU()]
+        before = channels
+    for layer in layers:
+        if isinstance(layer, nn.Conv2d):
+            nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, CLASSES))
+
+
+def densenet() -> nn.Module:
+    """DenseNet with growth 12 and three blocks of 6 layers, a 3x3 stem and no max-pool before them."""
+    from torchvision.models import DenseNet
+
+    model = DenseNet(12, (6, 6, 6), 24, num_classes=CLASSES)
+    model.features.conv0 = nn.Conv2d(3, 24, 3, padding=1, bias=False)
+    nn.init.kaiming_normal_(model.features.conv0.weight)
+    model.features.pool0 = nn.Identity()
     return model
 
 
@@ -262,7 +296,7 @@ class GPT(nn.Module):
 TEXT = ("gpt",)  # kinds that take text
 Builder = Callable[..., nn.Module]
 _PAPERS: list[Builder] = [mlp, cifar_nv, resnet18_c, autoencoder]
-_COMMON: list[Builder] = [vgg11, resnet18, mobilenetv2, efficientnet_b0, convnext_zepto, vit_tiny, mixer]
+_COMMON: list[Builder] = [vgg11, vgg16, resnet18, mobilenetv2, mobilenetv1, densenet, efficientnet_b0, convnext_zepto, vit_tiny, mixer]
 COMMON: dict[str, Builder] = {**{build.__name__: build for build in _COMMON}, "gpt": GPT}
 KINDS: dict[str, Builder] = {**{build.__name__: build for build in _PAPERS}, **COMMON}
 _IMAGES = {*KINDS} - {"mlp", "autoencoder", *TEXT}  # kinds that take images of side `image`

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from paper.lazy import torch
 
-PURPOSES = ("init", "order", "input", "widths", "augmentation")
+PURPOSES = ("init", "order", "input", "widths", "augmentation", "unequal")
 
 
 def number(seed: int, purpose: str, *names: object) -> int:

@@ -182,10 +182,10 @@ class Autoencoder(Block):
     activation: Activation = "relu"
 
 
-class VGG11(Block):
-    """VGG-11 with one linear layer; `width` multiplies its channels."""
+class VGG(Block):
+    """VGG-11 or VGG-16 with one linear layer; `width` multiplies its channels."""
 
-    kind: Literal["vgg11"]
+    kind: Literal["vgg11", "vgg16"]
     width: Positive = 1.0
     image: ImageSide
     batchnorm: Flag = True
@@ -202,7 +202,15 @@ class ResNet18(Block):
 class ImageNetwork(Block):
     """Another common network, of one size."""
 
-    kind: Literal["mobilenetv2", "efficientnet_b0", "convnext_zepto", "vit_tiny", "mixer"]
+    kind: Literal["mobilenetv1", "densenet", "efficientnet_b0", "convnext_zepto", "vit_tiny", "mixer"]
+    image: ImageSide
+
+
+class MobileNetV2(Block):
+    """MobileNetV2; `width` multiplies its channels."""
+
+    kind: Literal["mobilenetv2"]
+    width: Positive = 0.5
     image: ImageSide
 
 
@@ -224,7 +232,7 @@ class GPT(Block):
 
 
 Network = Annotated[
-    MLP | CifarNV | ResNet18C | Autoencoder | VGG11 | ResNet18 | ImageNetwork | GPT, Field(discriminator="kind")
+    MLP | CifarNV | ResNet18C | Autoencoder | VGG | ResNet18 | MobileNetV2 | ImageNetwork | GPT, Field(discriminator="kind")
 ]
 
 
@@ -302,6 +310,7 @@ class TrainingSetup(Protocol):
     clip: Positive | None = None  # largest norm of the gradient
     train_metrics: TrainMetrics | None = None
     seeding: Literal["torch"] | None = None  # start weights drawn after torch.manual_seed(seed), as by the authors
+    unequal: Positive | None = None  # deviation of log-scales drawn for the units of the start, which keep its function
 
     @model_validator(mode="after")
     def _fits(self) -> TrainingSetup:

@@ -6,6 +6,7 @@ A file that exists is not computed again. If a file is missing, training compute
 """
 
 import argparse
+import copy
 import hashlib
 import json
 import math
@@ -25,6 +26,7 @@ import pathcond
 from paper import cli, models, results, runs
 from paper.cli import PaperError
 from paper.methods import solver_options
+from paper.seeds import generator
 from pathcond import DiagG, ScaleGraph, Solution
 
 
@@ -32,10 +34,20 @@ def network(spec: Mapping[str, Any], folder: Path | None = None) -> nn.Module:
     """The network a run starts from, before any rescaling; saved weights are read from the `folder` of the results."""
     path = None if folder is None else runs.start_path(folder, spec)
     if path is None or not path.exists():
-        return models.make(spec["model"], spec["seed"], seeding=spec.get("seeding"))
+        module = models.make(spec["model"], spec["seed"], seeding=spec.get("seeding"))
+        if spec.get("unequal"):
+            _make_unequal(module, spec)
+        return module
     module = models.build(spec["model"])
     module.load_state_dict(_read(path)[0])
     return module
+
+
+def _make_unequal(module: nn.Module, spec: Mapping[str, Any]) -> None:
+    """Multiply each unit by exp(sigma z), z normal, where sigma is `unequal`; the function stays the same."""
+    graph = pathcond.extract_graph(module, models.example_input(spec["model"]))
+    drawn = torch.randn(graph.units, dtype=torch.float64, generator=generator(spec["seed"], "unequal"))
+    pathcond.apply_scales_(module, graph, 2 * spec["unequal"] * drawn)
 
 
 def log_scales(
@@ -57,6 +69,10 @@ def log_scales(
     if path is not None and path.exists():
         return graph, *_read(path)
     began = time.perf_counter()
+    if how.get("objective") == "norms":
+        options = {**solver_options(how), "graph": graph, "objective": "norms", "damping": 1.0, "check": False}
+        solution = pathcond.rescale_(copy.deepcopy(module), x, **options).solution
+        return graph, *_told(solution, solution.u, began)
     g = pathcond.compute_diag_g(
         module,
         x,
@@ -70,13 +86,18 @@ def log_scales(
     u = how.get("damping", 1.0) * solution.u
     if how.get("per_layer") and len(u):
         u = torch.cat([part.mean().expand(len(part)) for part in u.split(list(graph.groups))])
+    return graph, *_told(solution, u, began)
+
+
+def _told(solution: Solution, u: Tensor, began: float) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """What is saved of a rescaling: tensors and metadata."""
     tensors = {
         "u": u.contiguous(),
         "objective": torch.tensor(solution.objective, dtype=torch.float64),
         "mean_update": torch.tensor(solution.mean_update, dtype=torch.float64),
     }
     seconds = f"{time.perf_counter() - began:.4f}"
-    return graph, tensors, {"residual": repr(solution.residual), "seconds": seconds, "result": solution.result.value}
+    return tensors, {"residual": repr(solution.residual), "seconds": seconds, "result": solution.result.value}
 
 
 def connected_parts(graph: ScaleGraph) -> list[list[str]]:

@@ -18,6 +18,7 @@ from paper.starts import initialize, rescale
 from paper.training.datasets import Splits
 from paper.training.kernels import torch_layers
 from paper.training.kernels.torch_layers import compiled
+from paper.training.modules import RESCALE_BATCH, tf32
 from paper.training.optimisers import StackedOptimiser, optimisers, rates
 from paper.training.trainer import Run, Trainer
 
@@ -313,7 +314,9 @@ class BatchedTrainer(Trainer):
     def __init__(self, runs: Sequence[Run], splits: Splits, device: torch.device) -> None:
         gpu = device.type == "cuda"
         super().__init__(runs, splits, device, use_graphs=gpu)
-        initial = [initialize(run.spec, run.seed, run.results) for run in runs]
+        with tf32(False):
+            images = splits.train.images[:RESCALE_BATCH].to(torch.float32) * splits.scale + splits.shift
+            initial = [initialize(run.spec, run.seed, run.results, images) for run in runs]
         self.max_log_scale = [s.max_log_scale for s in initial]
         self.rescale_seconds = [s.seconds for s in initial]
         self.modules = [s.module for s in initial]

@@ -230,7 +230,7 @@ def can_batch(spec: Mapping[str, Any]) -> bool:
     # ENorm of optimiser state, and settings of single modules, are supported only for runs that train alone.
     moved = how.get("enorm") and not is_plain(spec)
     alone = any(name in spec for name in ("augmentation", "precision", "clip", "train_metrics"))
-    return not moved and not alone and how.get("statistics") != "input"
+    return not moved and not alone
 
 
 def _batches(specs: Sequence[Spec], options: Options, devices: int = 1) -> Iterator[list[Spec]]:
