@@ -11,7 +11,6 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
 pytest.importorskip("triton.experimental.gluon", reason="some are written in Gluon")
-from pathcond.solvers.gpu import update_units  # noqa: E402
 from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction  # noqa: E402
 from triton.experimental.gluon.language import NVMMASharedLayout  # noqa: E402
 
