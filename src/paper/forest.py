@@ -29,7 +29,7 @@ ROWS = {
         Row(f"MLPs, epochs, {_RATE}", "GELU, 3 hidden layers", "mlp_gelu_speedup", "3"),
         *(
             Row(
-                f"MLPs without BatchNorm, epochs, {_RATE}",
+                "MLPs without BatchNorm, epochs, rate 1e-3",
                 f"{depth} hidden layers",
                 "controls_no_batchnorm",
                 f"{depth} hidden layers, lr 0.001",
@@ -105,7 +105,7 @@ def draw(claims: Sequence[Mapping[str, Any]]) -> plotting.Figure:
             plotting.ratios(place.xaxis)
         place.grid(visible=False, axis="y")
     plotting.letters(axes)
-    plotting.note(figure, "bars: 95% intervals; green: PathCond is better, red: it is worse, black: neither is shown")
+    plotting.note(figure, "bars: 95% intervals; green: PathCond is better, orange: it is worse, black: neither is shown")
     return figure
 
 
