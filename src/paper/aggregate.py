@@ -7,7 +7,8 @@ method, lr, epochs. Its panels:
             a seed diverged
     seed    one epoch of one seed: the same metrics (if the experiment draws them), and `lost`: whether no method
             learns more than all classes but one from this seed
-    run     one seed: reached (epochs to the target, NaN if never), final and best metrics, max_log_scale, diverged
+    run     one seed: reached (epochs to the target, NaN if never), reached_end (epochs to the train accuracy with
+            which the baseline of that seed ended), final and best metrics, max_log_scale, diverged
     cell    one network, method and learning rate: mean and deviation over its runs; `reached_n` and `diverged_n`
             count seeds
 
@@ -17,7 +18,7 @@ The column `shown` marks the network whose curves are drawn.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from paper.cli import PaperError
@@ -90,7 +91,10 @@ def trained(runs: Runs, settings: Mapping[str, Any], by_seed: bool = False) -> p
         found = _panels(pd.concat(tables, ignore_index=True), target, smoothing, by_seed)
         parts += [part.assign(panel=panel, order=order) for order, (panel, part) in enumerate(found.items())]
     table = pd.concat(parts, ignore_index=True).sort_values(["cell", "order"], kind="stable", ignore_index=True)
-    names = pd.DataFrame([dict(cell) for cell in cells]).iloc[table["cell"]].reset_index(drop=True)
+    every = pd.DataFrame([dict(cell) for cell in cells])
+    if any("train_accuracy" in columns for columns in alike):
+        table = table.merge(_reached_end(alike.values(), every), on=["panel", "cell", "seed"], how="left")
+    names = every.iloc[table["cell"]].reset_index(drop=True)
     table = pd.concat([table[["panel"]], names, table.drop(columns=["panel", "cell", "order"])], axis=1)
     if by_seed:
         table["lost"] = _lost(table)
@@ -143,6 +147,17 @@ def _ended(table: pd.DataFrame, metrics: Sequence[str], target: float | None) ->
         found[f"best_{name}"] = groups[name].min() if name.endswith("loss") else groups[name].max()
     found["max_log_scale"] = table[~table.duplicated(run)].set_index(run)["max_log_scale"]
     return pd.DataFrame(found).reindex(last.index).reset_index()
+
+
+def _reached_end(tables: Iterable[Sequence[pd.DataFrame]], cells: pd.DataFrame) -> pd.DataFrame:
+    """First epoch of each run with the train accuracy at which the baseline of its network, rate and seed ended."""
+    same, columns = ["network", "lr", "epochs", "seed"], ["cell", "seed", "epoch", "train_accuracy"]
+    found = [table[columns] for group in tables for table in group if "train_accuracy" in table]
+    every = pd.concat(found, ignore_index=True).merge(cells[[*same[:3], "method"]], left_on="cell", right_index=True)
+    ends = every[every["method"] == "baseline"].sort_values("epoch").groupby(same)["train_accuracy"].last()
+    every = every.merge(ends.rename("end").reset_index(), on=same)
+    first = every[every["train_accuracy"] >= every["end"]].groupby(["cell", "seed"])["epoch"].min()
+    return first.astype(float).rename("reached_end").reset_index().assign(panel="run")
 
 
 def _smoothed(table: pd.DataFrame, metrics: list[str], smoothing: float | None) -> pd.DataFrame:

@@ -12,12 +12,12 @@ import jinja2
 from paper.experiments import EXPERIMENTS
 from paper.lazy import pd
 from paper.methods import METHODS
-from paper.verdicts import ERRATUM, NO, NOT_COMPARABLE, OURS, PAPER, PARTLY, UNDECIDED, WORDS, YES
+from paper.verdicts import ERRATUM, MIXED, NO, NOT_COMPARABLE, OURS, PAPER, SOME, UNDECIDED, YES, verdict_words
 
 KINDS = {PAPER: "claims of the paper", OURS: "hypotheses of ours", ERRATUM: "errata"}
-CLASSES = {YES: "reproduced", PARTLY: "partly", NO: "not"}  # classes of the style sheets
-MARKS = {word: CLASSES[answer] for words in WORDS.values() for answer, word in words.items()}
-ANSWERS = (*CLASSES.values(), UNDECIDED.value, NOT_COMPARABLE.value)
+CLASSES = {YES: "reproduced", MIXED: "partly", SOME: "partly", NO: "not"}  # classes of the style sheets
+MARKS = {verdict_words(answer, kind): name for kind in KINDS for answer, name in CLASSES.items()}
+ANSWERS = (*dict.fromkeys(CLASSES.values()), UNDECIDED.value, NOT_COMPARABLE.value)
 # Metrics to explore: of each run at its end, and of the mean over seeds by epoch.
 ENDED = {
     "best_test_accuracy": "best test accuracy",

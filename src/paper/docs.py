@@ -18,23 +18,28 @@ from typing import Any
 import jinja2
 import pandas as pd
 
-from paper import cli, config, dashboard, plan, report, results, workflow
+from paper import cli, config, dashboard, forest, plan, plotting, report, results, workflow
 from paper.cli import PaperError
 from paper.experiments import EXPERIMENTS
 from paper.experiments.practice import same_as
-from paper.experiments.quantisation import FULL, NONE
-from paper.verdicts import counted, in_words
+from paper.verdicts import NO, WORDS, YES, counted, in_words
 
 PRESET = config.PAPER
 TEMPLATES = Path("workflow/templates")
 FIGURES = Path("docs/figures")
+FOREST = "forest"  # the figure of all gains
 SOURCES = FIGURES / "sources.json"  # a checksum of what each figure was drawn from
+CLAIMS = Path("docs/claims.json")  # all claims with their numbers
 DASHBOARD = Path("docs/dashboard.html")  # tools/site/hooks.py puts it into the site
-_WRITTEN = ("artifact", "claims", "errata", "gallery", "letter", "reproduction")
+_WRITTEN = ("artifact", "claims", "errata", "gallery", "history", "letter", "reproduction")
 WRITTEN = tuple(Path(f"docs/{name}.md") for name in _WRITTEN)
 SHARED = ("ff54c7c6a6bb", "0bb4d3f72a1f", "6f287ba537e3")  # commits before `shared_gpu` whose runs shared the GPU
 _FILLED = ("library", "pipeline", "related-tools", "scaling", "when-to-use")
 FILLED = (Path("README.md"), *(Path("docs") / f"{name}.md" for name in _FILLED))
+MARKS = {"mixed": "🟡", "undecided in some cases": "🟡"}
+MARKS |= {words[YES]: "🟢" for words in WORDS.values()} | {words[NO]: "🔴" for words in WORDS.values()}
+OPEN = "⚪"
+LONG_COMMIT = 40  # characters of a commit that is not abbreviated
 LONG = 120  # characters of a finding that is cut short
 
 
@@ -81,6 +86,24 @@ class Facts:
     def provenance(self) -> dict[str, dict[str, Any]]:
         """Provenance of every recorded run, by key."""
         return {key: results.read_provenance(self.results / f"{key}.csv") for key in self.plan.specs}
+
+    def mark(self, verdict: str) -> str:
+        """A verdict with a colored mark: green if right, red if wrong, yellow if both, white if open."""
+        return f"{MARKS.get(verdict, OPEN)} {verdict}"
+
+    @cached_property
+    def records(self) -> dict[str, int]:
+        """Facts about all recorded results, counted: of the plan or not, and what their provenance lacks."""
+        paths = [path for stage in ("train", "measure") for path in (self.results / stage).glob("*/**/*.json")]
+        found = [results.read_json(path) for path in paths]
+        unplanned = {path.relative_to(self.results).with_suffix("").as_posix() for path in paths} - set(self.plan.specs)
+        return {
+            "all": len(found),
+            "trained": sum(entry["spec"]["stage"] == "train" for entry in found),
+            "not_reported": len(unplanned),
+            "abbreviated": sum(len(entry.get("commit") or "") < LONG_COMMIT for entry in found),
+            "without_shared_gpu": sum("shared_gpu" not in entry for entry in found),
+        }
 
     def without(self, experiment: str) -> str:
         """The missing runs of an experiment, in words."""
@@ -167,17 +190,6 @@ class Facts:
             rows.append({**gains, "network": name, "accuracy": accuracy, "max_log_scale": largest})
         return rows
 
-    def quantisation(self) -> list[dict[str, Any]]:
-        """Accuracy lost to rounding: one row per network and number of bits, objectives as columns, in words."""
-        table = results.read_table(self.results / "aggregate/quantisation.csv")
-        mean = table[table["panel"] == "mean"]
-        full = mean[(mean["bits"] == FULL) & (mean["objective"] == NONE)].set_index("network")["accuracy"]
-        rows = []
-        for (network, bits), found in mean[mean["bits"] != FULL].groupby(["network", "bits"], sort=False):
-            lost = {row.objective: f"{row.lost:.1f} ± {row.lost_high - row.lost:.1f}" for row in found.itertuples()}
-            rows.append({**lost, "network": network, "bits": bits, "accuracy": full[network]})
-        return rows
-
     def zoo(self) -> str:
         """The first table of docs/zoo.md: counts by family."""
         lines = (self.root / "docs/zoo.md").read_text("utf-8").splitlines()
@@ -247,7 +259,17 @@ def sources(facts: Facts, texts: Mapping[Path, str]) -> dict[str, str]:
         note = workflow.note(PRESET, facts.config.plain[name], facts.without(name))
         drawn = f"{texts[FIGURES / f'{name}.csv']}{settings}{note}"
         found[name] = hashlib.sha256(drawn.encode()).hexdigest()
+    found[FOREST] = hashlib.sha256(json.dumps(forest.numbers(facts.claims)).encode()).hexdigest()
     return found
+
+
+def draw_forest(facts: Facts) -> None:
+    """Draw the figure of all gains, which no experiment has, beside theirs."""
+    top = facts.config.top.figures
+    with plotting.theme(top.font_size):
+        drawn = plotting.pictures(forest.draw(facts.claims), "", top.dpi)
+    for suffix, content in drawn.items():
+        results.write_bytes(facts.root / f"figures/{PRESET}/{FOREST}.{suffix}", content)
 
 
 def main() -> None:
@@ -259,6 +281,7 @@ def main() -> None:
     given = parser.parse_args()
     facts = Facts(given.folder)
     texts = pages(facts) | tables(facts)
+    texts[CLAIMS] = json.dumps(facts.claims, indent=1, ensure_ascii=False) + "\n"
     drawn = sources(facts, texts)
     texts[SOURCES] = json.dumps(drawn, indent=1, sort_keys=True) + "\n"
     there = {path: (facts.root / path).read_text("utf-8") for path in texts if (facts.root / path).exists()}
@@ -275,12 +298,14 @@ def main() -> None:
             cli.say(f"out of date, run `make docs`: {', '.join(map(str, wrong))}")
             sys.exit(1)
         return
+    if any(path.stem == FOREST for path in old_figures):
+        draw_forest(facts)
     for path in old_figures:
         figure = facts.root / "figures" / PRESET / path.name
         content = report.few_colours(figure) if path.suffix == ".png" else results.read_bytes(figure)
         results.write_bytes(facts.root / path, content)
     for path in (facts.root / FIGURES).iterdir():
-        if path.stem not in facts.experiments and path.name != SOURCES.name:
+        if path.stem not in (*facts.experiments, FOREST, SOURCES.stem):
             path.unlink()
     for path in old_texts:
         results.write_text(facts.root / path, texts[path])

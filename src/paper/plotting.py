@@ -6,6 +6,7 @@ target or diverge are marked, never dropped. `paper.aggregate` describes the tab
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -155,6 +156,23 @@ def stamp(figure: Figure, text: str) -> None:
     wrapped = next(rows for width in range(widest + 1) if len(rows := _wrapped(parts, width)) == fewest)
     lines = [line for line in (figure.get_supxlabel(), *wrapped) if line]
     figure.supxlabel("\n".join(lines), x=0.5, fontsize=mpl.rcParams["font.size"] - 2, color=GREY)
+
+
+def pictures(figure: Figure, text: str, dpi: int) -> dict[str, bytes]:
+    """A figure with its stamp, as the bytes of a PNG and a PDF file that hold no date or version."""
+    stamp(figure, text)
+    # Both files share one layout, computed here: otherwise matplotlib draws the figure once more to find it.
+    figure.set_dpi(dpi)
+    if layout := figure.get_layout_engine():
+        layout.execute(figure)
+    figure.set_layout_engine(None)
+    found = {}
+    for suffix, metadata in (("png", {"Software": None}), ("pdf", {"CreationDate": None})):
+        # Written to memory first: the PNG writer hides why a write to disk fails, such as a full disk.
+        drawn = io.BytesIO()
+        figure.savefig(drawn, format=suffix, dpi=dpi, metadata=metadata)
+        found[suffix] = drawn.getvalue()
+    return found
 
 
 def _wrapped(parts: Sequence[str], width: int) -> list[str]:
@@ -354,7 +372,7 @@ def over_epochs(axes: Axes, table: pd.DataFrame, value: str, title: str = "") ->
 
 
 def by_seed(axes: Axes, table: pd.DataFrame, value: str) -> None:
-    """A metric after each epoch: a thin line per seed, dotted for a lost class, and the mean of the other seeds."""
+    """A metric after each epoch: a thin line per seed, dotted for a lost class, and the median of the other seeds."""
     accuracy = value.endswith("accuracy")
     rows = panel(table, "seed")
     rows = rows.assign(drawn=(100 if accuracy else 1) * rows[value].replace(np.inf, np.nan), lost=rows["lost"] == True)  # noqa: E712
@@ -367,11 +385,11 @@ def by_seed(axes: Axes, table: pd.DataFrame, value: str) -> None:
         thin = {"linewidth": 0.9 if lost else 0.5, "alpha": 0.9 if lost else 0.6, "linestyle": line}
         if len(some):
             sns.lineplot(some, units="seed", estimator=None, ax=axes, **common, **thin)
-    # Where a seed diverged there is no mean.
+    # Where a seed diverged there is no median.
     whole = rows[~rows["lost"]].groupby(["method", "epoch"], sort=False)["drawn"]
-    means = whole.mean(skipna=False).reset_index()
-    for name in methods(means):
-        sns.lineplot(means[means["method"] == name], errorbar=None, linestyle=METHODS[name].dash, ax=axes, **common)
+    middle = whole.median().where(~whole.agg(lambda values: values.isna().any())).reset_index()
+    for name in methods(middle):
+        sns.lineplot(middle[middle["method"] == name], errorbar=None, linestyle=METHODS[name].dash, ax=axes, **common)
     axes.set(xlabel="epoch", ylabel=LABELS[value], xlim=(0, rows["epoch"].max()))
 
 
@@ -388,7 +406,7 @@ def seed_handles(table: pd.DataFrame) -> list[Line2D]:
     handles = [handle(color=GREY, linewidth=0.5, label="one seed")]
     if lost:
         seeds = ("seed " if len(lost) == 1 else "seeds ") + ", ".join(lost)
-        label = f"{seeds}: a class is never learnt,\nnot in the mean"
+        label = f"{seeds}: a class is never learned,\nnot in the median"
         handles.append(handle(color=GREY, linewidth=0.9, linestyle=":", label=label))
     return handles
 

@@ -71,6 +71,7 @@ def training_specs(grid: Mapping[str, Any], preset: str, sweeps: int | None = No
     `sweeps` is for methods that rescale by sweeps of coordinate descent; None: the method's own number.
     """
     model, more = grid["model"], grid.get("more_seeds") or {"methods": (), "seeds": ()}
+    rates = more.get("lrs") or grid["lrs"]
     optional = {name: grid[name] for name in OPTIONAL if grid.get(name) is not None}
     for method in grid["methods"]:
         rescaling = describe(method)
@@ -81,7 +82,7 @@ def training_specs(grid: Mapping[str, Any], preset: str, sweeps: int | None = No
         for lr in grid["lrs"]:
             longer = (one["epochs"] for one in grid.get("longer", ()) if float(one["lr"]) == float(lr))
             epochs = next(longer, grid["epochs"])
-            for seed in [*grid["seeds"], *(more["seeds"] if method in more["methods"] else ())]:
+            for seed in [*grid["seeds"], *(more["seeds"] if method in more["methods"] and lr in rates else ())]:
                 yield {
                     "stage": "train",
                     "preset": preset,

@@ -1,24 +1,26 @@
-"""Claims, what the runs show about them, and the verdict; with the statistics that decide it.
+"""Claims, the numbers that decide them, their verdicts, and the verdicts in words.
 
-One rule decides every claim about runs. Its statistic is a mean over seeds with a 95% interval; where methods are
-compared, it is a mean of differences or ratios paired by seed. The claim's levels (:data:`LEVELS`, all of them ours)
-give the range of values for yes and the range for partly. The answer is yes, partly or no if the whole interval lies in
-its range, and "undecided" otherwise. A claim about several cases joins their answers (:func:`over_cases`).
+An experiment states its claims. A claim names the quantity that decides it, a function that estimates this quantity
+from the experiment's table, and the range of values for which the claim is right. The function returns one estimate
+with its 95% interval, or one for each case, such as a depth. This module alone decides: a case is right if its whole
+interval lies in the range, wrong if none of it does, and undecided otherwise; cases are joined by :func:`joined`. It
+alone puts the result into words.
 
 A run that misses its target is censored: it counts with the epochs it had, which bounds a ratio from one side. The mean
 of such ratios is a bound too, and its interval has one end, the cautious one: ">= 1.22 [>= 1.04]" says that the mean of
 the bounds is 1.22, and that with the spread over seeds the ratio is still at least 1.04. That end decides; on the other
-side the interval is open. Where bounds point both ways, the ratio itself is open.
+side the interval is open. Where targets are missed on both sides, the methods are compared at the accuracy with which
+the first of them ended.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from statistics import fmean, stdev
-from typing import Any, TypeVar
+from typing import Any
 
 from paper.lazy import np, pd, scipy
 
@@ -27,198 +29,140 @@ class Answer(StrEnum):
     """What the runs show about a claim; :data:`WORDS` has the verdict in words."""
 
     YES = "yes"
-    PARTLY = "partly"
+    MIXED = "mixed"
+    SOME = "undecided in some cases"
     NO = "no"
     UNDECIDED = "undecided"
     NOT_COMPARABLE = "not comparable"
 
 
-YES, PARTLY, NO, UNDECIDED, NOT_COMPARABLE = Answer
+YES, MIXED, SOME, NO, UNDECIDED, NOT_COMPARABLE = Answer
 PAPER, OURS, ERRATUM = "paper", "ours", "erratum"
 WORDS = {
-    PAPER: {YES: "reproduced", PARTLY: "partly", NO: "not reproduced"},
-    OURS: {YES: "holds", PARTLY: "holds partly", NO: "does not hold"},
-    ERRATUM: {YES: "confirmed", PARTLY: "confirmed partly", NO: "not confirmed"},
+    PAPER: {YES: "reproduced", NO: "not reproduced"},
+    OURS: {YES: "holds", NO: "does not hold"},
+    ERRATUM: {YES: "confirmed", NO: "not confirmed"},
 }
 NOT_RUN = "not judged at this preset"
-COLUMNS = ("claim", "paper", "ours", "estimate", "verdict", "experiment")
+COLUMNS = ("claim", "paper", "ours", "verdict", "experiment")
+MANY = 12  # cases that are listed one by one; more are counted
 
-T = TypeVar("T")
 LR = 1e-3  # of the paper's main figures
+BASELINE, PATHCOND = "baseline", "pathcond"
 AT_LEAST, AT_MOST = ">= ", "<= "
-LEAST = 3  # pairs of a rank correlation over networks
+END = "at the baseline's final accuracy"
 
 
-# ---- levels
-
-
-@dataclass(frozen=True)
-class Levels:
-    """Smallest and largest value of a claim's statistic for yes, and for partly (None if there is no such range)."""
-
-    yes: tuple[float, float]
-    partly: tuple[float, float] | None = None
-
-    def words(self, kind: str) -> str:
-        """The levels in words, such as "at least 1.35: reproduced; at least 1.1: partly"."""
-        parts = [f"{_range(self.yes)}: {WORDS[kind][YES]}"]
-        if self.partly is not None:
-            parts.append(f"{_range(self.partly)}: {WORDS[kind][PARTLY]}")
-        return "; ".join(parts)
-
-
-def _range(ends: tuple[float, float]) -> str:
-    low, high = ends
-    if math.isinf(high):
-        return f"above {low:g}" if low in (0.0, 1.0) else f"at least {low:g}"
-    if math.isinf(low):
-        return f"below {high:g}" if high in (0.0, 1.0) else f"at most {high:g}"
-    return f"{low:g} to {high:g}"
-
-
-def at_least(yes: float, partly: float | None = None) -> Levels:
-    """Levels without an upper end."""
-    return Levels((yes, math.inf), None if partly is None else (partly, math.inf))
-
-
-def at_most(yes: float, partly: float | None = None) -> Levels:
-    """Levels without a lower end."""
-    return Levels((-math.inf, yes), None if partly is None else (-math.inf, partly))
-
-
-# Every threshold that decides a claim. The paper states none: all of them are ours.
-LEVELS = {
-    # Ratios of epochs or of losses, baseline over PathCond unless the claim says otherwise.
-    "mlp_speedup": at_least(1.35, 1.1),  # the paper's 1.5, less 10%
-    "mlp_speedup_earliest": Levels((1.35, 1.65), (1.1, math.inf)),  # the paper's 1.5, more or less 10%
-    "mlp_deeper": at_least(1.0),
-    "mlp_parameters": at_least(0.95, 0.83),
-    "mlp_enorm": at_most(1.05),
-    "mlp_lrs_never_hurts": at_least(0.97),
-    "mlp_lrs_never": at_least(0.97),
-    "mlp_lrs_large": at_most(1.1),
-    "mlp_gelu_speedup": at_least(1.05),
-    "autoencoder_loss": at_least(1.001),
-    "autoencoder_lrs_loss": at_least(1.001),
-    "optimisers_speed": at_least(1.05),
-    "controls_exact": at_most(1.05),
-    "controls_optimum": Levels((0.95, 1.05)),
-    "controls_layer_lrs": Levels((0.95, 1.05)),
-    "controls_no_batchnorm": at_least(1.05),
-    "controls_no_batchnorm_layer_lrs": Levels((0.95, 1.05)),
-    "controls_silu": at_least(1.05),
-    "tuned_epochs": at_least(1.0),
-    "tuned_enorm": at_least(1.0),
-    "tuned_autoencoders": at_least(1.0),
-    # Ratios of condition numbers, before over after: what is smaller by less than a tenth is not smaller.
-    "conditioning_path": at_least(1.1),
-    "conditioning_ntk": at_least(1.1),
-    "conditioning_ntk_batch": at_least(1.1),
-    "conditioning_step": at_least(1.0),
-    # Differences of accuracy in points, of epochs, of losses.
-    "mlp_strongest_at_3": at_least(0.0),
-    "mlp_generalisation": at_least(-0.5),
-    "cifar_earlier": Levels((10.0, 30.0), (0.0, math.inf)),
-    "cifar_best_test": Levels((-1.5, 1.5)),
-    "cifar_best_test_gain": at_least(1.0),
-    "cifar_all_precision": Levels((-1.5, 1.5)),
-    "cifar_generalisation": at_least(-0.5, -1.5),
-    "cifar_enorm": Levels((-0.5, 0.5), (-1.5, 1.5)),
-    "cifar_lrs_small": at_least(0.0),
-    "tuned_accuracy": at_least(-0.5),
-    "tuned_cifar_nv": at_least(0.5),
-    "tuned_range": at_least(0.1),  # decades of learning rates
-    "practice_no_harm": at_least(-0.5),
-    "practice_full": at_least(-0.5),
-    "practice_gain": at_least(0.5, 0.0),
-    "practice_range": at_least(0.5),  # doublings of the learning rate
-    "practice_teleport": at_least(0.5, 0.0),
-    "quantisation_int8": at_most(0.5),
-    "quantisation_paths": at_least(0.5),
-    "quantisation_norms": at_least(0.5),
-    "quantisation_ranges": at_least(0.5),
-    "quantisation_best": at_least(0.0),
-    "optimisers_accuracy": at_least(0.5),
-    "optimisers_again": at_least(0.5),
-    "autoencoder_compression": at_least(0.0),
-    "autoencoder_rescaling": at_least(0.0),
-    "autoencoder_lrs_rescaling": at_least(0.0),
-    # Rank correlations.
-    "mlp_deep_rescaling": at_most(-0.7, 0.0),
-    "mlp_lrs_shrinks": at_most(-0.7, 0.0),
-    "regimes_irregular_widths": at_most(-0.8),
-    "conditioning_predicts": at_least(0.7, 0.0),
-    "conditioning_scales": at_least(0.7, 0.0),
-    "causes_scales": at_least(0.7, 0.0),
-    "causes_updates": at_least(0.7, 0.0),
-    "causes_uneven": at_most(-0.7, 0.0),
-    "causes_ntk": at_least(0.7, 0.0),
-    # Shares.
-    "controls_rows": at_least(0.8, 0.5),
-    "cifar_lrs_shrinks": at_most(0.05),
-    "regimes_small_variance": at_least(1.0),
-    "timing_one_epoch": at_most(1.1),
-    "timing_linear": at_least(0.9, 0.7),
-    "bcd_mlp_five": Levels((0.85, 0.95), (0.8, 1.0)),
-    "bcd_conv_ten": Levels((0.15, 0.35)),
-    "bcd_conv_ten_remaining": Levels((0.15, 0.35)),
-    "bcd_printed_scale": at_least(1.0),
-    "bcd_conv_needed": Levels((20.0, 35.0)),
-    "bcd_mlp_update": at_most(0.01, 0.03),
-    "bcd_conv_update": Levels((0.03, 0.3)),
-    "bcd_converged_in_ten": at_most(0.1),
-}
-TOLERATED = 0.1  # share of cases that may answer no where a claim says "everywhere": at most so many is partly
+def verdict_words(answer: Answer, kind: str) -> str:
+    """The verdict on a claim of a kind, such as "reproduced"."""
+    return WORDS[kind].get(answer, answer.value)
 
 
 # ---- claims
 
-
-@dataclass(frozen=True)
-class Finding:
-    """What the runs show about a claim."""
-
-    ours: str  # our value in words, as printed
-    answer: Answer
-    estimate: Estimate | None = None  # the number that decides, if there is one
-    unit: str = ""  # what that number is, with its unit
-    cases: Mapping[Any, Estimate | None] = field(default_factory=dict)  # the numbers of several cases, by their name
+Range = tuple[float, float]
 
 
-Judge = Callable[["pd.DataFrame"], Finding]
+def at_least(low: float) -> Range:
+    """A range without an upper end."""
+    return low, math.inf
+
+
+def at_most(high: float) -> Range:
+    """A range without a lower end."""
+    return -math.inf, high
 
 
 class NotMeasured(Exception):
     """The table lacks what a claim is about, because the settings leave it out."""
 
 
+Found = Any  # an Estimate, or a Mapping from the names of cases to an Estimate or None
+
+
 @dataclass(frozen=True)
 class Claim:
-    """A statement that is decided by runs."""
+    """A statement that is decided by runs.
 
-    id: str  # unique
-    text: str  # in our words
-    paper: str  # the paper's value
-    rule: str  # the statistic that is judged, in words
-    judge: Judge
-    kind: str = PAPER  # OURS for a hypothesis of ours, ERRATUM for an error in a printed formula
-    cases: str = ""  # name of the cases that it is about, such as "depth"; empty if it is one statement
+    Attributes:
+        id: unique name.
+        text: the claim in our words.
+        paper: the paper's value, or what it says.
+        quantity: what decides the claim, in words.
+        estimate: the quantity of a table, as an :class:`Estimate` or as one for each case; None: not known.
+        yes: smallest and largest value for which the claim is right. The paper states none: all of them are ours.
+        kind: PAPER; OURS for a hypothesis of ours; ERRATUM for an error in a printed formula.
+        unit: unit of the quantity.
+        cases: what a case is, such as "depth"; empty if the claim is one statement.
+        not_comparable: why the claim is not judged, if our implementation differs in what it is about.
+    """
+
+    id: str
+    text: str
+    paper: str
+    quantity: str
+    estimate: Callable[[pd.DataFrame], Found]
+    yes: Range
+    kind: str = PAPER
+    unit: str = ""
+    cases: str = ""
+    not_comparable: str = ""
 
     @classmethod
-    def ours(cls, id: str, text: str, rule: str, judge: Judge, paper: str = "not studied", cases: str = "") -> Claim:
+    def ours(
+        cls,
+        id: str,
+        text: str,
+        quantity: str,
+        estimate: Callable[[pd.DataFrame], Found],
+        yes: Range,
+        paper: str = "not studied",
+        unit: str = "",
+        cases: str = "",
+    ) -> Claim:
         """A hypothesis of ours; `paper` is what the paper says about it."""
-        return cls(id, text, paper, rule, judge, OURS, cases)
+        return cls(id, text, paper, quantity, estimate, yes, OURS, unit, cases)
 
     @property
-    def full_rule(self) -> str:
-        """The statistic, its levels, and how cases are joined."""
-        parts = [self.rule]
-        if self.id in LEVELS:
-            parts.append(LEVELS[self.id].words(self.kind))
-        if self.cases:
-            yes, partly = WORDS[self.kind][YES], WORDS[self.kind][PARTLY]
-            parts.append(f"{yes} if so for every {self.cases}, {partly} if for some")
-        return "; ".join(parts)
+    def rule(self) -> str:
+        """The quantity, the range for which the claim is right, and how cases are joined."""
+        if self.not_comparable:
+            return f"{self.quantity}; not judged: {self.not_comparable}"
+        every = f" for every {self.cases}" if self.cases else ""
+        return f"{self.quantity}; {_range(self.yes)}{every}: {verdict_words(YES, self.kind)}"
+
+
+def _range(ends: Range) -> str:
+    low, high = ends
+    if math.isinf(high):
+        return f"above {low:g}" if low in (0.0, 1.0) else f"at least {low:g}"
+    if math.isinf(low):
+        return f"below {high:g}" if high in (0.0, 1.0) else f"at most {high:g}"
+    return f"{low:g}" if low == high else f"{low:g} to {high:g}"
+
+
+# ---- deciding
+
+
+def decide(estimate: Estimate, yes: Range) -> Answer:
+    """Yes if the whole interval lies in the range, no if none of it does, else undecided."""
+    if yes[0] <= estimate.low and estimate.high <= yes[1]:
+        return YES
+    return NO if estimate.high < yes[0] or estimate.low > yes[1] else UNDECIDED
+
+
+def joined(answers: Iterable[Answer]) -> Answer:
+    """One answer for several cases.
+
+    It is theirs if all agree. Otherwise: right and wrong cases are mixed; right cases beside undecided ones are
+    undecided in some cases; wrong cases beside undecided ones are wrong.
+    """
+    found = set(answers)
+    if not found:
+        raise NotMeasured("nothing to compare")
+    if len(found) == 1:
+        return found.pop()
+    return SOME if NO not in found else MIXED if YES in found else NO
 
 
 def judged(
@@ -229,7 +173,7 @@ def judged(
     artifact: str,
     missing: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
-    """A claim with our value, the missing runs that would change it, and the verdict, if the settings are the paper's.
+    """A claim with our numbers, and with the verdict if the settings are the paper's.
 
     Args:
         claim: what is judged.
@@ -239,45 +183,56 @@ def judged(
         artifact: path of the table.
         missing: network, method and lr of the runs that the table lacks.
     """
-    finding, measured = _found(claim, table)
-    verdict = WORDS[claim.kind].get(finding.answer, finding.answer.value) if is_paper and measured else NOT_RUN
-    without = [run for run in missing if _found(claim, _with(table, run))[0].ours != finding.ours]
-    estimate = finding.estimate
+    one: Estimate | None = None
+    cases: dict[str, Estimate] = {}
+    answers: dict[str, Answer] = {}
+    try:
+        found = claim.estimate(table)
+        if isinstance(found, Estimate):
+            one, answer = found, decide(found, claim.yes)
+            ours = found.with_unit(claim.unit)
+        else:
+            cases = {_name(case): estimate for case, estimate in found.items() if estimate is not None}
+            answers = {case: decide(estimate, claim.yes) for case, estimate in cases.items()}
+            answer = joined(answers.values())
+            ours = _listed(claim, cases, answers)
+        verdict = verdict_words(NOT_COMPARABLE if claim.not_comparable else answer, claim.kind)
+    except NotMeasured as error:
+        ours, verdict = f"not measured ({error})", NOT_RUN
     return {
         "id": claim.id,
         "experiment": experiment,
         "kind": claim.kind,
         "claim": claim.text,
         "paper": claim.paper,
-        "ours": f"without {in_words(without)}: {finding.ours}" if without else finding.ours,
-        "value": None if estimate is None else _finite(estimate.value),
-        "interval": None if estimate is None else [_finite(end) for end in estimate.interval],
-        "estimate": "" if estimate is None else f"{estimate.words} {finding.unit}".rstrip(),
-        "cases": {_name(case): found.words for case, found in finding.cases.items() if found is not None},
-        "rule": claim.full_rule,
-        "verdict": verdict,
+        "ours": f"without {in_words(missing)}: {ours}" if missing else ours,
+        "estimate": "" if one is None else one.with_unit(claim.unit),
+        "value": None if one is None else _finite(one.value),
+        "interval": None if one is None else [_finite(one.low), _finite(one.high)],
+        "unit": claim.unit,
+        "cases": {case: estimate.words for case, estimate in cases.items()},
+        "numbers": {case: [_finite(v) for v in (e.value, e.low, e.high)] for case, e in cases.items()},
+        "answers": {case: answer.value for case, answer in answers.items()},
+        "rule": claim.rule,
+        "verdict": verdict if is_paper else NOT_RUN,
         "artifact": artifact,
     }
 
 
-def _found(claim: Claim, table: pd.DataFrame) -> tuple[Finding, bool]:
-    """What a table shows about a claim, and whether it was measured."""
-    try:
-        return claim.judge(table), True
-    except NotMeasured as error:
-        return Finding(f"not measured ({error})", UNDECIDED), False
+# ---- words
 
 
-def _with(table: pd.DataFrame, run: Mapping[str, Any]) -> pd.DataFrame:
-    """The table with runs of another method, or else at another rate, in place of missing ones.
-
-    A claim that reads the missing runs then finds something else; the values themselves are never printed.
-    """
-    rows = table[table["network"] == run["network"]]
-    rows = rows[rows["lr"] == run["lr"]] if (rows["lr"] == run["lr"]).any() else rows
-    first = rows.drop_duplicates(["method", "lr"]).head(1)
-    stand_in = rows.merge(first[["method", "lr"]]).assign(method=run["method"], lr=run["lr"])
-    return pd.concat([table, stand_in], ignore_index=True)
+def _listed(claim: Claim, cases: Mapping[str, Estimate], answers: Mapping[str, Answer]) -> str:
+    """The numbers of all cases, or of many the counts of their answers and both extremes."""
+    unit = f"{claim.unit}, by {claim.cases}: " if claim.unit else ""
+    if len(cases) <= MANY:
+        return unit + "; ".join(f"{case}: {estimate.words}" for case, estimate in cases.items())
+    given = list(answers.values())
+    parts = ((YES, "right"), (NO, "wrong"), (UNDECIDED, "undecided"))
+    counts = ", ".join(f"{word} in {given.count(answer)}" for answer, word in parts)
+    ordered = sorted(cases, key=lambda case: cases[case].value)
+    ends = "; ".join(f"{word} {c}: {cases[c].words}" for word, c in (("least", ordered[0]), ("most", ordered[-1])))
+    return f"{counts} of {len(given)} cases; {unit}{ends}"
 
 
 def in_words(missing: Sequence[Mapping[str, Any]]) -> str:
@@ -291,7 +246,7 @@ def _name(case: Any) -> str:
 
 def markdown(claims: Sequence[Mapping[str, Any]], columns: Sequence[str] = COLUMNS) -> str:
     """Claims as a Markdown table."""
-    heads = {"estimate": "estimate (95% interval)", "paper": "in the paper"}
+    heads = {"ours": "ours (95% interval)", "paper": "in the paper"}
     lines = ["| " + " | ".join(heads.get(column, column) for column in columns) + " |", "| --- " * len(columns) + "|"]
     for claim in claims:
         texts = {**claim, "experiment": f"`{claim['experiment']}`"}
@@ -304,68 +259,11 @@ def counted(claims: Sequence[Mapping[str, Any]]) -> str:
     parts = []
     for kind, name in ((PAPER, "Claims of the paper"), (OURS, "hypotheses of ours"), (ERRATUM, "errata")):
         found = [claim["verdict"] for claim in claims if claim["kind"] == kind]
-        order = (*WORDS[kind].values(), UNDECIDED, NOT_COMPARABLE, NOT_RUN)
+        order = (*(verdict_words(answer, kind) for answer in Answer), NOT_RUN)
         counts = ", ".join(f"{verdict} {found.count(verdict)}" for verdict in order if verdict in found)
         if found:
             parts.append(f"{name} ({len(found)}): {counts}")
     return "; ".join(parts) + "."
-
-
-# ---- deciding
-
-
-def decide(estimate: Estimate, levels: Levels | str) -> Answer:
-    """Yes or partly if the whole interval lies there, no if none of it does, else undecided.
-
-    `levels` may be the id of a claim, which stands for its entry in :data:`LEVELS`.
-    """
-    levels = LEVELS[levels] if isinstance(levels, str) else levels
-    low, high = estimate.interval
-    partly = levels.partly or levels.yes
-    if levels.yes[0] <= low and high <= levels.yes[1]:
-        return YES
-    if partly[0] <= low and high <= partly[1]:
-        return PARTLY
-    return NO if high < partly[0] or low > partly[1] else UNDECIDED
-
-
-def over_cases(answers: Iterable[Answer]) -> Answer:
-    """One answer for several cases: theirs if all agree; partly if some are yes or partly; else undecided."""
-    found = list(answers)
-    if not found:
-        raise NotMeasured("nothing to compare")
-    if len(set(found)) == 1:
-        return found[0]
-    return PARTLY if {YES, PARTLY} & set(found) else UNDECIDED
-
-
-def worst(answers: Iterable[Answer]) -> Answer:
-    """One answer for conditions that must all hold: no if one does not, undecided if one is, else yes."""
-    found = list(answers)
-    return NO if NO in found else UNDECIDED if UNDECIDED in found else YES
-
-
-def never(answers: Iterable[Answer], tolerated: float = 0.0) -> Answer:
-    """One answer for a claim without exceptions: partly if at most a share `tolerated` of the cases answers no."""
-    found = list(answers)
-    if not found:
-        raise NotMeasured("nothing to compare")
-    exceptions = found.count(NO) / len(found)
-    if exceptions > tolerated:
-        return NO
-    if exceptions:
-        return PARTLY
-    return UNDECIDED if UNDECIDED in found else YES
-
-
-def of_all(true: Iterable[bool]) -> Answer:
-    """For cases without randomness: yes if all are true, partly if some are, no if none is."""
-    return over_cases(YES if case else NO for case in true)
-
-
-def agreed(claim: str, found: Mapping[Any, Estimate | None]) -> Answer:
-    """One answer for the cases of a claim, each decided by its estimate; open ones are left out."""
-    return over_cases(decide(estimate, claim) for estimate in known(found).values())
 
 
 # ---- estimates
@@ -382,10 +280,11 @@ class Estimate:
     low: float
     high: float
     bound: str = ""  # AT_LEAST or AT_MOST where targets were missed
-    digits: int = 2  # printed after the point
+    digits: int | None = 2  # printed after the point; None: two significant digits
+    note: str = ""  # a remark that is printed with it
 
     @classmethod
-    def of(cls, values: Iterable[float], bound: str = "", digits: int = 2) -> Estimate:
+    def of(cls, values: Iterable[float], bound: str = "", digits: int | None = 2, note: str = "") -> Estimate:
         """From one value per seed, by Student's t; a bound leaves the interval open on its other side."""
         found = [float(value) for value in values]
         mean = fmean(found)
@@ -393,28 +292,44 @@ class Estimate:
         low, high = interval(mean, stdev(found) if finite else math.nan, len(found) if finite else 1)
         if not math.isfinite(mean):
             low = high = mean  # all seeds of one side diverged, and none of the other
-        return cls(mean, -math.inf if bound == AT_MOST else low, math.inf if bound == AT_LEAST else high, bound, digits)
+        low, high = -math.inf if bound == AT_MOST else low, math.inf if bound == AT_LEAST else high
+        return cls(mean, low, high, bound, digits, note)
 
-    @property
-    def interval(self) -> tuple[float, float]:
-        """Both ends."""
-        return self.low, self.high
+    @classmethod
+    def exact(cls, value: float, digits: int | None = 2, bound: str = "") -> Estimate:
+        """A number without chance, such as a count."""
+        low, high = -math.inf if bound == AT_MOST else value, math.inf if bound == AT_LEAST else value
+        return cls(float(value), low, high, bound, digits)
+
+    @classmethod
+    def geometric(cls, logs: Iterable[float]) -> Estimate:
+        """Geometric mean with its interval, from one logarithm per seed."""
+        found = cls.of(logs)
+        return cls(math.exp(found.value), math.exp(found.low), math.exp(found.high))
 
     @property
     def words(self) -> str:
-        """Value and interval, such as "1.78 [1.74, 1.83]", or ">= 1.22 [>= 1.04]" of a bound; one seed has none."""
-        ends = [f"{self.bound}{end:.{self.digits}f}" for end in self.interval if math.isfinite(end)]
-        complete = len(ends) == (1 if self.bound else 2)
-        return f"{self} [{', '.join(ends)}]" if complete else str(self)
+        """Value, interval and remark, such as "1.78 [1.74, 1.83]", or ">= 1.22 [>= 1.04]" of a bound."""
+        return self.with_unit("")
+
+    def with_unit(self, unit: str) -> str:
+        """The same with a unit; one seed, and a number without chance, have no interval."""
+        ends = [f"{self.bound}{self._text(end)}" for end in (self.low, self.high) if math.isfinite(end)]
+        complete = len(ends) == (1 if self.bound else 2) and {self.low, self.high} - {self.value, math.inf, -math.inf}
+        parts = [str(self), f"[{', '.join(ends)}]" * bool(complete), unit, f"({self.note})" * bool(self.note)]
+        return " ".join(part for part in parts if part)
+
+    def _text(self, value: float) -> str:
+        return f"{value:.2g}" if self.digits is None else f"{value:.{self.digits}f}"
 
     def __str__(self) -> str:
-        return f"{self.bound}{self.value:.{self.digits}f}"
+        return f"{self.bound}{self._text(self.value)}"
 
 
-Estimates = dict[float, Estimate | None]  # None where a ratio is open
+Estimates = dict[Any, Estimate | None]  # None where there is nothing to compare
 
 
-def interval(mean: float, deviation: float, count: int) -> tuple[float, float]:
+def interval(mean: float, deviation: float, count: int) -> Range:
     """95% interval of a mean over `count` seeds, by Student's t; one seed bounds nothing."""
     if count < 2:
         return -math.inf, math.inf
@@ -424,6 +339,9 @@ def interval(mean: float, deviation: float, count: int) -> tuple[float, float]:
 
 def _finite(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
+
+
+# ---- rows of a table
 
 
 def one(table: pd.DataFrame, **where: Any) -> pd.Series:
@@ -476,61 +394,67 @@ def paired(rows: pd.DataFrame, value: str, first: str, second: str) -> pd.Series
     return difference
 
 
-def epochs_ratio(slow: pd.DataFrame, fast: pd.DataFrame) -> Estimate | None:
-    """Epochs to the target of some runs over those of others, paired by seed.
+def bounds_by_seed(slow: pd.DataFrame, fast: pd.DataFrame) -> tuple[pd.Series, str, str] | None:
+    """Epochs of some runs over those of others by seed, whether they are bounds, and a remark; None without a pair.
 
-    It is None if there is no pair, if a seed meets the target in neither, or if bounds point both ways.
+    The epochs are those to the target. If both sides miss it with some seed, they are those to the accuracy with which
+    the baseline of that seed ended (column `reached_end`).
     """
-    found = epochs_ratios_by_seed(slow, fast)
-    return None if found is None else Estimate.of(*found)
-
-
-def epochs_ratios_by_seed(slow: pd.DataFrame, fast: pd.DataFrame) -> tuple[pd.Series, str] | None:
-    """The ratios behind :func:`epochs_ratio` by seed, and whether they are bounds."""
-    columns = ["seed", "reached", "epochs"]
-    pairs = slow[columns].merge(fast[columns], on="seed", suffixes=("", "_fast")).set_index("seed")
-    missed, missed_fast = pairs["reached"].isna(), pairs["reached_fast"].isna()
-    if pairs.empty or (missed.any() and missed_fast.any()):
+    pairs = slow.merge(fast, on="seed", suffixes=("", "_fast")).set_index("seed")
+    if pairs.empty:
         return None
+    column, note = "reached", ""
+    if pairs["reached"].isna().any() and pairs["reached_fast"].isna().any():
+        column, note = "reached_end", END
+    missed, missed_fast = pairs[column].isna(), pairs[f"{column}_fast"].isna()
+    if missed.any() and missed_fast.any():
+        return None  # also the baseline's end is missed on both sides: runs that diverged
     # The start itself may meet a low target; it then counts as one epoch, so that ratios stay finite.
-    above = pairs["reached"].fillna(pairs["epochs"]).clip(lower=1.0)
-    below = pairs["reached_fast"].fillna(pairs["epochs_fast"]).clip(lower=1.0)
-    return above / below, AT_LEAST if missed.any() else AT_MOST if missed_fast.any() else ""
+    above = pairs[column].fillna(pairs["epochs"]).clip(lower=1.0)
+    below = pairs[f"{column}_fast"].fillna(pairs["epochs_fast"]).clip(lower=1.0)
+    return above / below, AT_LEAST if missed.any() else AT_MOST if missed_fast.any() else "", note
 
 
-def loss_ratio(high: pd.DataFrame, low: pd.DataFrame) -> Estimate | None:
-    """Final train loss of some runs over that of others, paired by seed; a run that diverged has an infinite one.
+def epochs_ratio(rows: pd.DataFrame, fast: str = PATHCOND, slow: str = BASELINE) -> Estimate | None:
+    """Epochs of one method over those of another, at one network and rate, paired by seed; None without a pair."""
+    found = bounds_by_seed(of(rows, slow), of(rows, fast))
+    return None if found is None else Estimate.of(found[0], found[1], note=found[2])
+
+
+def epochs_ratios(rows: pd.DataFrame, column: str, fast: str = PATHCOND, slow: str = BASELINE) -> Estimates:
+    """Ratios of epochs of two methods by the values of a column."""
+    return {value: epochs_ratio(part, fast, slow) for value, part in by(rows, column)}
+
+
+def loss_ratio(rows: pd.DataFrame, low: str = PATHCOND, high: str = BASELINE) -> Estimate | None:
+    """Final train loss of one method over that of another, paired by seed; a run that diverged has an infinite one.
 
     It is None if there is no pair, or if both sides of one diverged.
     """
     columns = ["seed", "final_train_loss"]
-    pairs = high[columns].merge(low[columns], on="seed", suffixes=("", "_low")).fillna(math.inf)
+    pairs = of(rows, high)[columns].merge(of(rows, low)[columns], on="seed", suffixes=("", "_low")).fillna(math.inf)
     values = pairs["final_train_loss"] / pairs["final_train_loss_low"]
     return None if pairs.empty or values.isna().any() else Estimate.of(values, digits=3)
 
 
-def ratios(rows: pd.DataFrame, column: str, fast: str = "pathcond", slow: str = "baseline") -> Estimates:
-    """Ratios of epochs of two methods by the values of a column."""
-    return {value: epochs_ratio(of(part, slow), of(part, fast)) for value, part in by(rows, column)}
-
-
-def loss_ratios(rows: pd.DataFrame, column: str, low: str = "pathcond", high: str = "baseline") -> Estimates:
+def loss_ratios(rows: pd.DataFrame, column: str, low: str = PATHCOND, high: str = BASELINE) -> Estimates:
     """Ratios of final losses of two methods by the values of a column."""
-    return {value: loss_ratio(of(part, high), of(part, low)) for value, part in by(rows, column)}
+    return {value: loss_ratio(part, low, high) for value, part in by(rows, column)}
 
 
-def known(found: Mapping[T, Estimate | None], least: int = 1) -> dict[T, Estimate]:
-    """The estimates that are not open; NotMeasured if there are fewer than `least`."""
-    kept = {key: value for key, value in found.items() if value is not None}
-    if len(kept) < least:
-        raise NotMeasured(f"{len(kept)} of {len(found)} values known, {least} needed: targets missed or runs left out")
-    return kept
+def accuracy_gain(
+    rows: pd.DataFrame, first: str = PATHCOND, second: str = BASELINE, value: str = "best_test_accuracy"
+) -> Estimate:
+    """Points by which the first method's accuracy is higher, paired by seed."""
+    return Estimate.of(100 * paired(rows, value, first, second))
 
 
-def listed(found: Mapping[float, Estimate | None], name: str, intervals: bool = False) -> str:
-    """Estimates in words, such as "hidden layers 2: >= 1.54, 3: 1.72, 4: open"."""
-    texts = ("open" if value is None else value.words if intervals else str(value) for value in found.values())
-    return f"{name} " + ", ".join(f"{key:g}: {text}" for key, text in zip(found, texts, strict=True))
+def noted(estimate: Estimate, note: str) -> Estimate:
+    """An estimate with another remark."""
+    return replace(estimate, note=note)
+
+
+# ---- rank correlations and trends
 
 
 def rank(first: Sequence[float], second: Sequence[float]) -> float:
@@ -541,18 +465,16 @@ def rank(first: Sequence[float], second: Sequence[float]) -> float:
 
 
 def correlation(values: Sequence[float]) -> Estimate:
-    """Mean over seeds of rank correlations, with an interval that ends at -1 and 1."""
-    found = Estimate.of(values)
-    return Estimate(found.value, max(-1.0, found.low), min(1.0, found.high))
+    """Mean over seeds of rank correlations, with an interval that ends at -1 and 1; NotMeasured without any."""
+    kept = [value for value in values if not math.isnan(value)]
+    if not kept:
+        raise NotMeasured("constant values have no rank correlation")
+    found = Estimate.of(kept)
+    return replace(found, low=max(-1.0, found.low), high=min(1.0, found.high))
 
 
-def rank_estimate(first: Sequence[float], second: Sequence[float], what: str = "") -> Estimate:
-    """Spearman's rank correlation with a bootstrap interval (percentiles) over the pairs.
-
-    `what` names the pairs if they are few, so that at least `LEAST` are needed.
-    """
-    if what and len(first) < LEAST:
-        raise NotMeasured(f"{what}: {len(first)}; {LEAST} needed for a rank correlation")
+def rank_estimate(first: Sequence[float], second: Sequence[float]) -> Estimate:
+    """Spearman's rank correlation with a bootstrap interval (percentiles) over the pairs."""
     value = rank(first, second)
     if math.isnan(value):
         raise NotMeasured("constant values have no rank correlation")
@@ -566,43 +488,37 @@ def rank_estimate(first: Sequence[float], second: Sequence[float], what: str = "
     return Estimate(value, min(float(low), value), max(float(high), value))
 
 
-def steps(values: pd.DataFrame) -> list[Estimate]:
+def steps(values: pd.DataFrame) -> Estimates:
     """How much values grow from each column to the next, by seed (rows); NotMeasured if there is one column."""
-    if values.shape[1] < 2:
+    names = sorted(values)
+    if len(names) < 2:
         raise NotMeasured("one value shows no trend")
-    columns = [values[name] for name in sorted(values)]
-    pairs = zip(columns, columns[1:], strict=False)
-    return [Estimate.of((after - before).dropna(), digits=3) for before, after in pairs]
+    pairs = zip(names, names[1:], strict=False)
+    return {f"{a:g} to {b:g}": Estimate.of((values[b] - values[a]).dropna(), digits=3) for a, b in pairs}
 
 
-def accuracy_gain(rows: pd.DataFrame, first: str, second: str, value: str = "best_test_accuracy") -> Estimate:
-    """Points by which the first method's accuracy is higher, paired by seed."""
-    return Estimate.of(100 * paired(rows, value, first, second))
+def head_start(table: pd.DataFrame, value: str, level: float | None = None) -> Estimate:
+    """How many epochs earlier PathCond's curves get to a level than the baseline's, paired by seed.
 
-
-def head_starts(table: pd.DataFrame, value: str = "test_accuracy", level: float | None = None) -> pd.DataFrame:
-    """How many epochs earlier each of PathCond's seeds gets to a level of accuracy than the baseline's.
-
-    The table has the curves of seeds of one network and learning rate. Without a level, it is the accuracy at which the
-    baseline's curve of that seed ends. Columns: early (epochs between the first times that both reach the level; NaN if
-    the baseline never does; an upper bound if PathCond never does, which then counts as one epoch after the last),
-    reached (whether PathCond reaches it), and epochs of the run. NotMeasured if a method was left out or diverged.
+    The table has the curves of seeds of one network and learning rate. Without a level, it is the value at which the
+    baseline's curve of that seed ends. A seed with which the baseline never gets there does not count; where PathCond
+    never does, it counts as one epoch after the last, and the mean is an upper bound. NotMeasured if nothing is left.
     """
     rows = some(table, panel="seed")
-    curves = {m: some(rows, method=m).pivot(index="epoch", columns="seed", values=value) for m in METHODS}
-    found = []
-    for seed in sorted(set(curves["baseline"]) & set(curves["pathcond"])):
-        base, ours = (curves[method][seed].dropna().sort_index() for method in METHODS)
+    curves = {m: some(rows, method=m).pivot(index="epoch", columns="seed", values=value) for m in (BASELINE, PATHCOND)}
+    sign = -1.0 if value.endswith("loss") else 1.0
+    found, bound = [], ""
+    for seed in sorted(set(curves[BASELINE]) & set(curves[PATHCOND])):
+        base, ours = (sign * curves[method][seed].dropna().sort_index() for method in (BASELINE, PATHCOND))
         if base.empty or ours.empty:
-            raise NotMeasured("a run diverged")
-        target = base.iloc[-1] if level is None else level
-        last = int(base.index.max())
+            raise NotMeasured("a run diverged, or this was not recorded")
+        target = base.iloc[-1] if level is None else sign * level
         first, own = (curve.index[curve >= target].min() for curve in (base, ours))
-        early = first - (last + 1 if math.isnan(own) else own)
-        found.append({"seed": seed, "early": float(early), "reached": not math.isnan(own), "epochs": last})
+        if math.isnan(first):
+            continue
+        if math.isnan(own):
+            own, bound = int(base.index.max()) + 1, AT_MOST
+        found.append(float(first - own))
     if not found:
-        raise NotMeasured("no seed of both methods")
-    return pd.DataFrame(found).set_index("seed")
-
-
-METHODS = ("baseline", "pathcond")
+        raise NotMeasured("the baseline never gets there")
+    return Estimate.of(found, bound, digits=1, note=f"{len(found)} seeds")

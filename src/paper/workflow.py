@@ -314,7 +314,7 @@ _CODE = {
     "figure": ["plotting.py", "methods.py"],
     "claims": ["verdicts.py"],
     "report": ["report.py", "dashboard.py"],
-    "docs": ["docs.py", "report.py", "dashboard.py", "experiments/practice.py", "experiments/quantisation.py"],
+    "docs": ["docs.py", "report.py", "dashboard.py", "forest.py", "experiments/practice.py"],
 }
 
 

@@ -150,4 +150,4 @@ def test_code_of_an_experiment_includes_the_experiments_it_imports():
 
     assert names("toy") == ["__main__", "aggregate", "toy"]
     assert names("cifar_nv_lrs")[2:] == ["cifar_nv_lrs", "cifar_nv"]
-    assert {"causes", "practice", "conditioning"} < set(names("causes"))
+    assert {"timing_depth", "timing"} < set(names("timing_depth"))

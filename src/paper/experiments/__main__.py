@@ -1,7 +1,6 @@
 """Stages of an experiment: python -m paper.experiments measure|aggregate|figure|claims|join ..."""
 
 import argparse
-import io
 import json
 import time
 from importlib.util import find_spec
@@ -70,21 +69,8 @@ def aggregate(name: str, specs: list[Spec], block: dict, folder: Path) -> "pd.Da
 
 def pictures(name: str, table: "pd.DataFrame", stamp: str, dpi: int, font_size: float) -> dict[str, bytes]:
     """An experiment drawn from its table, as the bytes of a PDF and a PNG file that hold no date or version."""
-    found = {}
     with plotting.theme(font_size):
-        figure = EXPERIMENTS[name].plot(table)
-        plotting.stamp(figure, stamp)
-        # Both files share one layout, computed here: otherwise matplotlib draws the figure once more to find it.
-        figure.set_dpi(dpi)
-        if layout := figure.get_layout_engine():
-            layout.execute(figure)
-        figure.set_layout_engine(None)
-        for suffix, metadata in (("png", {"Software": None}), ("pdf", {"CreationDate": None})):
-            # Written to memory first: the PNG writer hides why a write to disk fails, such as a full disk.
-            drawn = io.BytesIO()
-            figure.savefig(drawn, format=suffix, dpi=dpi, metadata=metadata)
-            found[suffix] = drawn.getvalue()
-    return found
+        return plotting.pictures(EXPERIMENTS[name].plot(table), stamp, dpi)
 
 
 def _measure(given: argparse.Namespace) -> None:

@@ -13,7 +13,7 @@ from paper.cli import PaperError
 from paper.experiments.base import Experiment, Part, Runs
 from paper.lazy import nn, pathcond, pd, ticker, torch
 from paper.seeds import generator, seeded
-from paper.verdicts import ERRATUM, NO, YES, Claim, Estimate, Finding, NotMeasured
+from paper.verdicts import ERRATUM, Claim, Estimate, Estimates, NotMeasured, at_least, at_most
 
 
 class LogSpace(fields.Block):
@@ -192,37 +192,27 @@ def plot(table: pd.DataFrame) -> plotting.Figure:
     return figure
 
 
-def _irregular(table: pd.DataFrame) -> Finding:
+def _irregular(table: pd.DataFrame) -> Estimates:
     if table["alpha"].nunique() < 2:
         raise NotMeasured("one value of alpha shows no trend")
-    answers, parts = [], []
-    for variance, rows in table.groupby("variance"):
-        trend = verdicts.rank_estimate(rows["alpha"].tolist(), rows["median"].tolist())
-        ends = rows.sort_values("alpha")["median"]
-        answers.append(verdicts.decide(trend, "regimes_irregular_widths"))
-        change = f"{ends.iloc[0]:.2g} -> {ends.iloc[-1]:.2g}"
-        parts.append(f"variance {variance:g}: {change} (rank correlation {trend.words})")
-    return Finding("; ".join(parts), verdicts.over_cases(answers))
+    return {
+        f"variance {variance:g}": verdicts.rank_estimate(rows["alpha"].tolist(), rows["median"].tolist())
+        for variance, rows in table.groupby("variance")
+    }
 
 
-def _variance(table: pd.DataFrame) -> Finding:
-    rows = table.dropna(subset="ratio")
-    if rows.empty:
-        raise NotMeasured("one variance shows no trend")
-    found = [Estimate(row.ratio, *verdicts.interval(row.ratio, row.ratio_sd, int(row.n))) for row in rows.itertuples()]
-    answers = [verdicts.decide(ratio, "regimes_small_variance") for ratio in found]
-    smallest = min(found, key=lambda ratio: ratio.low)
-    share = f"{answers.count(YES)} of {len(answers)} values of alpha and variance"
-    return Finding(f"larger at {share}; least ratio {smallest.words}", verdicts.over_cases(answers))
+def _variance(table: pd.DataFrame) -> Estimates:
+    """The least ratio over the values of alpha, by variance."""
+    found: Estimates = {}
+    for variance, rows in table.dropna(subset="ratio").groupby("variance"):
+        each = [Estimate(r.ratio, *verdicts.interval(r.ratio, r.ratio_sd, int(r.n))) for r in rows.itertuples()]
+        found[f"variance {variance:g}"] = min(each, key=lambda ratio: ratio.low)
+    return found
 
 
-def _root(table: pd.DataFrame) -> Finding:
+def _root(table: pd.DataFrame) -> Estimates:
     shares = table.groupby("variance")["printed_root_fails"].mean()
-    if shares.empty:
-        raise NotMeasured("no networks")
-    text = ", ".join(f"{variance:g}: {100 * share:.2g}%" for variance, share in shares.items())
-    answer = YES if shares.max() > 0 else NO
-    return Finding(f"not positive in float64 at variance {text} of the networks", answer)
+    return {f"variance {variance:g}": Estimate.exact(share, digits=3) for variance, share in shares.items()}
 
 
 _CLAIMS = (
@@ -234,25 +224,32 @@ _CLAIMS = (
         "rank correlation of the largest |log lambda|, median over networks, with alpha; interval by bootstrap over "
         "the values of alpha",
         _irregular,
+        at_most(-0.8),
+        unit="rank correlation",
         cases="variance",
     ),
     Claim(
         "regimes_small_variance",
         "The largest rescaling grows as the variance of the weights falls",
         "a clear trend",
-        "largest |log lambda| over that of the same widths at the next larger variance",
+        "largest |log lambda| over that of the same widths at the next larger variance, at the alpha where it is least",
         _variance,
-        cases="value of alpha and variance",
+        at_least(1.0),
+        unit="times",
+        cases="variance",
     ),
     Claim(
         "regimes_printed_root",
         "Computed as printed, the root of an update loses its digits by cancellation: in some networks it is not "
         "positive in float64",
         "printed in the algorithm",
-        "some unit's first update has no positive root in some network: confirmed (our solver uses a form without "
+        "share of the networks in which some unit's first update has no positive root (our solver uses a form without "
         "cancellation)",
         _root,
+        at_least(0.001),
         ERRATUM,
+        unit="of the networks",
+        cases="variance",
     ),
 )
 

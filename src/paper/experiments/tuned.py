@@ -9,7 +9,7 @@ accuracy is the highest of all epochs.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from paper.experiments.base import Experiment, Runs
 from paper.experiments.cifar_nv import CurveGrid
 from paper.lazy import np, pd
 from paper.settings import Block, CompressionGrid, DepthGrid, grids_of_blocks
-from paper.verdicts import LEVELS, OURS, Claim, Estimate, Finding, NotMeasured, by, decide, of, over_cases, runs
+from paper.verdicts import BASELINE, PATHCOND, Claim, Estimate, Estimates, at_least, by, noted, of, runs
 
 COLUMNS = (
     "panel", "network", "hidden_layers", "compression", "parameters", "method", "lr", "epochs", "seed", "diverged",
@@ -154,18 +154,6 @@ def gain(
     return Estimate.of(criterion.gain(found[0].values, found[1].values), digits=3 if criterion is LOSS else 2)
 
 
-def widths(rows: pd.DataFrame, criterion: Criterion) -> pd.Series | None:
-    """By seed: decades of good learning rates of PathCond less those of the baseline, in one network."""
-    found = {}
-    for method in ("pathcond", "baseline"):
-        values = shared_seeds(criterion.by_rate(of(rows, method)))
-        if values.empty or values.isna().all(axis=1).any():
-            return None
-        ends = {seed: _around(one, criterion) for seed, one in values.iterrows()}
-        found[method] = pd.Series({seed: math.log10(high / low) for seed, (low, high) in ends.items()})
-    return found["pathcond"] - found["baseline"]
-
-
 # Figure
 
 
@@ -282,110 +270,65 @@ def _by_rate(axes: plotting.Axes, rows: pd.DataFrame) -> None:
 # Claims
 
 
-def compared(
-    cases: Iterable[tuple[str, pd.DataFrame]], criterion: Criterion, claim: str, method: str, other: str, name: str = ""
-) -> Finding:
-    """A method's gains over another in several cases, each at its own best rate; the rates in words, `other` first."""
-    found: dict[str, Estimate] = {}
-    parts = []
+def gains(
+    cases: Iterable[tuple[Any, pd.DataFrame]], criterion: Criterion, method: str = PATHCOND, other: str = BASELINE
+) -> Estimates:
+    """A method's gains over another in several cases, each at its own best rate; the rates are noted, `other` first."""
+    found: Estimates = {}
     for case, rows in cases:
         one, rates = gain(rows, criterion, method, other), pair(rows, criterion, other, method)
         if one is not None and rates is not None:
-            found[case] = one
-            told = " and ".join(f"{best.lr:g}{'*' * best.at_end}" for best in rates)
-            parts.append(f"{case}: {one.words} (lr {told})")
-    if not found:
-        raise NotMeasured(f"no network with a best learning rate of {method} and {other}")
-    text = name + ", ".join(parts) + "; * at an end of the rates tried" * any("*" in part for part in parts)
-    return Finding(text, over_cases(decide(one, LEVELS[claim]) for one in found.values()), cases=found)
+            told = " and ".join(f"{best.lr:g}{', the end of the grid' * best.at_end}" for best in rates)
+            found[case] = noted(one, f"lr {told}")
+    return found
 
 
-def _over(table: pd.DataFrame, x: str, criterion: Criterion, other: str, claim: str) -> Finding:
-    """PathCond's gains over another method by depth or compression."""
-    cases = ((f"{value:g}", rows) for value, rows in by(runs(table, x), x))
-    return compared(cases, criterion, claim, "pathcond", other, f"{x.replace('_', ' ')} ")
-
-
-def _accuracy(table: pd.DataFrame) -> Finding:
-    """PathCond's gain in test accuracy over the baseline in the convolutional network."""
-    rows = _convolutional(runs(table))
-    found, rates = gain(rows, ACCURACY), pair(rows, ACCURACY, "pathcond", "baseline")
-    if found is None or rates is None:
-        raise NotMeasured("no convolutional network with a best learning rate of both methods")
-    ours, base = (Estimate.of(-one.values, digits=1) for one in rates)
-    values = {"pathcond": ours, "baseline": base}
-    told = (
-        f"{name} {mean}% at lr {one.lr:g}{'*' * one.at_end}"
-        for name, mean, one in zip(("PathCond", "baseline"), values.values(), rates, strict=True)
-    )
-    text = ", ".join(told) + "; * at an end of the rates tried" * any(one.at_end for one in rates)
-    return Finding(text, decide(found, LEVELS["tuned_cifar_nv"]), found, "points", values)
-
-
-def _range(table: pd.DataFrame) -> Finding:
-    found = {depth: widths(part, EPOCHS) for depth, part in by(runs(table, "hidden_layers"), "hidden_layers")}
-    means = {depth: float(values.mean()) for depth, values in found.items() if values is not None}
-    if len(means) < 2:
-        raise NotMeasured("one network has no spread over networks")
-    estimate = Estimate.of(means.values())
-    text = "decades more with PathCond, hidden layers " + ", ".join(f"{d:g}: {v:+.2f}" for d, v in means.items())
-    return Finding(text, decide(estimate, LEVELS["tuned_range"]), estimate, "decades, mean over depths")
+def _over(x: str, criterion: Criterion) -> Callable[[pd.DataFrame], Estimates]:
+    """PathCond's gains over the baseline by depth or compression."""
+    return lambda table: gains(by(runs(table, x), x), criterion)
 
 
 _LEAST = "each at the rate where its mean is smallest, among rates that both have and where every seed has a value"
 _CLAIMS = (
-    Claim(
+    Claim.ours(
         "tuned_epochs",
         "With each method at its own best learning rate, MLPs need fewer epochs with PathCond than without",
-        "not studied: one rate for all",
         f"ratio of epochs to the target, baseline over PathCond, {_LEAST}",
-        lambda table: _over(table, "hidden_layers", EPOCHS, "baseline", "tuned_epochs"),
-        OURS,
+        _over("hidden_layers", EPOCHS),
+        at_least(1.0),
+        paper="not studied: one rate for all",
+        unit="times",
         cases="depth",
     ),
-    Claim(
-        "tuned_enorm",
-        "With each method at its own best learning rate, MLPs need fewer epochs with PathCond than with ENorm",
-        "not studied: one rate for all",
-        f"ratio of epochs to the target, ENorm over PathCond, {_LEAST}",
-        lambda table: _over(table, "hidden_layers", EPOCHS, "enorm", "tuned_enorm"),
-        OURS,
-        cases="depth",
-    ),
-    Claim(
+    Claim.ours(
         "tuned_accuracy",
         "With each method at its own best learning rate, the best test accuracy of MLPs is not lower with PathCond",
-        "generalisation is not compromised",
-        "best test accuracy, PathCond minus baseline, in points, each at the rate where its mean is highest",
-        lambda table: _over(table, "hidden_layers", ACCURACY, "baseline", "tuned_accuracy"),
-        OURS,
+        "best test accuracy, PathCond minus baseline, each at the rate where its mean is highest",
+        _over("hidden_layers", ACCURACY),
+        at_least(-0.5),
+        paper="not studied",
+        unit="points",
         cases="depth",
     ),
-    Claim(
+    Claim.ours(
         "tuned_cifar_nv",
         "With each method at its own best learning rate, CIFAR-NV still gains test accuracy with PathCond",
-        "not studied: higher at one rate for all",
-        "best test accuracy, PathCond minus baseline, in points, each at the rate where its mean over the seeds that "
-        "all rates have is highest",
-        _accuracy,
-        OURS,
+        "best test accuracy, PathCond minus baseline, each at the rate where its mean over the seeds that all rates "
+        "have is highest",
+        lambda table: gains([("CIFAR-NV", _convolutional(runs(table)))], ACCURACY),
+        at_least(0.5),
+        paper="not studied: higher at one rate for all",
+        unit="points",
+        cases="network",
     ),
-    Claim(
-        "tuned_range",
-        "MLPs train fast over a wider range of learning rates with PathCond",
-        "not studied",
-        f"decades of rates around the best that need at most {EPOCHS.factor:g} times its epochs, PathCond minus "
-        "baseline, paired by seed; mean over depths",
-        _range,
-        OURS,
-    ),
-    Claim(
+    Claim.ours(
         "tuned_autoencoders",
         "With each method at its own best learning rate, autoencoders end with a smaller train loss with PathCond",
-        "smaller, at one rate for all",
         f"ratio of final train losses, baseline over PathCond, {_LEAST}",
-        lambda table: _over(table, "compression", LOSS, "baseline", "tuned_autoencoders"),
-        OURS,
+        _over("compression", LOSS),
+        at_least(1.0),
+        paper="smaller, at one rate for all",
+        unit="times",
         cases="compression",
     ),
 )

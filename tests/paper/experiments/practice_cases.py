@@ -1,4 +1,4 @@
-"""Made-up runs of `practice` and `optimisers`, and tables of these and of `causes` for every answer of their claims."""
+"""Made-up runs of `practice` and `optimisers`, and tables of them."""
 
 from itertools import product
 
@@ -6,7 +6,6 @@ import numpy as np
 import pandas as pd
 
 from paper.experiments import optimisers, practice
-from paper.verdicts import NO, PARTLY, UNDECIDED, YES
 from tests.paper.experiments.trained_tables import CIFAR_NV, cell, mlp
 
 MODELS = {
@@ -15,7 +14,6 @@ MODELS = {
     "vit": {"kind": "vit_tiny", "image": 32},
 }
 LRS = (0.01, 0.1, 1.0)
-AGAIN = ("pathcond", "teleport")
 NOISE = (-0.1, 0.0, 0.1)  # of the baseline, by seed: shared by all methods but for what a case adds
 
 
@@ -74,94 +72,3 @@ def tuned(gains, spread=0.001, epochs=(20, 10), vary=0, networks=None, methods=(
                 rows["train_accuracy"] = np.where(rows["epoch"] >= needed + seed * (lr > 1e-3), 1.0, 0.1)
                 found.append((rows, provenance))
     return optimisers.table(found, {"mlp_adamw": {"target": 0.99}})
-
-
-def mixed(first, second):
-    """One network of the first table, the others of the second."""
-    return pd.concat([first[first["network"] == "vgg"], second[second["network"] != "vgg"]], ignore_index=True)
-
-
-def caused(gains, **rising):
-    """A table of `causes`: seven networks with these gains, and values that rise from one to the next."""
-    same = {"max_log_scale": 1.0, "mean_log_scale": 1.0, "moved": 0.5, "update": 1.0, "update_deviation": 1.0}
-    spectrum = {"condition_before": 1.0, "condition_after": 1.0, "mean_before": 1.0, "mean_after": 1.0}
-    rows = []
-    for number, gain in enumerate(gains):
-        names = {"network": f"n{number}", "normalisation": ("none", "BatchNorm", "LayerNorm")[number % 3]}
-        more = {name: value * (1 + number) for name, value in rising.items()}
-        bounds = {"gain": gain, "low": gain - 1, "high": gain + 1}
-        rows += [{**names, "seed": seed, **same, **spectrum, **bounds, **more} for seed in (0, 1)]
-    return pd.DataFrame(rows)
-
-
-def ranks(sign=1, **rising):
-    """A table of `causes` for every answer; sign: whether gains should rise or fall."""
-    orders = {YES: (1, 2, 3, 4, 5, 6, 7), PARTLY: (1, 2, 4, 3, 6, 5, 7), UNDECIDED: (4, 7, 1, 5, 2, 6, 3)}
-    orders[NO] = (7, 6, 5, 4, 3, 2, 1)
-    return [(answer, caused([sign * gain for gain in gains], **rising)) for answer, gains in orders.items()]
-
-
-CASES = {
-    "causes_scales": ranks(max_log_scale=0.2),
-    "causes_updates": ranks(update=0.5),
-    "causes_uneven": ranks(-1, update_deviation=0.1),
-    "causes_ntk": ranks(condition_before=0.5),
-    "practice_no_harm": [
-        (YES, practised({"half": same(-0.3)})),
-        (PARTLY, practised({"half": same(0.0, vit=-1.0)})),
-        (NO, practised({"half": same(0.0, vgg=-1.0)})),
-        (UNDECIDED, practised({"half": same(0.0, vgg=-0.5)}, spread=1.0)),
-    ],
-    "practice_full": [
-        (YES, practised({"full": same(-0.3)})),
-        (PARTLY, practised({"full": same(0.0, vit=-1.0)})),
-        (NO, practised({"full": same(0.0, vgg=-1.0)})),
-        (UNDECIDED, practised({"full": same(0.0, vgg=-0.5)}, spread=1.0)),
-    ],
-    "practice_choice": [
-        (YES, practised({"half": same(1.0), "free": same(0.5)})),
-        (YES, practised({"half": same(1.0), "full": same(0.0), "exclude": {"vgg": 0.5}})),
-        (PARTLY, practised({"half": same(0.5), "free": same(0.5)})),
-        (NO, practised({"half": same(0.5), "free": same(1.0)})),
-        (NO, practised({"half": same(1.0, vgg=-1.0), "free": same(0.1)})),
-    ],
-    "practice_gain": [
-        (YES, practised({"half": same(0.8)})),
-        (PARTLY, practised({"half": same(0.3)})),
-        (NO, practised({"half": same(-0.3)})),
-        (UNDECIDED, practised({"half": same(0.3)}, spread=1.0)),
-    ],
-    "practice_range": [
-        (YES, practised({"half": same(0.0)}, falls={"baseline": (5, 0, 9), "half": (5, 0, 0.5)})),
-        (NO, practised({"half": same(0.0)}, falls={"baseline": (0.5, 0, 0.5), "half": (5, 0, 9)})),
-        (NO, practised({"half": same(0.0)})),
-        (UNDECIDED, mixed(
-            practised({"half": same(0.0)}),
-            practised({"half": same(0.0)}, falls={"baseline": (5, 0, 9), "half": (5, 0, 0.5)}),
-        )),
-    ],
-    "practice_teleport": [
-        (YES, practised({"half": same(0.0), "every_epoch": {"vgg": 1.0, "vit": 0.8}})),
-        (PARTLY, practised({"half": same(0.0), "every_epoch": {"vgg": 1.0, "vit": -1.0}})),
-        (NO, practised({"half": same(0.0), "every_epoch": {"vgg": -1.0, "vit": -0.5}})),
-        (UNDECIDED, practised({"half": same(0.0), "every_epoch": {"vgg": 0.1, "vit": 0.2}}, spread=1.0)),
-    ],
-    "optimisers_accuracy": [
-        (YES, tuned((0.02, 0.01))),
-        (PARTLY, tuned((0.02, 0.0))),
-        (NO, tuned((0.0, -0.02))),
-        (UNDECIDED, tuned((0.005, 0.005), spread=0.01)),
-    ],
-    "optimisers_again": [
-        (YES, tuned((0.02, 0.01), methods=AGAIN)),
-        (PARTLY, tuned((0.02, 0.0), methods=AGAIN)),
-        (NO, tuned((0.0, -0.02), methods=AGAIN)),
-        (UNDECIDED, tuned((0.005, 0.005), spread=0.01, methods=AGAIN)),
-    ],
-    "optimisers_speed": [
-        (YES, tuned((0.0, 0.0), networks=(mlp(3), mlp(6)))),
-        (PARTLY, pd.concat([tuned((0.0,), networks=(mlp(3),)), tuned((0.0,), epochs=(20, 20), networks=(mlp(6),))])),
-        (NO, tuned((0.0, 0.0), epochs=(10, 20), networks=(mlp(3), mlp(6)))),
-        (UNDECIDED, tuned((0.0,), epochs=(20, 17), vary=2, networks=(mlp(3),))),
-    ],
-}  # fmt: skip

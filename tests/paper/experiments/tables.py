@@ -9,7 +9,7 @@ import torch
 
 from paper import config, data
 from paper.experiments import EXPERIMENTS
-from tests.paper.experiments import practice_cases, quantisation_cases
+from tests.paper.experiments import practice_cases
 from tests.paper.experiments.trained_tables import CIFAR_NV, autoencoder, cell, cells, mlp, table
 
 ROOT = Path(__file__).parents[3]
@@ -78,10 +78,10 @@ def runs(name):
 @cache
 def small(name):
     """A small table of an experiment, as it is drawn and judged."""
-    if name in ("practice", "optimisers"):
-        return practice_cases.CASES["practice_choice" if name == "practice" else "optimisers_accuracy"][0][1]
-    if name == "quantisation":
-        return quantisation_cases.CASES["quantisation_ranges"][0][1]
+    if name == "practice":
+        return practice_cases.practised({"half": practice_cases.same(1.0), "free": practice_cases.same(0.5)})
+    if name == "optimisers":
+        return practice_cases.tuned((0.02, 0.01))
     if name in TRAINED and name != "cifar_nv_all":
         smoothing = 0.2 if name.startswith("cifar") else None
         return table(TRAINED[name], smoothing=smoothing, by_seed=name.startswith("cifar"))

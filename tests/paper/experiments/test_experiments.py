@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from paper import aggregate, plotting, verdicts
 from paper.cli import PaperError
-from paper.experiments import EXPERIMENTS, cifar_nv
+from paper.experiments import EXPERIMENTS
 from paper.experiments.base import Experiment
 from paper.methods import METHODS, Method
 from paper.runs import training_specs
@@ -117,9 +117,6 @@ def test_figure_claims_and_keys(name):
         ("cifar_nv", {"more_seeds": {"methods": ["half"], "seeds": [2]}}, "more_seeds.methods: expected some of meth"),
         ("cifar_nv", {"more_seeds": {"methods": ["enorm"], "seeds": [1]}}, "more_seeds.seeds: expected none of seeds"),
         ("cifar_nv_all", {"other_starts": blocks("tiny")["cifar_nv_all"]["authors"]}, "expected another seeding"),
-        ("quantisation", {"trained": [{"network": "nothing", "lr": 0.1}]}, "trained: expected names of networks"),
-        ("quantisation", {"images": 641}, "images and validation: expected at most 640"),
-        ("quantisation", {"objectives": ["l2"]}, "Input should be 'paths', 'norms' or 'ranges'"),
         ("practice", {"trained": ["nothing"]}, "trained: expected names of networks"),
         ("practice", {"methods": ["baseline", "half"]}, "methods: expected full among them"),
         ("regimes", {"neurons": 2}, "neurons: expected at least one per layer"),
@@ -152,7 +149,7 @@ def test_more_seeds_of_some_methods_are_trained_and_judged_but_not_drawn():
     with plotting.theme(8.0):
         drawn, without = (EXPERIMENTS["cifar_nv"].plot(rows) for rows in (table, table[table["seed"] != 7]))
     assert [len(axes.lines) for axes in drawn.axes] == [len(axes.lines) for axes in without.axes] == [9, 9, 9]
-    assert cifar_nv.best_test(verdicts.runs(table), "pathcond").index.tolist() == [0, 1, 7]
+    assert verdicts.of(verdicts.runs(table), "pathcond")["seed"].tolist() == [0, 1, 7]
 
 
 def test_runs_of_cifar_nv_all_are_told_apart_by_starts_and_precision():

@@ -2,6 +2,7 @@
 
 import math
 
+import pandas as pd
 import pytest
 
 from paper import config
@@ -10,8 +11,8 @@ from paper.experiments import tuned
 from paper.experiments.tuned import ACCURACY, EPOCHS, LOSS
 from tests.paper.experiments.tables import ROOT
 from tests.paper.experiments.trained_tables import cell, mlp
-from tests.paper.experiments.tuned_cases import NEVER, rates
 
+NEVER = math.nan
 TARGET = {"cifar_nv_more": None, "mlp": {"target": 0.95}}  # a preset may leave a block out
 
 
@@ -32,6 +33,21 @@ def test_longest_runs_count():
         ("mlp_2x8", "pathcond", 3e-2): {"max": 40, "size": 2},
     }
     assert not table.duplicated(["network", "method", "lr", "seed"]).any()
+
+
+def rates(networks, column="reached", key="hidden_layers", epochs=100):
+    """Runs by network and method: values by learning rate, a number or a list over seeds."""
+    rows = []
+    for network, methods in networks.items():
+        for method, by_rate in methods.items():
+            for lr, values in by_rate.items():
+                for seed, value in enumerate(values if isinstance(values, list) else [values, values]):
+                    names = {"panel": "run", "network": f"n{network}", "method": method}
+                    empty = {"hidden_layers": math.nan, "compression": math.nan, "reached": math.nan, "diverged": False}
+                    more = {"best_test_accuracy": math.nan, "final_train_loss": math.nan, "max_log_scale": 0.0}
+                    run = {key: network, "lr": lr, "seed": seed, "epochs": epochs, "parameters": 1}
+                    rows.append({**names, **empty, **more, **run, column: value})
+    return pd.DataFrame(rows)
 
 
 def runs_of(by_rate, column="reached"):
@@ -79,12 +95,6 @@ def test_gain_is_paired_and_takes_rates_of_both():
     rows = rates({3: {"baseline": {1e-2: [0.5, 0.6]}, "pathcond": {1e-2: [0.51, 0.63]}}}, "best_test_accuracy")
     assert tuned.gain(rows, ACCURACY).value == pytest.approx(2.0)
     assert tuned.gain(rates({3: {"baseline": {1e-2: 9}, "pathcond": {1e-3: 9}}}), EPOCHS) is None
-
-
-def test_widths_are_paired_by_seed():
-    rows = rates({3: {"baseline": {1e-3: [30, 60], 1e-1: [30, 30]}, "pathcond": {1e-3: [30, 30], 1e-1: [30, 30]}}})
-    assert tuned.widths(rows, EPOCHS).tolist() == pytest.approx([0.0, 2.0])
-    assert tuned.widths(rows[rows["method"] == "baseline"], EPOCHS) is None
 
 
 def test_only_runs_of_other_experiments_in_small_presets():
