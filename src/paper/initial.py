@@ -25,7 +25,11 @@ def main() -> None:
     parser.add_argument("--index", type=Path, required=True, help="file that lists what was saved, with checksums")
     given = parser.parse_args()
     results.check_folder(given.results)
-    specs = list(plan.read(given).training(given.family).values())
+    found = plan.read(given)
+    specs = list(found.training(given.family).values())
+    if not specs:
+        known = ", ".join(sorted({runs.family(spec) for spec in found.training().values()}))
+        raise cli.PaperError(f"expected a family of the preset {found.preset} ({known}), got {given.family!r}.")
     if not given.again:
         specs = results.due(given.results, specs)  # runs that exist need no start
     rescaled = given.stage == "rescale"

@@ -43,26 +43,19 @@ def replacing(path: Path) -> Iterator[Path]:
 
     A killed process leaves it behind; the next one that writes `path` replaces it. A second writer waits.
     """
+    new = part(path)
     try:
-        with beside(path) as new:
-            yield new
+        with _locked(new) as file:
+            try:
+                yield new
+                os.fsync(file)
+                os.replace(new, path)
+            except BaseException:
+                new.unlink(missing_ok=True)
+                raise
     except OSError as error:
         way_out = _WAYS_OUT.get(error.errno or 0, "Choose another folder.")
         raise PaperError(f"cannot write {path}: {error.strerror or error}. {way_out}") from error
-
-
-@contextmanager
-def beside(path: Path) -> Iterator[Path]:
-    """As `replacing`, but errors of the file system are not translated."""
-    new = part(path)
-    with _locked(new) as file:
-        try:
-            yield new
-            os.fsync(file)
-            os.replace(new, path)
-        except BaseException:
-            new.unlink(missing_ok=True)
-            raise
 
 
 @contextmanager
