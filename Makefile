@@ -9,14 +9,14 @@ CORES ?= $(shell nproc)
 PRESET ?= paper
 TORCH ?= 2.6.0
 TORCH_TEST = pytest hypothesis numpy scipy packaging safetensors matplotlib
-# Quiet output: one line per finished job; errors and the logs of failed jobs are shown in full.
-SNAKEMAKE = $(PY) -m snakemake --quiet rules reason host --cores $(CORES)
+# One line for each job that starts or ends; a failed job is shown with its log.
+SNAKEMAKE = $(PY) -m snakemake --cores $(CORES)
 
 # Pyright would otherwise ask the network whether a newer release exists.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help env figures preview tiny report specs verify docs docs-check docs-site test test-site test-workflow test-slow test-torch test-gpu test-slurm test-faults test-registry chaos lint format zoo transformers mappings bench clean
+.PHONY: help env figures preview tiny report specs indices verify docs docs-check docs-site test test-site test-workflow test-slow test-torch test-gpu test-slurm test-faults test-registry chaos lint format zoo transformers mappings bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -33,8 +33,7 @@ $(STAMP): requirements/all.txt pyproject.toml
 	@touch $@
 
 figures: env ## figures, tables, claims and report from the recorded runs
-	@echo "Drawing from the recorded runs: two to four minutes on two cores. Nothing is"
-	@echo "trained: jobs named train and measure check the recorded runs."
+	@echo "Drawing from the recorded runs: two minutes on two cores. Nothing is trained."
 	$(SNAKEMAKE)
 	$(SNAKEMAKE) --report figures/paper/report.html
 	@echo "Done. Figures: figures/paper. Claims: results/paper/claims.md."
@@ -57,6 +56,9 @@ report: env ## the report alone: one HTML file (PRESET=paper)
 
 specs: env ## settings of all runs as JSON (PRESET=, EXPERIMENTS="bcd toy")
 	$(PY) -m paper.plan --preset $(PRESET) $(if $(EXPERIMENTS),--experiments $(EXPERIMENTS)) --output results/$(PRESET)/specs.json
+
+indices: env ## after new runs: write the indices of recorded runs (PRESET=paper)
+	$(PY) -m paper.plan --preset $(PRESET) --indices
 
 verify: env ## recompute N recorded runs and compare (N=3 SEED= VERIFY_FLAGS=)
 	$(PY) -m paper.verify --preset paper --count $(or $(N),3) $(if $(SEED),--seed $(SEED)) $(VERIFY_FLAGS)

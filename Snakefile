@@ -1,12 +1,12 @@
 # Reproduction of the PathCond paper. `snakemake --cores 2` draws every figure from the recorded runs under results/paper;
 # `snakemake --cores 2 toy` one experiment; `--config preset=preview` everything in miniature, from nothing.
 # download → init → rescale → train | measure → aggregate → figure, claims → report
+from snakemake.utils import min_version
+
+min_version("9.0")
+
+
 include: "workflow/rules/common.smk"
-
-
-configfile: "config.yaml"
-
-
 include: "workflow/rules/download.smk"
 include: "workflow/rules/init.smk"
 include: "workflow/rules/rescale.smk"
@@ -16,7 +16,11 @@ include: "workflow/rules/aggregate.smk"
 include: "workflow/rules/figure.smk"
 include: "workflow/rules/claims.smk"
 include: "workflow/rules/report.smk"
-include: "workflow/rules/docs.smk"
+
+
+if PRESET == "paper":
+
+    include: "workflow/rules/docs.smk"
 
 
 rule all:
@@ -26,6 +30,8 @@ rule all:
         expand(FIGURE, preset=PRESET, experiment=EXPERIMENTS, suffix=["pdf", "png"]),
         expand(CLAIMS, preset=PRESET),
         expand(PAGE, preset=PRESET, page=[*EXPERIMENTS, *MORE_PAGES]),
+    message:
+        "all"
 
 
 for name, experiment in EXPERIMENTS.items():
@@ -36,5 +42,7 @@ for name, experiment in EXPERIMENTS.items():
         input:
             expand(FIGURE, preset=PRESET, experiment=name, suffix=["pdf", "png"]),
             expand(CLAIM, preset=PRESET, experiment=name),
+        message:
+            "{rule}"
 
     workflow.get_rule(name).docstring = f"{experiment.where}: {experiment.title}"

@@ -23,6 +23,7 @@ from paper.lazy import torch
 USER_ERROR = 2
 INTERRUPTED = 130
 CODE = Path(__file__).parent
+CHECKOUT = CODE.parents[1]
 
 
 class PaperError(Exception):
@@ -61,16 +62,11 @@ def positive(text: str) -> int:
     return int(text)
 
 
-def add_run_options(parser: argparse.ArgumentParser) -> None:
-    """Add what the programs that compute runs share: specs, folders, device, threads, index."""
-    parser.add_argument("specs", nargs="+", metavar="SPEC", help="JSON text, or a JSON file (see `make specs`)")
-    parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the presets' folders")
-    parser.add_argument("--data", type=Path, default=Path("results/data"), help="folder of the data sets")
-    parser.add_argument("--index", type=Path, help="file that lists all results of the specs, with checksums")
-    parser.add_argument("--match", default="", help="only runs whose key contains this text")
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: a GPU if there is one")
-    words = "CPU threads (default: OMP_NUM_THREADS, else 1); results are reproducible for one number"
-    parser.add_argument("--threads", type=positive, metavar="N", help=words)
+def add_config_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a program that reads the configuration."""
+    parser.add_argument("--folder", type=Path, default=CHECKOUT, help="checkout with config.yaml (default: this one)")
+    parser.add_argument("--preset", help="name of the preset (default: the one in config.yaml)")
+    parser.add_argument("--over", default="{}", help="values that override those of the preset, as JSON")
 
 
 def say(text: str) -> None:

@@ -6,7 +6,6 @@ name a `setup`, whose settings it shares with others. The models of the blocks a
 
 from __future__ import annotations
 
-import argparse
 import copy
 import difflib
 import types
@@ -26,7 +25,6 @@ from paper.cli import PaperError
 from paper.experiments import EXPERIMENTS
 
 PAPER = "paper"
-CHECKOUT = Path(__file__).parents[2]
 Json = Any
 
 
@@ -237,21 +235,47 @@ def presets(folder: Path) -> list[str]:
     return [PAPER, *sorted(path.stem for path in (folder / "config").glob("*.yaml"))]
 
 
+def of_preset(folder: Path, preset: Json = None) -> dict[str, Json]:
+    """What the files of a checkout say for a preset; None: the one in config.yaml."""
+    base, known = load(folder / "config.yaml"), presets(folder)
+    chosen = base.get("preset") if preset is None else preset
+    if chosen not in known:
+        raise PaperError(f"preset: expected one of {', '.join(known)}, got {chosen!r}{_near(str(chosen), known)}")
+    overlay = {} if chosen == PAPER else load(folder / "config" / f"{chosen}.yaml")
+    return {**merged(base, overlay), "preset": chosen}
+
+
 def read(folder: Path, preset: str | None = None, over: Mapping[str, Json] | None = None) -> Config:
     """The checked configuration of a preset; a PaperError lists every mistake.
 
     Args:
         folder: the checkout, with config.yaml.
-        preset: name of the preset; None: the one that `over` or config.yaml gives.
-        over: values that override those of the files, such as those of Snakemake's --config.
+        preset: name of the preset; None: the one in config.yaml.
+        over: values that override those of the preset.
     """
-    base, over = load(folder / "config.yaml"), dict(over or {})
-    chosen = preset or over.get("preset") or base.get("preset")
-    known = presets(folder)
-    if chosen not in known:
-        raise PaperError(f"preset: expected one of {', '.join(known)}, got {chosen!r}{_near(str(chosen), known)}")
-    overlay = {} if chosen == PAPER else load(folder / "config" / f"{chosen}.yaml")
-    return check({**merged(merged(base, overlay), over), "preset": chosen})
+    return check(merged(of_preset(folder, preset), over or {}))
+
+
+def overrides(folder: Path, given: Mapping[str, Json], explicit: Mapping[str, Json]) -> dict[str, Json]:
+    """What differs from the files of a checkout in a configuration that Snakemake has merged.
+
+    The preset has precedence over values that are those of config.yaml, such as those of a copy of that file, unless
+    they are `explicit`: given on the command line.
+    """
+    over = merged(difference(load(folder / "config.yaml"), given), explicit)
+    return difference(of_preset(folder, given.get("preset")), over)
+
+
+def difference(base: Mapping[str, Json], over: Mapping[str, Json]) -> dict[str, Json]:
+    """The values of nested dictionaries that differ from those of `base`, or are not there."""
+    found = {}
+    for name, value in over.items():
+        if isinstance(value, Mapping) and isinstance(base.get(name), Mapping):
+            if inner := difference(base[name], value):
+                found[name] = inner
+        elif name not in base or base[name] != value:
+            found[name] = value
+    return found
 
 
 def read_queue(folder: Path, chosen: Config, names: Sequence[str] = ()) -> Iterator[dict[str, Json]]:
@@ -470,17 +494,3 @@ def _is_called(option: Any, name: str) -> bool:
         return False
     first = next(iter(option.model_fields.values()))
     return name == option.__name__ or name in typing.get_args(first.annotation)
-
-
-# Command lines
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of a program that reads the configuration; `chosen` reads them."""
-    parser.add_argument("--folder", type=Path, default=CHECKOUT, help="checkout with config.yaml (default: this one)")
-    parser.add_argument("--preset", help="name of the preset (default: the one in config.yaml)")
-
-
-def chosen(arguments: argparse.Namespace) -> Config:
-    """The configuration that a command line names, checked."""
-    return read(arguments.folder, arguments.preset)

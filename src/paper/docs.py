@@ -276,7 +276,7 @@ def main() -> None:
     """Read the command line; write, or check, pages, figures and tables."""
     parser = argparse.ArgumentParser(prog="python -m paper.docs", description=__doc__, formatter_class=cli.Paragraphs)
     words = "checkout with config.yaml (default: this one)"
-    parser.add_argument("--folder", type=Path, default=config.CHECKOUT, help=words)
+    parser.add_argument("--folder", type=Path, default=cli.CHECKOUT, help=words)
     parser.add_argument("--check", action="store_true", help="write nothing; exit status 1 if something is out of date")
     given = parser.parse_args()
     facts = Facts(given.folder)

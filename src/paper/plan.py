@@ -6,16 +6,17 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from paper import cli, config, results
+from paper.cli import PaperError
 from paper.config import Config
 from paper.experiments import EXPERIMENTS
 from paper.experiments.base import Experiment
-from paper.runs import CONVOLUTIONAL, FULLY_CONNECTED, Spec, family, key, training_specs
+from paper.runs import CONVOLUTIONAL, FULLY_CONNECTED, Spec, digest, family, key, training_specs
 
 MEASURING_JOBS = 4  # most jobs of one measured experiment
 
@@ -25,7 +26,7 @@ class Batch:
     """Runs that one job computes."""
 
     stage: str  # train or measure
-    name: str  # of the job's index file
+    name: str  # of the job's index file: the experiments that need the runs, and a digest of all keys
     keys: tuple[str, ...]
 
 
@@ -64,7 +65,7 @@ def plan(config: Config) -> Plan:
     }
     specs = {name: spec for found in own.values() for name, spec in found.items()}
     alone = {name for name, experiment in EXPERIMENTS.items() if experiment.exclusive}
-    batches = _batches(own, specs, config.runs_per_job.model_dump(), alone)
+    batches = list(_batches(own, specs, config.runs_per_job.model_dump(), alone))
     return Plan(config.preset, specs, asked, missing, {(b.stage, b.name): b for b in batches})
 
 
@@ -77,17 +78,6 @@ def slice_of(config: Config, experiment: str) -> dict[str, Any]:
         "missing": config.missing,
         "settings": {name: config.plain[name] for name in names},
     }
-
-
-def specs_of(given: Mapping[str, Any], experiment: str) -> list[Spec]:
-    """The runs that an experiment's table is made of, in the order of the settings; `given` comes from `slice_of`."""
-    found: dict[str, Spec] = {}
-    for name in (experiment, *EXPERIMENTS[experiment].also):
-        settings = EXPERIMENTS[name].settings.model_validate(given["settings"][name])
-        for spec in _specs(EXPERIMENTS[name], settings, given["preset"], given["sweeps"]):
-            if not _matches(spec, given["missing"]):
-                found[key(spec)] = spec
-    return list(found.values())
 
 
 def _specs(experiment: Experiment, settings: Any, preset: str, sweeps: int) -> Iterator[Spec]:
@@ -107,8 +97,8 @@ def _matches(spec: Spec, patterns: Iterable[Mapping[str, Any]]) -> bool:
 
 def _batches(
     own: Mapping[str, Mapping[str, Spec]], specs: Mapping[str, Spec], sizes: Mapping[str, int], alone: Container[str]
-) -> list[Batch]:
-    """Group runs by the set of experiments that need them, then split each group by size.
+) -> Iterator[Batch]:
+    """Group runs by the set of experiments that need them, then split each group by number and by cost.
 
     So the jobs of an experiment compute no other runs, and a new run changes only the jobs of its own experiments. On a
     GPU, runs of one shape in a job train together; the paper's convolutional networks take few runs per job, so that a
@@ -123,18 +113,27 @@ def _batches(
             paper = "fully_connected" if kind in FULLY_CONNECTED else "convolutional" if kind in CONVOLUTIONAL else None
             size = sizes[paper or "common"]
         groups.setdefault((spec["stage"], experiments, size), []).append(name)
-    found = []
     for (stage, experiments, size), names in groups.items():
-        shape = {name: (specs[name]["network"], specs[name]["epochs"]) for name in names if stage == "train"}
-        ordered = sorted(names, key=lambda name: shape.get(name, ("", 0)))
+        if stage == "train":
+            names.sort(key=lambda name: (specs[name]["network"], specs[name]["epochs"]))
         # Jobs of equal size; four are enough to spread the parts of a measurement.
         jobs = 1 if experiments in alone else -(-len(names) // size)
         step = -(-len(names) // (jobs if stage == "train" else min(jobs, MEASURING_JOBS)))
-        number = sum(1 for batch in found if batch.stage == stage and batch.name.rpartition("-")[0] == experiments)
-        for first in range(0, len(ordered), step):
-            found.append(Batch(stage, f"{experiments}-{number:02d}", tuple(ordered[first : first + step])))
-            number += 1
-    return found
+        for keys in _split(names, step, [gpu_seconds(specs[name]) for name in names]):
+            content = digest({"runs": [[name, specs[name].get("rows")] for name in sorted(keys)]})
+            yield Batch(stage, f"{experiments}-{content}", tuple(keys))
+
+
+def _split(names: Sequence[str], most: int, seconds: Sequence[float]) -> Iterator[list[str]]:
+    """Consecutive runs: at most so many, and no more than LONGEST_JOB seconds unless one run alone takes longer."""
+    found, total = list[str](), 0.0
+    for name, cost in zip(names, seconds, strict=True):
+        if found and (len(found) == most or total + cost > LONGEST_JOB):
+            yield found
+            found, total = [], 0.0
+        found.append(name)
+        total += cost
+    yield found
 
 
 def measurement_specs(experiment: Experiment, settings: Any, preset: str) -> Iterator[Spec]:
@@ -157,62 +156,117 @@ def measurement_specs(experiment: Experiment, settings: Any, preset: str) -> Ite
 
 # Cost
 
-
-def flops(spec: Mapping[str, Any]) -> float:
-    """Floating-point operations of a training run, roughly: forward and backward pass of every image and epoch."""
-    return 6.0 * multiplications(spec["model"]) * spec["images"] * spec["epochs"]
-
-
-# Multiplications of one forward pass on 32 x 32 pixels, at width 1.
-MULTIPLICATIONS = {
-    "vgg11": 1.53e8, "resnet18": 5.6e8, "mobilenetv2": 1.4e7, "efficientnet_b0": 1.6e7, "convnext_zepto": 2.4e7,
-    "vit_tiny": 1.16e8, "mixer": 8.6e7,
+# Seconds of training on a million images: a run on an H200, beside others where they train in one batch; a CPU core.
+COST = {
+    "mlp": (0.37, 720), "autoencoder": (0.18, 270), "cifar_nv": (28, 220_000), "resnet18_c": (28, 200_000),
+    "vgg11": (71, 11_000), "resnet18": (135, 42_000), "mobilenetv2": (230, 4_200), "convnext_zepto": (233, 7_200),
+    "efficientnet_b0": (435, 4_800), "vit_tiny": (175, 35_000), "mixer": (151, 26_000), "gpt": (308, 114_000),
 }  # fmt: skip
+OTHER_NETWORKS = (150, 30_000)
+LONGEST_JOB = 900.0  # seconds on an H200
 
 
-def multiplications(model: Mapping[str, Any]) -> float:
-    """Multiplications of one forward pass on one example."""
-    if model["kind"] == "mlp":
-        widths = [model["inputs"], *model["hidden"], model["outputs"]]
-        return float(sum(n * m for n, m in zip(widths, widths[1:], strict=False)))
-    if model["kind"] == "autoencoder":
-        outer, inner = model["inputs"] // model["compression"], model["inputs"] // model["compression"] ** 2
-        return 2.0 * (model["inputs"] * outer + outer * inner)
-    if model["kind"] == "gpt":
-        width, context = model["width"], model["context"]
-        per_token = model["layers"] * (12 * width**2 + 2 * width * context) + width * model["vocabulary"]
-        return float(context * per_token)
-    width, side = model.get("width", 1.0), model["image"]
-    if model["kind"] in MULTIPLICATIONS:
-        return MULTIPLICATIONS[model["kind"]] * width**2 * (side / 32) ** 2
-    if model["kind"] == "cifar_nv":
-        a, b, c = 128 * width, 256 * width, 320 * width
-        first, second = 9 * (3 * a + 2 * a * a) * side**2, 9 * (a * b + 2 * b * b) * (side / 2) ** 2
-        return first + second + (9 * b * c + c * c + 10 * c) * (side / 4) ** 2
-    total, before = 9 * 3 * 64 * width * side**2, 64 * width
-    for stage, channels in enumerate((64 * width, 128 * width, 256 * width, 512 * width)):
-        total += (10 * before * channels + 9 * channels**2 + 28 * channels**2) * (side / 2**stage) ** 2
-        before = channels
-    return total
+def gpu_seconds(spec: Mapping[str, Any]) -> float:
+    """Seconds of a training run on an H200, roughly; 0 for a measurement."""
+    return _millions(spec) * COST.get(spec["model"]["kind"], OTHER_NETWORKS)[0] if spec["stage"] == "train" else 0.0
+
+
+def cpu_seconds(spec: Mapping[str, Any]) -> float:
+    """Seconds of a training run on one core of a CPU, roughly."""
+    return _millions(spec) * COST.get(spec["model"]["kind"], OTHER_NETWORKS)[1]
+
+
+def _millions(spec: Mapping[str, Any]) -> float:
+    return spec["images"] * spec["epochs"] / 1e6
+
+
+def refusal(specs: Sequence[Spec]) -> str:
+    """The message when training cannot run because there is no GPU: what it would cost, and what to do."""
+    count = f"{len(specs)} run{'s are' if len(specs) > 1 else ' is'}"
+    networks = ", ".join(dict.fromkeys(spec["network"] for spec in specs))
+    gpu, cpu = (_duration(sum(map(cost, specs))) for cost in (gpu_seconds, cpu_seconds))
+    return (
+        f"{count} to be trained ({networks:.120}), and there is no GPU here. They would take about {gpu} on an H200, "
+        f"{cpu} on a CPU core. Ways on:\n"
+        "  run on a machine with a GPU, or on a cluster (--workflow-profile profiles/slurm);\n"
+        "  --config device=cpu      train here all the same;\n"
+        "  --config preset=preview  everything in miniature, in minutes;\n"
+        "  undo the change of the settings: the recorded runs are used again."
+    )
+
+
+def _duration(seconds: float) -> str:
+    for unit, size in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{max(1.0, seconds):.0f} seconds"
+
+
+# Indices: what a job writes, with the checksums of its runs; those of the paper's preset are committed
+
+
+def index_path(folder: Path, preset: str, batch: Batch) -> Path:
+    """The file that lists a batch's results."""
+    return folder / preset / batch.stage / f"{batch.name}.json"
+
+
+def write_indices(folder: Path, plan: Plan) -> list[str]:
+    """Write the index of every batch whose runs exist, and delete all others; returns the keys of missing runs."""
+    missing, kept = list[str](), set[Path]()
+    for batch in plan.batches.values():
+        specs = [plan.specs[name] for name in batch.keys]
+        if absent := results.due(folder, specs):
+            missing += map(key, absent)
+            continue
+        path = index_path(folder, plan.preset, batch)
+        results.write_json(path, results.index_of(folder, specs))
+        kept.add(path)
+    for stage in ("train", "measure"):
+        for path in set((folder / plan.preset / stage).glob("*.json")) - kept:
+            path.unlink()
+    return missing
+
+
+# Command lines
+
+
+def read(given: argparse.Namespace) -> Plan:
+    """The plan of the configuration that a command line names."""
+    return plan(config.read(given.folder, given.preset, cli.read_object(given.over, "--over")))
+
+
+def batch_specs(given: argparse.Namespace, stage: str) -> list[Spec]:
+    """The runs of the batch that a command line names."""
+    found = read(given)
+    if (stage, given.batch) not in found.batches:
+        expected = f"a batch of the preset {found.preset} at these settings"
+        raise PaperError(f"--batch: expected {expected}, got {given.batch}. `snakemake -n` lists the jobs.")
+    return [found.specs[name] for name in found.batches[stage, given.batch].keys]
 
 
 def main() -> None:
-    """Write the specs of a preset's runs as a JSON list, for a machine without Snakemake."""
+    """Write the specs of a preset's runs as a JSON list (--output), or the indices of its recorded runs (--indices)."""
     parser = argparse.ArgumentParser(prog="python -m paper.plan", description=main.__doc__)
-    config.add_options(parser)
+    cli.add_config_options(parser)
     parser.add_argument("--experiments", nargs="+", choices=tuple(EXPERIMENTS), default=(), metavar="NAME",
                         help="only the runs of these experiments")  # fmt: skip
-    parser.add_argument("--queue", nargs="*", metavar="NAME", help="runs of workflow/queue.yaml, all or only these")
-    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--queue", nargs="*", metavar="NAME", help="the runs of the queue, or only of these blocks")
+    task = parser.add_mutually_exclusive_group(required=True)
+    task.add_argument("--output", type=Path, help="file for the specs")
+    task.add_argument("--indices", action="store_true", help="write the indices of complete batches, delete others")
     given = parser.parse_args()
     if given.queue is not None:
         chosen = config.read(given.folder, given.preset)
         specs = [spec for grid in config.read_queue(given.folder, chosen, given.queue)
                  for spec in training_specs(grid, chosen.preset, chosen.sweeps)]  # fmt: skip
-        config.check_specs(specs)
         results.write_json(given.output, list({key(spec): spec for spec in specs}.values()))
         return
-    found = plan(config.read(given.folder, given.preset))
+    found = read(given)
+    if given.indices:
+        if missing := write_indices(given.folder / "results", found):
+            lines = "\n".join(f"  {name}" for name in missing[:20])
+            cli.say(f"{len(missing)} runs are missing or damaged; their batches have no index:\n{lines}")
+        return
     wanted = dict.fromkeys(name for experiment in given.experiments or found.asked for name in found.asked[experiment])
     results.write_json(given.output, [found.specs[name] for name in wanted])
 

@@ -19,7 +19,7 @@ from urllib.parse import quote
 import jinja2
 import pandas as pd
 
-from paper import cli, config, dashboard, results
+from paper import cli, dashboard, results
 from paper.dashboard import MARKS
 from paper.experiments import EXPERIMENTS
 from paper.verdicts import counted
@@ -39,15 +39,15 @@ background: #1e293b; color: #fff; }}</style>
 """
 
 
-def pages(flow: Workflow, preset: str) -> Iterator[tuple[str, str]]:
+def pages(flow: Workflow) -> Iterator[tuple[str, str]]:
     """Name and text of every file of a preset: the page and the short table of each experiment, then other pages."""
-    folder, drawn = flow.results / preset, Path("figures") / preset
+    folder, drawn = flow.results / flow.preset, Path("figures") / flow.preset
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(flow.folder / TEMPLATES), autoescape=True, undefined=jinja2.StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     template = environment.get_template("page.html.j2")
-    plan, chosen = flow.plan(preset), flow.config(preset)
+    plan, chosen = flow.plan, flow.config
     claims = results.read_json(folder / "claims.json")
     # Pictures are made smaller while the tables are read and written.
     pictures = ThreadPoolExecutor().map(few_colours, [drawn / f"{name}.png" for name in EXPERIMENTS])
@@ -66,14 +66,14 @@ def pages(flow: Workflow, preset: str) -> Iterator[tuple[str, str]]:
                 name=name,
                 title=experiment.title,
                 place="Ours" if experiment.where == "ours" else f"{experiment.where} of the paper",
-                caption=flow.caption(preset, name),
+                caption=flow.caption(name),
                 png=shown[name],
                 pdf=_base64(results.read_bytes(drawn / f"{name}.pdf")),
                 csv=quote(csv, safe=",;:+"),  # base64 would be a third longer
                 full=full.as_posix(),
                 claims=[claim for claim in claims if claim["experiment"] == name],
-                judged=flow.judged(preset, name),
-                without=flow.without(preset, name),
+                judged=flow.judged(name),
+                without=flow.without(name),
                 marks=MARKS,
                 settings=list(flat(chosen.plain[name])),
                 cost=cost(provenance[key] for key in plan.asked[name]),
@@ -174,12 +174,11 @@ def _cell(value: Any) -> str:
 def main() -> None:
     """Read the command line, write the pages and the short tables."""
     parser = argparse.ArgumentParser(prog="python -m paper.report", description=__doc__)
-    config.add_options(parser)
-    parser.add_argument("--over", default="{}", help="values that override those of config.yaml, as JSON")
+    cli.add_config_options(parser)
     parser.add_argument("--output", type=Path, required=True, help="folder of the pages and tables")
     given = parser.parse_args()
-    flow = Workflow(given.folder, {**cli.read_object(given.over, "--over"), "preset": given.preset})
-    for name, text in pages(flow, flow.preset):
+    flow = Workflow(given.folder, given.preset, cli.read_object(given.over, "--over"))
+    for name, text in pages(flow):
         results.write_text(given.output / name, text)
 
 

@@ -7,23 +7,20 @@ exists under its key is reused, whatever its time stamp.
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
 import json
 import os
-import re
-import secrets
-import socket
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from paper import cli
 from paper.cli import PaperError
 from paper.lazy import pd
-from paper.runs import digest, key, result_path
+from paper.runs import Spec, digest, key, result_path
 
 _MISSING = "nan"  # how a missing value is written; an empty cell is empty text
 RECOMPUTE = "Delete it and run again."
@@ -32,89 +29,60 @@ RECOMPUTE = "Delete it and run again."
 # Files, written completely or not at all
 
 
+_WAYS_OUT = {errno.ENOSPC: "Free some space.", errno.EISDIR: "A folder of this name is in the way: remove it."}
+
+
+def part(path: Path) -> Path:
+    """The file beside `path` that holds its new content until that is complete."""
+    return path.with_name(f".{path.name}.part")
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary file beside `path` that replaces it when the block succeeds, and vanishes when it fails."""
+    """A file beside `path` that replaces it when the block succeeds, and vanishes when it fails.
+
+    A killed process leaves it behind; the next one that writes `path` replaces it. A second writer waits.
+    """
+    new = part(path)
     try:
-        with beside(path) as temporary:
-            yield temporary
-            with temporary.open("rb+") as file:
-                os.fsync(file.fileno())
+        with _locked(new) as file:
+            try:
+                yield new
+                os.fsync(file)
+                os.replace(new, path)
+            except BaseException:
+                new.unlink(missing_ok=True)
+                raise
     except OSError as error:
-        reason = error.strerror or error
-        raise PaperError(f"cannot write {path}: {reason}. Free some space or choose another folder.") from error
+        way_out = _WAYS_OUT.get(error.errno or 0, "Choose another folder.")
+        raise PaperError(f"cannot write {path}: {error.strerror or error}. {way_out}") from error
 
 
 @contextmanager
-def beside(path: Path) -> Iterator[Path]:
-    """As `replacing`, but errors of the file system are not translated."""
-    temporary = _new_temporary(path)
-    try:
-        yield temporary
-        os.replace(temporary, path)
-    finally:
-        # Needed after success too: if both names are links to one file, the replacement leaves the temporary name.
-        with suppress(OSError):
-            temporary.unlink()
-
-
-def sweep(folder: Path) -> None:
-    """Remove temporary files that killed processes left; those of living processes stay.
-
-    A process on another machine cannot be checked: its file stays for a day.
-    """
-    with suppress(OSError), os.scandir(folder) as entries:
-        for entry in entries:
-            if (found := _TEMPORARY.fullmatch(entry.name)) is None:
-                continue
-            here = found[1] == _machine()
-            with suppress(OSError):
-                if (here and not _alive(int(found[2]))) or time.time() - entry.stat().st_ctime > _A_DAY:
-                    os.unlink(entry.path)
-
-
-_TEMPORARY = re.compile(r"\..+\.([0-9a-f]{8})-([0-9]+)-[0-9a-f]{8}(\.\w+)?")
-_A_DAY = 86400.0
-_A_MINUTE = 60.0
-_swept: dict[Path, float] = {}
-
-
-def _new_temporary(path: Path, attempts: int = 100) -> Path:
-    """A new empty file in the folder of `path`, which is created if necessary."""
-    name = f".{path.name}.{_machine()}-{os.getpid()}-{secrets.token_hex(4)}{path.suffix}"
-    temporary = path.with_name(name)
-    try:
+def _locked(path: Path) -> Iterator[int]:
+    """The open, empty file at `path`, which no other process writes."""
+    while True:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # A process that writes thousands of files does not search the folder each time.
-        if time.monotonic() - _swept.get(path.parent, -_A_MINUTE) >= _A_MINUTE:
-            _swept[path.parent] = time.monotonic()
-            sweep(path.parent)
-        temporary.touch(exist_ok=False)
-    except FileNotFoundError:  # another process removed the empty folder in between
-        if attempts > 1:
-            return _new_temporary(path, attempts - 1)
-        raise
-    return temporary
+        try:
+            file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        except FileNotFoundError:  # another process removed the empty folder in between
+            continue
+        try:
+            with suppress(OSError):  # a file system without locks
+                fcntl.flock(file, fcntl.LOCK_EX)
+            if _is_at(path, file):  # else the writer before us renamed it
+                os.truncate(file, 0)
+                yield file
+                return
+        finally:
+            os.close(file)
 
 
-@cache
-def _machine() -> str:
-    """Identifies the machine or container within which process ids are unique."""
-    namespace = ""
-    with suppress(OSError):
-        namespace = os.readlink("/proc/self/ns/pid")
-    return hashlib.sha256(f"{socket.gethostname()} {namespace}".encode()).hexdigest()[:8]
-
-
-def _alive(process: int) -> bool:
+def _is_at(path: Path, file: int) -> bool:
     try:
-        os.kill(process, 0)
-        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
-    except ProcessLookupError:
+        return os.path.samestat(os.fstat(file), path.stat())
+    except FileNotFoundError:
         return False
-    except OSError:  # another user's process, or a system without /proc
-        return True
-    return state not in "ZX"  # a zombie
 
 
 def check_folder(path: Path) -> None:
@@ -126,8 +94,8 @@ def check_folder(path: Path) -> None:
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a file, completely or not at all."""
-    with replacing(path) as temporary:
-        temporary.write_bytes(content)
+    with replacing(path) as new:
+        new.write_bytes(content)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -137,7 +105,7 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Write JSON."""
-    write_text(path, json.dumps(value, indent=1, sort_keys=True) + "\n")
+    write_text(path, _json(value))
 
 
 def write_table(path: Path, table: pd.DataFrame) -> None:
@@ -190,8 +158,13 @@ def write_result(path: Path, table: pd.DataFrame, spec: Mapping[str, Any], prove
     text = _csv(table)
     sha256 = hashlib.sha256(text.encode()).hexdigest()
     content = json.loads(json.dumps({**provenance, "spec": spec, "rows": text.count("\n") - 1, "sha256": sha256}))
-    write_text(path, text)
-    write_json(path.with_suffix(".json"), {**content, "checksum": _checksum(content)})
+    # Both files are complete on disk before either replaces its predecessor.
+    with replacing(path) as new, replacing(path.with_suffix(".json")) as beside:
+        beside.write_text(_json({**content, "checksum": _checksum(content)}), "utf-8")
+        with new.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def read_result(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
@@ -233,9 +206,9 @@ def exists(path: Path) -> bool:
     return path.exists() and path.with_suffix(".json").exists()
 
 
-def is_complete(path: Path) -> bool:
-    """Whether a result exists and is undamaged; a damaged one is logged."""
-    if not exists(path):
+def is_complete(path: Path, since: float = 0.0) -> bool:
+    """Whether a result exists, is undamaged and was written since a time; a damaged one is logged."""
+    if not exists(path) or path.stat().st_mtime < since:
         return False
     if reason := damage(path):
         cli.say(reason)
@@ -261,6 +234,15 @@ def problem(path: Path, spec: Mapping[str, Any]) -> str | None:
     return f"{path}: lacks the rows {lacking}." if lacking else None
 
 
+def due(folder: Path, specs: Iterable[Spec], again: float = 0.0) -> list[Spec]:
+    """Runs whose results are missing, damaged or incomplete, or were written before a time."""
+
+    def is_due(path: Path, spec: Spec) -> bool:
+        return problem(path, spec) is not None or path.stat().st_mtime < again
+
+    return [spec for spec in specs if is_due(result_path(folder, spec), spec)]
+
+
 def missing_rows(provenance: Mapping[str, Any], spec: Mapping[str, Any]) -> dict[str, list[Any]]:
     """Rows that a spec asks for and a result does not have yet."""
     found = provenance["spec"].get("rows", {})
@@ -283,17 +265,12 @@ def recorded_sha256(path: Path) -> str | None:
         return None
 
 
-def delete(path: Path) -> None:
-    """Delete a result."""
-    try:
-        path.unlink(missing_ok=True)
-        path.with_suffix(".json").unlink(missing_ok=True)
-    except OSError as error:
-        raise PaperError(f"{path}: cannot be deleted ({error.strerror}). Delete it.") from error
-
-
 def _csv(table: pd.DataFrame) -> str:
     return table.to_csv(index=False, lineterminator="\n", na_rep=_MISSING)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, indent=1, sort_keys=True) + "\n"
 
 
 def _checksum(provenance: Mapping[str, Any]) -> str:

@@ -135,21 +135,13 @@ def family(spec: Mapping[str, Any]) -> str:
 # Specs on a command line
 
 
-def packed(specs: Sequence[Spec]) -> str:
-    """Specs as short JSON for a command line: common fields once, then the fields that differ."""
-    if not specs:
-        return json.dumps({"shared": {}, "runs": []})
-    first = specs[0]
-    shared = {k: v for k, v in first.items() if all(k in spec and spec[k] == v for spec in specs)}
-    runs = [{k: v for k, v in spec.items() if k not in shared} for spec in specs]
-    return json.dumps({"shared": shared, "runs": runs}, sort_keys=True, separators=(",", ":"))
-
-
 def read_specs(texts: Sequence[str], stage: str, match: str = "") -> list[Spec]:
-    """Specs of a stage from a command line: JSON text or files, of one spec, a list, or what `packed` wrote.
+    """Specs of a stage from a command line: JSON text or files, of one spec or a list.
 
     Specs of the other stage, and those whose key does not contain `match`, are skipped.
     """
+    if not texts:
+        raise PaperError("SPEC: expected a file of specs, got none. `make specs` writes one.")
     specs = [spec for text in texts for spec in _read(text) if spec["stage"] == stage]
     if not specs:
         found = f"expected runs to {stage}, got none. `make specs` writes those of both stages."
@@ -175,8 +167,6 @@ def _read(text: str) -> Iterator[Spec]:
         raise PaperError(f"cannot read the specs {text:.200}: {error.strerror}. `make specs` writes them.") from error
     except ValueError as error:
         raise PaperError(f"{text[:60]}: expected JSON, got something else ({error}).") from error
-    if isinstance(content, dict) and content.keys() == {"shared", "runs"}:
-        content = [{**content["shared"], **run} for run in content["runs"]]
     for spec in content if isinstance(content, list) else [content]:
         try:
             if spec["stage"] in ("measure", "train") and spec["preset"] and key(spec):

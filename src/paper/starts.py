@@ -5,7 +5,6 @@
 A file that exists is not computed again. If a file is missing, training computes the same numbers itself.
 """
 
-import argparse
 import copy
 import hashlib
 import json
@@ -16,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
@@ -219,22 +217,26 @@ def _apply_part(module: nn.Module, graph: ScaleGraph, u: Tensor, part: str) -> N
             parameters[name].mul_(factor.to(parameters[name].dtype))
 
 
-def save_start(spec: Mapping[str, Any], folder: Path) -> Path:
-    """Save the start weights of a run, if they are not saved yet."""
+def save_start(spec: Mapping[str, Any], folder: Path, again: float = 0.0) -> Path:
+    """Save the start weights of a run, if they are not saved yet, or were before the time `again`."""
     path = runs.start_path(folder, spec)
-    if not _is_intact(path):
+    if not _is_intact(path, again):
         _write(path, network(spec).state_dict(), {"spec": json.dumps(runs.start(spec), sort_keys=True)})
     return path
 
 
-def save_scales(spec: Mapping[str, Any], folder: Path) -> Path:
-    """Save the rescaling of a run's start weights, if it is not saved yet."""
+def save_scales(spec: Mapping[str, Any], folder: Path, again: float = 0.0) -> Path:
+    """Save the rescaling of a run's start weights, if it is not saved yet, or was before the time `again`."""
     path = runs.scales_path(folder, spec)
-    if not _is_intact(path):
+    if not _is_intact(path, again):
         _, tensors, told = log_scales(spec, network(spec, folder))
         wanted = {**runs.start(spec), "rescaling": spec["rescaling"]}
         _write(path, tensors, {**told, "spec": json.dumps(wanted, sort_keys=True)})
     return path
+
+
+ROW = ("network", "method", "seed", "steps", "objective_first", "objective_last", "residual", "max_log_scale",
+       "seconds", "result")  # fmt: skip
 
 
 def row(spec: Mapping[str, Any], path: Path) -> dict[str, Any]:
@@ -280,8 +282,8 @@ def _sha256(tensors: Mapping[str, Tensor]) -> str:
     return found.hexdigest()
 
 
-def _is_intact(path: Path) -> bool:
-    if not path.exists():
+def _is_intact(path: Path, again: float) -> bool:
+    if not path.exists() or path.stat().st_mtime < again:
         return False
     try:
         _read(path)
@@ -289,30 +291,3 @@ def _is_intact(path: Path) -> bool:
         cli.say(str(error))
         return False
     return True
-
-
-def main() -> None:
-    """Read the command line, compute what has no file, write the index."""
-    parser = argparse.ArgumentParser(prog="python -m paper.starts", description=__doc__, formatter_class=cli.Paragraphs)
-    parser.add_argument("stage", choices=("init", "rescale"))
-    parser.add_argument("specs", nargs="+", metavar="SPEC", help="JSON text, or a JSON file (see `make specs`)")
-    parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the presets' folders")
-    parser.add_argument("--index", type=Path, help="file that lists what was saved, with checksums")
-    given = parser.parse_args()
-    specs = runs.read_specs(given.specs, "train")
-    results.check_folder(given.results)
-    rescaled = given.stage == "rescale"
-    if rescaled:
-        specs = [spec for spec in specs if runs.has_scales(spec)]
-    paths = {(save_scales if rescaled else save_start)(spec, given.results): spec for spec in specs}
-    if rescaled and given.index:
-        rows = [row(spec, path) for path, spec in paths.items()]
-        results.write_table(given.index.with_suffix(".csv"), pd.DataFrame(rows))
-    if given.index:
-        found = {path.as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
-        results.write_json(given.index, found)
-    cli.say(f"{given.stage}: {len(paths)} files")
-
-
-if __name__ == "__main__":
-    cli.run(main)

@@ -200,7 +200,7 @@ def told(checks: Sequence[Check]) -> str:
 def main() -> None:
     """Read the command line, verify, print the table."""
     parser = argparse.ArgumentParser(prog="python -m paper.verify", description=__doc__, formatter_class=cli.Paragraphs)
-    config.add_options(parser)
+    cli.add_config_options(parser)
     parser.add_argument("--count", type=int, default=3, help="runs to recompute")
     parser.add_argument("--seed", type=int, help="seed of the choice (default: another each time, which is printed)")
     parser.add_argument("--epochs", type=int, help="epochs of training to recompute (default: 1 on a CPU, 5 on a GPU)")
@@ -211,7 +211,7 @@ def main() -> None:
     given = parser.parse_args()
     if given.count < 1 or (given.epochs or 0) < 0:
         raise PaperError(f"expected --count of 1 or more and --epochs of 0 or more, got {given.count}, {given.epochs}.")
-    chosen, device = config.chosen(given), cli.choose_device(given.device, torch.get_num_threads())
+    chosen, device = config.read(given.folder, given.preset), cli.choose_device(given.device, torch.get_num_threads())
     specs = [spec for name, spec in plan(chosen).specs.items() if given.match in name]
     there = [spec for spec in specs if results.exists(result_path(given.results, spec))]
     pool = [spec for spec in there if comparable(spec, device)]

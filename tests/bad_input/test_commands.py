@@ -56,7 +56,7 @@ def experiment(says, *words):
 
 # Program, its arguments, and what the message says.
 SPECS = {
-    "no words": ("training", [], "the following arguments are required: SPEC"),
+    "no words": ("training", [], "SPEC: expected a file of specs, got none"),
     "a file that is not there": ("training", ["none.json"], "cannot read the specs none.json: No such file"),
     "half a file": ("training", ["half.json"], "half.json: expected JSON, got something else"),
     "bytes": ("training", ["binary.json"], "binary.json: expected JSON, got something else"),
@@ -101,9 +101,9 @@ MEASURING = {
     "settings in words": measure("settings: expected keys and values, got 'all'", settings="all"),
 }
 TABLES = {
-    "an unknown experiment": experiment("invalid choice: 'tow'", "aggregate", "tow", "--config", "{}", *OUT),
-    "no JSON": experiment("--config: expected a JSON object, got 'a: 1'", "aggregate", "toy", "--config", "a: 1", *OUT),
-    "an empty configuration": experiment("--config: expected what", "aggregate", "toy", "--config", "{}", *OUT),
+    "an unknown experiment": experiment("invalid choice: 'tow'", "aggregate", "tow", *OUT),
+    "no JSON": experiment("--over: expected a JSON object, got 'a: 1'", "aggregate", "toy", "--over", "a: 1", *OUT),
+    "a batch of other settings": experiment("--batch: expected a batch of the preset", "measure", "--batch", "toy-0"),
     "a figure of no table": experiment("none.csv: expected a table, got none", "figure", "toy", "none.csv", *OUT),
     "a figure of another table": experiment("expected the table of this exp", "figure", "toy", "other.csv", *OUT),
     "a figure of no dots": experiment("--dpi: expected a positive", "figure", "toy", "other.csv", *OUT, "--dpi", "0"),
@@ -115,7 +115,7 @@ TABLES = {
     ),
     "specs of an unknown preset": ("plan", ["--folder", ROOT, "--preset", "big", *OUT], "preview, tiny, got 'big'"),
     "recorded runs, but not one": ("verify", ["--count", "0"], "expected --count of 1 or more"),
-    "start weights of nothing": ("starts", ["init", "numbers.json"], NOT_SPECS + "1."),
+    "start weights of nothing": ("initial", ["init", "mlq", "--preset", "tiny", "--index", "i"], "mlp_gelu"),
 }  # fmt: skip
 AREAS = {"specs": SPECS, "training": TRAINING, "measuring": MEASURING, "tables": TABLES}
 CASES = {f"{area}: {name}": case for area, cases in AREAS.items() for name, case in cases.items()}

@@ -52,15 +52,13 @@ def test_records_and_logs_do_not_tell_who_made_them(person, place, monkeypatch):
     monkeypatch.setenv("PATHCOND_DATA", str(person / "cache"))
     write_mnist(person / "pictures", small_arrays("mnist"))
     data, results = person / "mine" / "results" / "data", person / "mine" / "results"
-    chosen = plans.slice_of(config.read(ROOT, "tiny"), "toy")
-    (toy,) = plans.specs_of(chosen, "toy")
+    (toy,) = (s for s in plans.plan(config.read(ROOT, "tiny")).specs.values() if s.get("experiment") == "toy")
     said = ""
     for program, *words in (
         ("data", "generated", "mnist", "--output", data, "--directory", person / "pictures"),
         ("training", changed(SPEC), "--results", results, "--data", data, "--device", "cpu"),
         ("experiments", "measure", json.dumps(toy), "--results", results, "--device", "cpu"),
-        ("experiments", "aggregate", "toy", "--results", results, "--output", results / "table.csv", "--config",
-         json.dumps(chosen)),
+        ("experiments", "aggregate", "toy", "--preset=tiny", "--results", results, "--output", results / "table.csv"),
     ):  # fmt: skip
         status, lines = place.call(program, *words)
         assert status == 0, lines

@@ -32,8 +32,8 @@ def pages(tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        flow = Workflow(ROOT, {"preset": "tiny"})
-        for spec in flow.plan("tiny").specs.values():
+        flow = Workflow(ROOT, "tiny", {})
+        for spec in flow.plan.specs.values():
             path = runs.result_path(Path("results"), spec)
             results.write_result(path, pd.DataFrame({"a": [1]}), spec, PROVENANCE)
         claims = []
@@ -44,7 +44,7 @@ def pages(tmp_path_factory):
             texts = dict.fromkeys(("claim", "paper", "ours", "estimate", "rule"), NASTY)
             claims.append({**texts, "experiment": name, "kind": "paper", "verdict": "not judged at this preset"})
         results.write_json(Path("results/tiny/claims.json"), claims)
-        return dict(report.pages(flow, "tiny"))
+        return dict(report.pages(flow))
 
 
 def test_the_page_of_an_experiment_has_all_its_parts(pages):

@@ -5,7 +5,7 @@ import json
 import math
 import os
 import re
-import time
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -80,25 +80,27 @@ def test_a_damaged_record_is_refused(result, damage):
     assert not results.is_complete(result)
 
 
-def test_a_record_never_vouches_for_a_half_written_table(result, monkeypatch):
-    """The old result stays until the new table is complete; a table without its own provenance is no result."""
-    before, calls, inner = result.read_bytes(), [], os.fsync
+def test_a_result_is_replaced_when_its_successor_is_complete(result, monkeypatch):
+    """On a full disk the old result stays as it was, whichever of its two files cannot be written."""
+    before, inner = {path: path.read_bytes() for path in result.parent.iterdir()}, os.fsync
+    for failing in (1, 2):
+        calls = []
 
-    def full(handle):
-        calls.append(handle)
-        if len(calls) in (1, 3):  # the table; the record, after the table was written
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        inner(handle)
+        def full(handle, calls=calls, failing=failing):
+            calls.append(handle)
+            if len(calls) == failing:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            inner(handle)
 
-    monkeypatch.setattr(os, "fsync", full)
-    for whole in (True, False):
-        with pytest.raises(PaperError, match="No space left"):
+        monkeypatch.setattr(os, "fsync", full)
+        with pytest.raises(PaperError, match=r"No space left on device. Free some space"):
             results.write_result(result, TABLE.assign(loss=0.0), SPEC, RECORD)
-        assert files(result.parent) == {result.name, result.with_suffix(".json").name}
-        assert (result.read_bytes() == before) is whole
-        assert results.is_complete(result) is whole
-    results.write_result(result, TABLE, SPEC, RECORD)
-    assert results.is_complete(result)
+        assert {path: path.read_bytes() for path in result.parent.iterdir()} == before
+    monkeypatch.setattr(os, "fsync", inner)
+    assert results.due(result.parents[2], [{**SPEC, "preset": ""}]) == []
+    later = result.stat().st_mtime + 1
+    assert results.due(result.parents[2], [{**SPEC, "preset": ""}], again=later) == [{**SPEC, "preset": ""}]
+    assert not results.is_complete(result, since=later)
 
 
 def test_a_damaged_result_is_told_of_and_a_missing_one_is_not(result, capsys):
@@ -121,27 +123,23 @@ def test_rows_that_a_result_lacks(tmp_path):
     assert results.problem(path, more) == f"{path}: lacks the rows {{'alphas': [3.0]}}."
 
 
-def test_a_file_is_replaced_as_a_whole_or_not_at_all(tmp_path, monkeypatch):
+def test_a_file_is_replaced_as_a_whole_or_not_at_all(tmp_path):
     path = tmp_path / "figure.pdf"
     results.write_text(path, "old")
-    with results.replacing(path) as temporary:
-        assert (temporary.parent, temporary.suffix) == (tmp_path, ".pdf")  # one file system; savefig reads the suffix
-        temporary.write_text("new")
+    with results.replacing(path) as new:
+        new.write_text("new")
         assert path.read_text() == "old"
-        made = temporary.stat().st_ino
+        made = new.stat().st_ino
     assert path.stat().st_ino == made  # renamed, which cannot stop half way, not copied
     assert path.stat().st_mode & 0o777 == 0o644
-
-    def full(_):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "fsync", full)
-    for one in (path, tmp_path / "new" / "table.csv"):
-        with pytest.raises(PaperError, match=rf"cannot write {one}.*No space left on device. Free some space"):
-            results.write_table(one, TABLE)
+    with pytest.raises(ZeroDivisionError), results.replacing(path) as new:
+        new.write_text(str(1 / 0))
     assert (path.read_text(), files(tmp_path)) == ("new", {"figure.pdf"})
-    with pytest.raises(PaperError, match=r"cannot write .*figure.pdf/table\.csv: .*choose another folder"):
+    with pytest.raises(PaperError, match=r"cannot write .*figure.pdf/table\.csv: .*Choose another folder"):
         results.write_result(path / "table.csv", TABLE, SPEC, RECORD)
+    (tmp_path / "table.csv").mkdir()
+    with pytest.raises(PaperError, match=r"A folder of this name is in the way: remove it\."):
+        results.write_table(tmp_path / "table.csv", TABLE)
 
 
 def test_tables_come_back_as_they_were(tmp_path):
@@ -156,35 +154,21 @@ def test_tables_come_back_as_they_were(tmp_path):
         assert "number" not in back or math.copysign(1.0, back["number"][0]) == -1.0
 
 
-# Files that killed processes leave
-
-
-def test_the_next_write_removes_what_a_killed_one_left_alone(tmp_path):
-    others = {".table.csv.swp", ".table.csv.0123-12-34.csv"}
-    for name in others:
-        (tmp_path / name).touch()
-    for name in ("table.csv", "no_suffix", "of another.name.json"):
-        left = leave_half(tmp_path / name)
-        assert left.name in files(tmp_path)
-        results.write_text(tmp_path / "table.csv", "complete")
-        assert files(tmp_path) == {"table.csv", *others}
-
-
-def test_a_living_writer_is_left_alone(tmp_path):
-    with writing(tmp_path / "table.csv") as temporary:
-        results.write_text(tmp_path / "table.csv", "complete")
-        results.sweep(tmp_path)
-        assert temporary.read_bytes() == b"half"
-    results.sweep(tmp_path)
+def test_the_next_write_replaces_what_a_killed_one_left(tmp_path):
+    left = leave_half(tmp_path / "table.csv")
+    assert files(tmp_path) == {left.name}
+    results.write_text(tmp_path / "table.csv", "complete")
     assert files(tmp_path) == {"table.csv"}
 
 
-def test_a_writer_on_another_machine_has_a_day(tmp_path, monkeypatch):
-    left = leave_half(tmp_path / "table.csv")
-    left.rename(left.with_name(re.sub(r"\.[0-9a-f]{8}-", ".00000000-", left.name, count=1)))
-    results.sweep(tmp_path)
-    assert len(files(tmp_path)) == 1
-    tomorrow = time.time() + 90_000
-    monkeypatch.setattr(time, "time", lambda: tomorrow)
-    results.sweep(tmp_path)
-    assert files(tmp_path) == set()
+def test_a_second_writer_waits(tmp_path):
+    path = tmp_path / "table.csv"
+    with writing(path) as half:
+        second = threading.Thread(target=results.write_text, args=(path, "complete"))
+        second.start()
+        second.join(0.3)
+        assert second.is_alive()
+        assert half.read_bytes() == b"half"
+    second.join(20)
+    assert path.read_text() == "complete"
+    assert files(tmp_path) == {"table.csv"}

@@ -1,153 +1,159 @@
-"""The functions of the rules, without Snakemake: inputs of jobs, what is refused or deleted before the first job."""
+"""The functions of the rules, without Snakemake: inputs of jobs, what is forced, judged and refused."""
 
 import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NamedTuple
 
 import pandas as pd
 import pytest
 
-from paper import results, runs, workflow
+from paper import jobs, plan, results, runs, workflow
 from paper.cli import PaperError
 from paper.workflow import Workflow
 
 ROOT = Path(__file__).parents[2]
-BATCH = "mlp_depth_gelu-00"
 
 
 @pytest.fixture
 def flow(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    return lambda preset="tiny", **over: Workflow(ROOT, {"preset": preset, **over})
+    return lambda preset="tiny", **over: Workflow(ROOT, preset, over)
 
 
-def write(flow, batch=BATCH, stage="train"):
+def batch_of(flow, experiment="mlp_depth_gelu"):
+    return next(batch for batch in flow.plan.batches.values() if batch.name.startswith(f"{experiment}-"))
+
+
+def write(flow, batch):
     """Results for all runs of a batch."""
-    plan = flow.plan(flow.preset)
-    for key in plan.batches[stage, batch].keys:
-        path = runs.result_path(Path("results"), plan.specs[key])
-        results.write_result(path, pd.DataFrame({"a": [1]}), plan.specs[key], {"seconds": 1.0})
-    return [runs.result_path(Path("results"), plan.specs[key]) for key in plan.batches[stage, batch].keys]
+    for spec in flow.specs(batch.stage, batch.name):
+        path = runs.result_path(Path("results"), spec)
+        results.write_result(path, pd.DataFrame({"a": [1]}), spec, {"seconds": 1.0})
 
 
-class Job(SimpleNamespace):
-    __hash__ = object.__hash__
-
-
-def job(rule, preset="tiny", **wildcards):
-    return Job(rule=SimpleNamespace(name=rule), wildcards=SimpleNamespace(preset=preset, **wildcards))
-
-
-def test_a_job_reads_data_start_weights_and_rescalings_only_if_runs_are_missing(flow):
-    wildcards = SimpleNamespace(preset="tiny", batch=BATCH)
-    expected = ["results/data/generated.pt", "results/tiny/init/mlp_gelu.json", "results/tiny/rescale/mlp_gelu.json"]
-    assert flow().inputs("train", wildcards) == expected
-    paths = write(flow())
-    assert flow().inputs("train", wildcards) == []
-    next(path for path in paths if path.name.startswith("pathcond")).write_text("damaged")
-    assert flow().inputs("train", wildcards) == expected
-    Path("results/tiny/train").mkdir(exist_ok=True)
-    keys = flow().plan("tiny").batches["train", BATCH].keys
-    Path(f"results/tiny/train/{BATCH}.json").write_text(json.dumps(dict.fromkeys(keys, "")))  # the job ran before
-    again = flow()
-    again.dag = SimpleNamespace(forcefiles=set())
-    assert again.inputs("train", wildcards) == expected
-    assert again.dag.forcefiles == again.outdated == {f"results/tiny/train/{BATCH}.json"}
-    forced = flow()
-    forced.forced_names = frozenset(["train"])
-    assert set(expected) <= set(forced.inputs("train", wildcards))
-    assert Workflow(ROOT, {"preset": "tiny"}, main=False).inputs("train", wildcards) == []
-
-
-def test_start_weights_are_those_of_the_missing_runs(flow):
-    wildcards = SimpleNamespace(preset="tiny", family="mlp_gelu")
+def test_a_job_reads_data_start_weights_and_rescalings_whether_or_not_its_runs_exist(flow):
     one = flow()
-    assert {s["seed"] for s in runs.read_specs([one.starts(wildcards, rescaled=False)], "train")} == {0, 1}
-    for path in write(flow()):
-        if "-seed1-" in path.name:
-            path.unlink()
-    found = runs.read_specs([flow().starts(wildcards, rescaled=True)], "train")
-    assert [(s["seed"], s["method"]) for s in found] == [(1, "pathcond")]
+    batch = batch_of(one)
+    expected = ["results/data/generated.pt", "results/tiny/init/mlp_gelu.json", "results/tiny/rescale/mlp_gelu.json"]
+    assert one.inputs("train", batch.name) == expected
+    assert one.work("train", batch.name, "") == "6 of 6 runs are computed"
+    write(one, batch)
+    assert one.inputs("train", batch.name) == expected
+    assert one.work("train", batch.name, "") == "all 6 runs exist"
+    assert one.work("train", batch.name, "--again 1") == "6 of 6 runs are computed"
+    assert flow("paper").inputs("measure", batch_of(flow("paper"), "timing").name) == ["results/data/cifar10.pt"]
 
 
-def test_training_that_cannot_run_here_is_refused_with_its_cost(flow):
+def test_training_without_a_gpu_is_refused_with_its_cost(flow):
     one = flow("paper")
+    batch = batch_of(one)
+    job = SimpleNamespace(rule=SimpleNamespace(name="train"), wildcards=batch, params=SimpleNamespace(again=""))
+    job.wildcards = SimpleNamespace(batch=batch.name)
     with pytest.raises(PaperError) as caught:
-        one.before_jobs([job("train", "paper", batch=BATCH)], set(), can_train=False, cores=2)
+        one.refuse([job])
     said = str(caught.value)
-    assert said.startswith("63 training runs are missing (mlp_2x500_gelu, ")
-    for text in ("no GPU here", "on an H200", "on this CPU", "device=cpu", "preset=preview"):
+    assert said.startswith("63 runs are to be trained (mlp_2x500_gelu, ")
+    for text in ("no GPU here", "on an H200", "on a CPU core", "device=cpu", "preset=preview"):
         assert text in said
-    one.before_jobs([job("train", "paper", batch=BATCH)], set(), can_train=True, cores=2)
-    write(flow("paper"))
-    flow("paper").before_jobs([job("train", "paper", batch=BATCH)], set(), can_train=False, cores=2)
+    write(one, batch)
+    one.refuse([job])
+    job.params.again = "--again 1"
+    with pytest.raises(PaperError, match="63 runs are to be trained"):
+        one.refuse([job])
 
 
-def test_results_of_forced_jobs_are_deleted_and_of_no_others(flow):
-    paths = write(flow())
-    forced = job("train", batch=BATCH)
-    flow().before_jobs([forced], set(), can_train=True, cores=2)
-    assert all(path.exists() for path in paths)
-    with pytest.raises(PaperError, match="6 training runs are missing"):
-        flow().before_jobs([forced], {forced}, can_train=False, cores=2)
-    assert all(path.exists() for path in paths), "refused before anything is deleted"
-    flow().before_jobs([forced], {forced}, can_train=True, cores=2)
-    assert not any(path.exists() or path.with_suffix(".json").exists() for path in paths)
+def test_forced_jobs_are_those_of_the_command_line_also_on_a_cluster(monkeypatch):
+    monkeypatch.setenv(workflow.FORCED, "{}")
+
+    def snakemake(main=True, **given):
+        chosen = {"forceall": False, "forcerun": [], "forcetargets": False, "targets": ["a.json"], **given}
+        return SimpleNamespace(is_main_process=main, dag_settings=SimpleNamespace(**chosen))
+
+    for forced in ({"forceall": True}, {"forcerun": ["train"]}, {"forcerun": ["a.json"]}, {"forcetargets": True}):
+        option = workflow.again(snakemake(**forced), "train", ["a.json"])
+        assert option.startswith("--again 1")
+        assert workflow.again(snakemake(main=False), "train", ["a.json"]) == option, "the same time in every job"
+        others = workflow.again(snakemake(main=False), "measure", ["b.json"])
+        assert others == (option if "forceall" in forced else "")
+    assert workflow.again(snakemake(forcerun=["init"]), "train", ["a.json"]) == ""
+    assert workflow.again(snakemake(main=False), "train", ["a.json"]) == ""
 
 
-class Forced(NamedTuple):
-    rule: str
-    output: tuple[str, ...]
+def test_verdicts_are_given_at_the_papers_own_settings_alone(flow):
+    assert not flow().judged("toy")
+    assert flow("paper").judged("toy")
+    assert flow("preview").judged("architectures")  # not smaller there
+    papers = flow("paper").config.plain["toy"]
+    changed = {"experiments": {"toy": {**papers, "steps": 7}}}
+    for preset in ("tiny", "paper"):
+        assert not flow(preset, **changed).judged("toy")
+    assert not flow("paper", sweeps=3).judged("mlp_depth")
+    assert flow("paper", sweeps=3).judged("toy")
+    assert flow("paper", device="cpu", figures={"dpi": 100}).judged("mlp_depth")
 
 
-def test_forced_jobs_are_those_asked_for_and_what_follows():
-    """A job that Snakemake forces because its last run was interrupted is not among them."""
-    jobs = [Forced(name, (f"{name}.json",)) for name in "abcd"]
-    dag = SimpleNamespace(
-        reason=lambda one: SimpleNamespace(forced=one.rule in "ad"),
-        dependencies={jobs[0]: {}, jobs[1]: {jobs[0]: set()}, jobs[2]: {}, jobs[3]: {}},
-        needrun=lambda one: True,
-        forcerules={"a"},
-    )
-    assert workflow.forced_jobs(dag, jobs) == set(jobs[:2])
-    assert workflow.forced_jobs(dag, jobs, ["d.json"]) == {*jobs[:2], jobs[3]}
+def test_what_snakemake_merged_is_what_is_used(flow, tmp_path):
+    from paper import config
+
+    base = config.load(ROOT / "config.yaml")
+    for given, explicit, over in (
+        ({}, {}, {}),
+        (base, {}, {}),
+        ({**base, "preset": "preview"}, {"preset": "preview"}, {}),
+        ({**base, "preset": "tiny", "sweeps": 7}, {"preset": "tiny"}, {"sweeps": 7}),
+        ({**base, "preset": "tiny"}, {"preset": "tiny", "device": "auto"}, {"device": "auto"}),
+        ({"preset": "tiny", "experiments": {"toy": {"lr": 0.5}}}, {}, {"experiments": {"toy": {"lr": 0.5}}}),
+    ):
+        found = Workflow.of(ROOT, given, explicit)
+        assert found.preset == given.get("preset", "paper")
+        assert json.loads(found.over) == over
+    with pytest.raises(PaperError, match="preset: expected one of paper, preview, tiny, got 0"):
+        Workflow.of(ROOT, {**base, "preset": 0}, {"preset": 0})
 
 
-def test_a_preset_is_judged_where_its_settings_are_the_papers(flow):
-    tiny = flow()
-    assert not tiny.judged("tiny", "toy")
-    assert tiny.judged("paper", "toy")
-    same = flow("preview")
-    assert same.judged("preview", "architectures")  # not smaller there
+def test_jobs_of_a_machine_take_one_gpu_each(tmp_path, monkeypatch):
+    monkeypatch.setattr(jobs.tempfile, "gettempdir", lambda: str(tmp_path))
+    taken = []
+    for _ in range(4):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
+        jobs.claim_gpu()
+        taken.append(jobs.os.environ["CUDA_VISIBLE_DEVICES"])
+    assert taken[:3] == ["0", "1", "2"]
+    assert taken[3] in ("0", "1", "2")
+    for given in ("", "5"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
+        jobs.claim_gpu()
+        assert jobs.os.environ["CUDA_VISIBLE_DEVICES"] == given
+    for lock in jobs._held:
+        lock.release()
+    jobs._held.clear()
 
 
 def test_the_note_says_how_much_and_what_is_missing(flow):
     one = flow("paper", missing=[{"network": "cifar_nv", "method": "enorm", "lr": 1e-4}])
-    assert one.note("paper", "cifar_nv_lrs") == (
+    assert one.note("cifar_nv_lrs") == (
         "preset: paper  ·  40,000 images  ·  128 epochs (500 at lr 0.0001)  ·  3 seeds  ·  without enorm at lr 0.0001"
     )
-    assert "target 99% train accuracy" in one.note("paper", "mlp_depth")
+    assert "target 99% train accuracy" in one.note("mlp_depth")
 
 
-def test_the_note_joins_the_grids_of_one_kind_of_network():
-    grid = {"model": {"kind": "mlp"}, "images": 1000, "epochs": 3, "seeds": [0, 1]}
-    settings = {
-        "mlp": grid,
-        "more_seeds": {**grid, "seeds": [2]},
-        "other_starts": {**grid, "seeding": "authors", "epochs": 5, "seeds": [7]},
-        "cifar_nv": {**grid, "model": {"kind": "cifar_nv"}},
-    }
-    amounts = (
-        "mlp: 1,000 images  ·  3 or 5 epochs  ·  up to 3 seeds  ·  cifar_nv: 1,000 images  ·  3 epochs  ·  2 seeds"
-    )
-    assert workflow.note("tiny", settings) == f"preset: tiny  ·  {amounts}"
+def test_code_of_a_stage_is_complete():
+    def names(stage, experiment=None):
+        return [Path(file).name for file in workflow.code(stage, experiment)]
+
+    assert names("aggregate", "toy") == ["__main__.py", "base.py", "results.py", "aggregate.py", "toy.py"]
+    assert names("aggregate", "cifar_nv_lrs")[4:] == ["cifar_nv_lrs.py", "cifar_nv.py"]
+    assert "page.html.j2" in names("report")
+    assert "reproduction.md.j2" in names("docs")
 
 
-def test_code_of_an_experiment_includes_the_experiments_it_imports():
-    def names(experiment):
-        return [Path(file).stem for file in workflow.code("aggregate", experiment)]
-
-    assert names("toy") == ["__main__", "aggregate", "toy"]
-    assert names("cifar_nv_lrs")[2:] == ["cifar_nv_lrs", "cifar_nv"]
-    assert {"timing_depth", "timing"} < set(names("timing_depth"))
+def test_indices_are_written_for_complete_batches_and_others_deleted(flow):
+    one, folder = flow(), Path("results")
+    batch = batch_of(one)
+    write(one, batch)
+    stale = plan.index_path(folder, "tiny", batch).with_name("gone-0123456789ab.json")
+    stale.write_text("{}")
+    missing = plan.write_indices(folder, one.plan)
+    assert set(missing) == set(one.plan.specs) - set(batch.keys)
+    assert [path.stem for path in Path("results/tiny/train").glob("*.json")] == [batch.name]
+    assert set(json.loads(plan.index_path(folder, "tiny", batch).read_text())) == set(batch.keys)

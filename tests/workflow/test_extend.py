@@ -46,7 +46,7 @@ def test_a_figure_is_one_file_and_one_block(tmp_path: Path):
     (tree.folder / "src/paper/experiments/squares.py").write_text(EXPERIMENT)
     tree.set("experiments.squares", {"seeds": [1, 2, 3]}, preset="paper")
     done = tree.run("squares")
-    assert set(done) == {"measure squares-00", "aggregate squares", "figure squares", "claim squares", "squares"}
+    assert set(done) == {"measure squares", "aggregate squares", "figure squares", "claim squares", "squares"}
     assert (tree.folder / "figures/tiny/squares.pdf").exists()
     assert "figures/tiny/squares.pdf" in tree.snakemake("-n", "-F").stdout
 

@@ -2,17 +2,16 @@
 
 import os
 import random
+import re
 import shutil
 import time
 
 import pytest
-import yaml
 
 from tests.faults.harm import flip
 from tests.workflow.tree import FEW, Tree
 
 TRAINED = ("mlp_depth", "mlp_depth_lrs")
-MADE_AGAIN = ("init", "rescale", "download")
 
 
 def after(*experiments: str) -> set[str]:
@@ -33,7 +32,7 @@ def test_nothing_to_be_done(tree: Tree):
 
 def test_a_setting_of_one_experiment(tree: Tree):
     tree.set("experiments.toy.lr", 0.01)
-    assert set(tree.due()) == {"measure toy-00", *after("toy")}
+    assert set(tree.due()) == {"measure toy", *after("toy")}
 
 
 def test_changed_and_changed_back(tree: Tree):
@@ -42,7 +41,7 @@ def test_changed_and_changed_back(tree: Tree):
     assert len(tree.files("results/tiny/measure/toy/*.csv")) == 2
     tree.set("experiments.toy.lr", 0.02)
     before = tree.results()
-    assert "measure toy-00" in tree.run()
+    assert not [job for job in tree.run() if job.startswith("measure")]
     assert changed(before, tree.results()) == set()
 
 
@@ -102,6 +101,9 @@ def test_figure_style(tree: Tree):
         ("src/paper/plotting.py", {*(f"figure {name}" for name in FEW), "page", "all"}),
         ("src/paper/verdicts.py", {*(f"claim {name}" for name in FEW), "claims", "page", "all"}),
         ("src/paper/experiments/toy.py", after("toy")),
+        ("src/paper/experiments/base.py", after(*FEW)),
+        ("src/paper/results.py", after(*FEW)),
+        ("workflow/templates/page.html.j2", {"page", "all"}),
         ("src/paper/models.py", set()),
     ],
 )
@@ -123,15 +125,17 @@ def test_versions(tree: Tree):
     assert "aggregate toy" not in due
 
 
-def test_deleted_and_damaged_runs_are_recomputed_alone(tree: Tree):
+def test_a_deleted_or_damaged_run_is_named_with_the_command_that_computes_it(tree: Tree):
     runs = tree.results()
     deleted, damaged, unrecorded = sorted(name for name in runs if "/mlp_1x16/" in name)[:3]
     (tree.folder / deleted).unlink()
     (tree.folder / damaged).write_text("seed,epoch\n")
     flip((tree.folder / unrecorded).with_suffix(".json"))
-    due = tree.due()
-    assert "train mlp_depth-00" in due
-    assert not [job for job in due if job.startswith("measure")]
+    done = tree.snakemake("mlp_depth", "-R", "aggregate")
+    assert done.returncode != 0
+    assert "3 runs are missing or damaged. `rm results/tiny/train/mlp_depth-" in done.stdout
+    for index in re.findall(r"results/tiny/train/mlp_depth\S+\.json", done.stdout.split("`rm ")[1].split("`")[0]):
+        (tree.folder / index).unlink()
     tree.run()
     now = tree.results()
     assert changed(runs, now) == {deleted, damaged, unrecorded}
@@ -145,19 +149,17 @@ def test_deleted_figure(tree: Tree):
 
 
 def test_fresh_clone_beside_results(tree: Tree):
-    """No metadata, no data, tables or figures, clocks in any order: no run is computed again."""
-    for name in (".snakemake", "figures", "logs", "results/data", *(f"results/tiny/{part}" for part in (
+    """No metadata, no data, tables or figures, clocks in any order, no profile: no run is computed again."""
+    for name in (".snakemake", "figures", "logs", "profiles", "results/data", *(f"results/tiny/{part}" for part in (
         "aggregate", "claims", "pages", "init", "rescale"))):  # fmt: skip
         shutil.rmtree(tree.folder / name)
-    for path in [*tree.files("results/tiny/train/*.json"), *tree.files("results/tiny/measure/*.json")]:
-        path.unlink()  # indices, which are not committed
     chance = random.Random(0)
     for path in tree.files("**/*"):
         when = time.time() - chance.uniform(0, 1e6)
         os.utime(path, (when, when))
     before = tree.results()
     done = tree.run()
-    assert not [job for job in done if job.startswith(MADE_AGAIN)]
+    assert {job.split()[0] for job in done} == {"aggregate", "claim", "figure", "claims", "page", "all"}
     assert tree.results() == before
     assert not tree.files("results/data/*")
     assert tree.due() == {}
@@ -172,9 +174,3 @@ def test_newer_data_do_not_make_runs_old(tree: Tree):
     ]:
         os.utime(path, (later, later))
     assert tree.due() == {}
-
-
-def test_presets_do_not_mix(tree: Tree):
-    due = tree.due("figures/preview/toy.pdf")  # of another preset than the configured one
-    assert set(due) == {"measure toy-00", "aggregate toy", "figure toy"}
-    assert yaml.safe_load((tree.folder / "config.yaml").read_text())["preset"] == "paper"

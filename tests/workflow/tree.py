@@ -39,6 +39,19 @@ class Tree:
             tree.keep(set(experiments))
         return tree
 
+    @classmethod
+    def clone(cls, folder: Path) -> "Tree":
+        """A clone with all recorded runs: what git would hold if everything here was committed."""
+        listed = git(ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0")
+        for name in filter(None, listed):
+            if (ROOT / name).exists():
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(ROOT / name, folder / name)
+        git(folder, "init", "-q")
+        git(folder, "add", "-A")
+        git(folder, "-c", "user.name=a", "-c", "user.email=a@example.org", "commit", "-qm", "all")
+        return cls(folder)
+
     def keep(self, experiments: set[str]) -> None:
         """Remove the other experiments: their files, and their blocks of the configuration."""
         for path in self.files("src/paper/experiments/*.py"):
@@ -113,6 +126,11 @@ class Tree:
         return {str(p.relative_to(self.folder)): (p.read_bytes(), p.stat().st_mtime_ns) for p in paths}
 
 
+def git(folder: Path, *words: str) -> str:
+    """The output of git in a folder."""
+    return subprocess.run(["git", *words], cwd=folder, check=True, capture_output=True, text=True).stdout  # noqa: S607
+
+
 def once(factory: pytest.TempPathFactory, worker: str, name: str, make: Callable[[Path], None]) -> Path:
     """A folder that is filled once for all processes that share the tests."""
     base = factory.getbasetemp()
@@ -127,13 +145,5 @@ def once(factory: pytest.TempPathFactory, worker: str, name: str, make: Callable
 
 
 def jobs(output: str) -> Counter[str]:
-    """Jobs in Snakemake's output, as "rule" or "rule subject": the experiment, batch, family or data set."""
-    found: Counter[str] = Counter()
-    for block in re.split(r"\n(?=(?:local)?rule )", output)[1:]:
-        rule = re.match(r"(?:local)?rule (\w+):", block)
-        assert rule is not None
-        wildcards = re.search(r"^    wildcards: (.*)$", block, re.MULTILINE)
-        values = [part.split("=", 1) for part in wildcards.group(1).split(", ")] if wildcards else []
-        subject = "".join(f" {value}" for name, value in values if name not in ("preset", "stage"))
-        found[rule.group(1) + subject] += 1
-    return found
+    """Jobs in Snakemake's output, as "rule" or "rule subject": experiment, experiments of a batch, family."""
+    return Counter(re.findall(r"^Job \d+: (\w+(?: [a-z0-9_+]+)?)", output, re.MULTILINE))

@@ -1,7 +1,7 @@
 rule aggregate:
     """Join the runs of an experiment in one tidy table, with the spread across seeds."""
     input:
-        indices=lambda wildcards: FLOW.indices(wildcards.preset, wildcards.experiment),
+        indices=lambda wildcards: FLOW.indices(wildcards.experiment),
         code=lambda wildcards: code("aggregate", wildcards.experiment),
     output:
         AGGREGATE,
@@ -11,6 +11,9 @@ rule aggregate:
     conda:
         "../../environment.yml"
     params:
-        config=lambda wildcards: FLOW.slice(wildcards.preset, wildcards.experiment),
+        settings=lambda wildcards: FLOW.slice(wildcards.experiment),  # so that a change runs it again
+        over=over,
+    message:
+        "aggregate {wildcards.experiment}"
     shell:
-        "python -m paper.experiments aggregate {wildcards.experiment} --config {params.config:q} --output {output} > {log} 2>&1"
+        f"python -m paper.experiments aggregate {{wildcards.experiment}} {SETTINGS} --output {{output}} > {{log}} 2>&1"

@@ -14,9 +14,11 @@ rule claim:
     params:
         # Verdicts are given only where a preset's settings are the paper's.
         judged=lambda wildcards: (
-            ["--judged"] if FLOW.judged(wildcards.preset, wildcards.experiment) else []
+            ["--judged"] if FLOW.judged(wildcards.experiment) else []
         ),
-        missing=lambda wildcards: FLOW.missing(wildcards.preset, wildcards.experiment),
+        missing=lambda wildcards: FLOW.missing(wildcards.experiment),
+    message:
+        "claim {wildcards.experiment}"
     shell:
         "python -m paper.experiments claims {wildcards.experiment} {input.table}"
         " {params.judged} --missing={params.missing:q} --output {output} > {log} 2>&1"
@@ -39,5 +41,7 @@ rule claims:
     localrule: True
     conda:
         "../../environment.yml"
+    message:
+        "claims"
     shell:
         "python -m paper.experiments join {input.claims} --output {output.json} --table {output.table} > {log} 2>&1"

@@ -1,43 +1,46 @@
-# The checked configuration, path templates, and the hook before the first job. Rules call paper/workflow.py.
+# The configuration that Snakemake merged, checked; path templates. Rules call paper/workflow.py.
 import shlex
 import sys
 from pathlib import Path
 
-# Jobs and rules import the checkout's own code, not an installed copy.
-sys.path.insert(0, f"{workflow.basedir}/src")
-
 from snakemake.exceptions import WorkflowError
-from snakemake.logging import logger
 from snakemake_interface_executor_plugins.settings import DeploymentMethod
+
+CHECKOUT = Path(workflow.current_basedir.get_path_or_uri(secret_free=True)).parents[1]
+# Jobs and rules import the checkout's own code, not an installed copy.
+sys.path.insert(0, f"{CHECKOUT}/src")
 
 from paper import config as paper_config
 from paper.cli import PaperError
 from paper.experiments import EXPERIMENTS
-from paper.workflow import (
-    Workflow,
-    add_sacct,
-    code,
-    forced_jobs,
-    has_gpu,
-    worth_reading,
+from paper.workflow import Workflow, add_sacct, again, code, has_gpu
+
+# With --directory, a config.yaml in that folder overrides values of the checkout's.
+CONFIG = (
+    Path("config.yaml") if Path("config.yaml").exists() else CHECKOUT / "config.yaml"
 )
-
-logger.addFilter(worth_reading)
-
-try:
-    for path in workflow.overwrite_configfiles or []:
+try:  # YAML errors with their lines, before Snakemake reads the files
+    for path in [CONFIG, *workflow.overwrite_configfiles]:
         paper_config.load(Path(path))
-    FLOW = Workflow(
-        Path(workflow.basedir),
-        workflow.config_settings.overwrite_config,
-        workflow.is_main_process,
-    )
 except PaperError as error:
     raise WorkflowError(str(error))
 
+
+configfile: str(CONFIG)
+
+
+try:
+    FLOW = Workflow.of(
+        CHECKOUT,
+        config,
+        {} if workflow.modifier.skip_configfile else workflow.config_settings.config,
+    )
+except PaperError as error:
+    raise WorkflowError(str(error))
+config.update(FLOW.config.top.model_dump(mode="json", exclude_unset=True))
+
 PRESET = FLOW.preset
-DEVICE = FLOW.config(PRESET).top.device
-GPU = int(DEVICE == "cuda" or (DEVICE == "auto" and has_gpu()))
+DEVICE = FLOW.config.top.device
 try:
     CORES = workflow.cores
 except WorkflowError:  # on a cluster, where the profile sets the threads
@@ -55,8 +58,30 @@ SHORT_TABLE = "results/{preset}/pages/{experiment}.csv"
 PAGE = "results/{preset}/pages/{page}.html"
 FIGURE = "figures/{preset}/{experiment}.{suffix}"
 EXCLUSIVE = "|".join(name for name, entry in EXPERIMENTS.items() if entry.exclusive)
+# How a job finds its runs, and how it runs. These parameters depend on `output`, so that Snakemake does not track them:
+# another device, or a change elsewhere in the configuration, is no reason to compute recorded runs again.
+SETTINGS = "--preset {wildcards.preset} --over {params.over:q}"
 
-source = shlex.quote(f"{workflow.basedir}/src")
+
+def over(wildcards, output):
+    return FLOW.over
+
+
+def device(wildcards, output):
+    return DEVICE
+
+
+def forced(rule, work=None):
+    """The option of a forced job; or with a stage as `work`, what the job will do, in words."""
+
+    def parameter(wildcards, output):
+        option = again(workflow, rule, output)
+        return FLOW.work(work, wildcards.batch, option) if work else option
+
+    return parameter
+
+
+source = shlex.quote(f"{CHECKOUT}/src")
 prefix = f"set -euo pipefail; export PYTHONPATH={source}:${{{{PYTHONPATH:-}}}}; "
 if DeploymentMethod.CONDA not in workflow.deployment_settings.deployment_method:
     # Jobs use the Python that runs Snakemake, even if its environment is not activated.
@@ -65,32 +90,20 @@ shell.prefix(prefix)
 
 
 wildcard_constraints:
-    preset="|".join(FLOW.presets),
+    preset=PRESET,
     dataset="[a-z0-9_]+",
     family="[a-z0-9_]+",
-    batch=r"[a-z0-9_+]+-\d+",
+    batch=r"[a-z0-9_+]+-[0-9a-f]{12}",
     experiment="|".join(EXPERIMENTS),
     suffix="pdf|png",
 
 
-def inputs(stage):
-    """Inputs of a training or measuring job, evaluated once Snakemake knows which jobs are forced."""
-    return lambda wildcards: FLOW.with_command_line(workflow).inputs(stage, wildcards)
-
-
 onstart:
-    if workflow.is_main_process:
-        try:
-            jobs = list(workflow.dag.needrun_jobs())
-            # Jobs on a cluster use the GPUs of its nodes.
-            local = workflow.local_exec
-            if not local:
-                add_sacct(Path(workflow.basedir))
-            FLOW.with_command_line(workflow).before_jobs(
-                jobs,
-                forced_jobs(workflow.dag, jobs, FLOW.forced_files),
-                can_train=DEVICE != "auto" or bool(GPU) or not local,
-                cores=CORES,
-            )
-        except PaperError as error:
-            raise WorkflowError(str(error))
+    if workflow.is_main_process and not workflow.touch:
+        if not workflow.local_exec:
+            add_sacct(CHECKOUT)
+        elif DEVICE == "auto" and not has_gpu():
+            try:
+                FLOW.refuse(workflow.dag.needrun_jobs())
+            except PaperError as error:
+                raise WorkflowError(str(error))

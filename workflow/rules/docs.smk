@@ -3,17 +3,19 @@ rule docs:
     input:
         expand(
             FIGURE,
-            preset="paper",
+            preset=PRESET,
             experiment=EXPERIMENTS,
             suffix=["pdf", "png"],
         ),
-        expand(AGGREGATE, preset="paper", experiment=EXPERIMENTS),
-        expand(CLAIMS, preset="paper"),
+        expand(AGGREGATE, preset=PRESET, experiment=EXPERIMENTS),
+        expand(CLAIMS, preset=PRESET),
         code("docs"),
     log:
         "logs/paper/docs.log",
     localrule: True
     conda:
         "../../environment.yml"
+    message:
+        "docs"
     shell:
         "python -m paper.docs > {log} 2>&1"

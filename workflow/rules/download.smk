@@ -10,10 +10,12 @@ rule download:
         "../../environment.yml"
     params:
         directory=lambda wildcards: (
-            ["--directory", FLOW.config(PRESET).top.data.directory]
-            if FLOW.config(PRESET).top.data.directory
+            ["--directory", FLOW.config.top.data.directory]
+            if FLOW.config.top.data.directory
             else []
         ),
+    message:
+        "download {wildcards.dataset}"
     # The output is shown as well as logged, because a download may take minutes.
     shell:
         "python -m paper.data {wildcards.dataset} --output $(dirname {output.tensors}) {params.directory:q} 2>&1 | tee {log}"

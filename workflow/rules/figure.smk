@@ -17,10 +17,12 @@ rule figure:
     conda:
         "../../environment.yml"
     params:
-        note=lambda wildcards: FLOW.note(wildcards.preset, wildcards.experiment),
-        dpi=lambda wildcards: FLOW.config(wildcards.preset).top.figures.dpi,
-        font_size=lambda wildcards: FLOW.config(wildcards.preset).top.figures.font_size,
-        caption=lambda wildcards: FLOW.caption(wildcards.preset, wildcards.experiment),
+        note=lambda wildcards: FLOW.note(wildcards.experiment),
+        dpi=lambda wildcards: FLOW.config.top.figures.dpi,
+        font_size=lambda wildcards: FLOW.config.top.figures.font_size,
+        caption=lambda wildcards: FLOW.caption(wildcards.experiment),
+    message:
+        "figure {wildcards.experiment}"
     shell:
         "python -m paper.experiments figure {wildcards.experiment} {input.table} --output {output.pdf}"
         " --stamp {params.note:q} --dpi {params.dpi} --font-size {params.font_size} > {log} 2>&1"

@@ -7,6 +7,10 @@ rule init:
     conda:
         "../../environment.yml"
     params:
-        specs=lambda wildcards: FLOW.starts(wildcards, rescaled=False),
+        starts=lambda wildcards: FLOW.starts(wildcards.family, rescaled=False),
+        over=over,
+        again=forced("init"),
+    message:
+        "init {wildcards.family}"
     shell:
-        "python -m paper.starts init {params.specs:q} --index {output} > {log} 2>&1"
+        f"python -m paper.initial init {{wildcards.family}} {SETTINGS} {{params.again}} --index {{output}} > {{log}} 2>&1"

@@ -1,25 +1,36 @@
 rule measure:
-    """Measure the missing parts of an experiment that trains nothing."""
+    """Measure the missing parts of an experiment that trains nothing; all of them, if the job is forced."""
     input:
-        inputs("measure"),
+        lambda wildcards: map(ancient, FLOW.inputs("measure", wildcards.batch)),
     output:
-        MEASURE,
+        update(MEASURE),
     log:
         "logs/{preset}/measure/{batch}.log",
     wildcard_constraints:
-        batch=rf"(?!(?:{EXCLUSIVE})-\d)[a-z0-9_+]+-\d+",
+        batch=rf"(?!(?:{EXCLUSIVE})-)[a-z0-9_+]+-[0-9a-f]{{12}}",
     conda:
         "../../environment.yml"
     params:
-        specs=lambda wildcards: FLOW.specs("measure", wildcards),
+        over=over,
+        device=device,
+        again=forced("measure"),
+        work=forced("measure", work="measure"),
+    message:
+        "measure {wildcards.batch}: {params.work}"
     shell:
-        f"python -m paper.experiments measure {{params.specs:q}} --device {DEVICE} --index {{output}} > {{log}} 2>&1"
+        f"python -m paper.experiments measure --batch {{wildcards.batch}} {SETTINGS} {{params.again}}"
+        " --device {params.device} --index {output} > {log} 2>&1"
 
 
 use rule measure as measure_time with:
-    # An experiment that times something has all cores and the GPU for itself.
     wildcard_constraints:
-        batch=rf"(?:{EXCLUSIVE})-\d+",
+        batch=rf"(?:{EXCLUSIVE})-[0-9a-f]{{12}}",
     threads: CORES
     resources:
-        gpu=GPU,
+        gpu=int(DEVICE != "cpu"),
+    # An experiment that times something has all cores and the GPU for itself.
+    message:
+        "measure_time {wildcards.batch}: {params.work}"
+    params:
+        again=forced("measure_time"),
+        work=forced("measure_time", work="measure"),

@@ -9,7 +9,7 @@ rule page:
         ),
         tables=expand(AGGREGATE, experiment=EXPERIMENTS, allow_missing=True),
         claims=CLAIMS,
-        indices=lambda wildcards: FLOW.all_indices(wildcards.preset),
+        indices=FLOW.indices(),
         code=code("report"),
     output:
         [
@@ -46,8 +46,9 @@ rule page:
     conda:
         "../../environment.yml"
     params:
-        over=lambda wildcards: FLOW.overrides(),
+        over=FLOW.over,
         folder=lambda wildcards, output: str(Path(output[0]).parent),
+    message:
+        "page"
     shell:
-        "python -m paper.report --preset {wildcards.preset} --over {params.over:q}"
-        " --output {params.folder} > {log} 2>&1"
+        f"python -m paper.report {SETTINGS}" " --output {params.folder} > {log} 2>&1"

@@ -1,7 +1,7 @@
 rule rescale:
     """Save the rescaling of start weights: log-scales, objective per sweep, residual and time."""
     input:
-        INIT,
+        ancient(INIT),
     output:
         RESCALE,
     log:
@@ -9,6 +9,10 @@ rule rescale:
     conda:
         "../../environment.yml"
     params:
-        specs=lambda wildcards: FLOW.starts(wildcards, rescaled=True),
+        starts=lambda wildcards: FLOW.starts(wildcards.family, rescaled=True),
+        over=over,
+        again=forced("rescale"),
+    message:
+        "rescale {wildcards.family}"
     shell:
-        "python -m paper.starts rescale {params.specs:q} --index {output} > {log} 2>&1"
+        f"python -m paper.initial rescale {{wildcards.family}} {SETTINGS} {{params.again}} --index {{output}} > {{log}} 2>&1"

@@ -1,17 +1,26 @@
 rule train:
-    """Train the missing runs of a batch; a stopped job resumes from its checkpoints."""
+    """Train the missing runs of a batch; a stopped job resumes from its checkpoints.
+
+    If the job is forced, all runs are trained. Each run replaces its predecessor when it is complete, and the index, which
+    Snakemake keeps until then, when all are.
+    """
     input:
-        inputs("train"),
+        lambda wildcards: map(ancient, FLOW.inputs("train", wildcards.batch)),
     output:
-        TRAIN,
+        update(TRAIN),
     log:
         "logs/{preset}/train/{batch}.log",
     conda:
         "../../environment.yml"
     resources:
-        gpu=GPU,
+        gpu=int(DEVICE != "cpu"),
     params:
-        specs=lambda wildcards: FLOW.specs("train", wildcards),
-    # The device is not in `params`: another device must not train recorded runs again.
+        over=over,
+        device=device,
+        again=forced("train"),
+        work=forced("train", work="train"),
+    message:
+        "train {wildcards.batch}: {params.work}"
     shell:
-        f"python -m paper.training {{params.specs:q}} --device {DEVICE} --index {{output}} > {{log}} 2>&1"
+        f"python -m paper.training --batch {{wildcards.batch}} {SETTINGS} {{params.again}}"
+        " --device {params.device} --index {output} > {log} 2>&1"

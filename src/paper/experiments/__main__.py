@@ -3,23 +3,25 @@
 import argparse
 import json
 import time
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from paper import aggregate as tables
-from paper import cli, plotting, results
+from paper import cli, jobs, plotting, results
 from paper.cli import PaperError
 from paper.experiments import EXPERIMENTS, measured
 from paper.lazy import pd, torch
-from paper.runs import Spec, key, read_specs, result_path
+from paper.runs import Spec, key, result_path
 from paper.verdicts import judged, markdown
 
 
-def make(spec: Spec, path: Path, device: "torch.device", data: Path) -> None:
-    """Make one measurement, or the rows that it lacks, and write its table and provenance."""
+def make(spec: Spec, path: Path, device: "torch.device", data: Path, again: float = 0.0) -> None:
+    """Make one measurement, or the rows that it lacks, and write its table and provenance.
+
+    A measurement that was written before the time `again` is made as a whole, and replaced when it is complete.
+    """
     start = time.perf_counter()
-    table, spec, before = _completed(spec, path, device, data)
+    table, spec, before = _completed(spec, path, device, data, again)
     seconds = before + time.perf_counter() - start
     provenance = {
         **cli.environment(device),
@@ -32,15 +34,20 @@ def make(spec: Spec, path: Path, device: "torch.device", data: Path) -> None:
     cli.say(f"{key(spec)}: {len(table)} rows in {seconds:.1f} s on {provenance['hardware']}")
 
 
-def _completed(spec: Spec, path: Path, device: "torch.device", data: Path) -> tuple["pd.DataFrame", Spec, float]:
+def _completed(
+    spec: Spec, path: Path, device: "torch.device", data: Path, again: float
+) -> tuple["pd.DataFrame", Spec, float]:
     """The table of a measurement, what it covers, and the seconds that its earlier rows took."""
     if "rows" not in spec or results.damage(path) is not None:
         return measured(spec, device, data), spec, 0.0
     table, provenance = results.read_result(path)
     found = provenance["spec"]["rows"]
-    more = measured({**spec, "rows": results.missing_rows(provenance, spec)}, device, data)
     rows = {name: [*found[name], *(v for v in values if v not in found[name])] for name, values in spec["rows"].items()}
-    return pd.concat([table, more], ignore_index=True), {**spec, "rows": rows}, provenance["seconds"]
+    whole = {**spec, "rows": rows}
+    if path.stat().st_mtime < again:
+        return measured(whole, device, data), whole, 0.0
+    more = measured({**spec, "rows": results.missing_rows(provenance, spec)}, device, data)
+    return pd.concat([table, more], ignore_index=True), whole, provenance["seconds"]
 
 
 def aggregate(name: str, specs: list[Spec], block: dict, folder: Path) -> "pd.DataFrame":
@@ -74,38 +81,34 @@ def pictures(name: str, table: "pd.DataFrame", stamp: str, dpi: int, font_size: 
 
 
 def _measure(given: argparse.Namespace) -> None:
-    specs = read_specs(given.specs, "measure", given.match)
-    results.check_folder(given.results)
-    due = [spec for spec in specs if results.problem(result_path(given.results, spec), spec)]
-    for spec in specs:
-        if spec not in due:
-            cli.say(f"{key(spec)}: exists, reused")
-    if due:
-        _check(due)
+    specs = jobs.named(given, "measure")
+    if due := jobs.due(given, specs):
+        if given.batch is not None:
+            jobs.claim_gpu()
         device = cli.choose_device(given.device, given.threads)
         for spec in due:
-            make(spec, result_path(given.results, spec), device, given.data)
-    if given.index:
-        results.write_json(given.index, results.index_of(given.results, specs))
-
-
-def _check(specs: list[Spec]) -> None:
-    if find_spec("pydantic"):  # without it, specs were checked by `make specs`
-        from paper.config import check_specs
-
-        check_specs(specs)
+            make(spec, result_path(given.results, spec), device, given.data, given.again)
+    jobs.write_index(given, specs)
 
 
 def _aggregate(given: argparse.Namespace) -> None:
-    from paper.plan import specs_of  # needs pydantic
+    from paper import config, plan  # need pydantic
 
-    config = cli.read_object(given.config, "--config")
+    chosen = config.read(given.folder, given.preset, cli.read_object(given.over, "--over"))
+    found = plan.plan(chosen)
+    specs = [found.specs[name] for name in found.asked[given.name]]
     try:
-        specs = specs_of(config, given.name)
-    except (KeyError, TypeError, ValueError) as error:
-        raise PaperError(f"--config: expected what the workflow passes for {given.name}, got {error}.") from error
-    block = config["settings"][given.name]
-    results.write_table(given.output, aggregate(given.name, specs, block, given.results))
+        table = aggregate(given.name, specs, chosen.plain[given.name], given.results)
+    except PaperError as error:
+        broken = [key(spec) for spec in results.due(given.results, specs)]
+        indices = [str(plan.index_path(given.results, found.preset, batch))
+                   for batch in found.batches_of(given.name) if not set(broken).isdisjoint(batch.keys)]  # fmt: skip
+        if not broken:
+            raise
+        ways = "`git restore results/paper` brings recorded runs back; " if found.preset == config.PAPER else ""
+        text = f"{len(broken)} runs are missing or damaged. {ways}`rm {' '.join(indices)}` and the same command compute"
+        raise PaperError(f"{str(error).removesuffix(results.RECOMPUTE)}\n{text} them.") from error
+    results.write_table(given.output, table)
 
 
 def _figure(given: argparse.Namespace) -> None:
@@ -153,13 +156,13 @@ def main() -> None:
     commands = parser.add_subparsers(required=True, metavar="STAGE")
 
     measure = commands.add_parser("measure", help="make measurements from their specs")
-    cli.add_run_options(measure)
+    jobs.add_options(measure)
     measure.set_defaults(run=_measure)
 
     table = commands.add_parser("aggregate", help="one table from the runs of an experiment")
     # The tables are not listed here: the paths of a few thousand would exceed the length of a command line.
     table.add_argument("--results", type=Path, default=Path("results"), help="folder of the presets' folders")
-    table.add_argument("--config", required=True, help="the experiment's part of the configuration, as JSON")
+    cli.add_config_options(table)
     table.set_defaults(run=_aggregate)
 
     figure = commands.add_parser("figure", help="STEM.pdf and STEM.png from the table of an experiment")

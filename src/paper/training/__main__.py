@@ -14,11 +14,10 @@ import subprocess
 import sys
 import time
 from datetime import datetime
-from importlib.util import find_spec
 from pathlib import Path
 
-from paper import cli, results
-from paper.runs import Spec, check_versions, read_specs, result_path
+from paper import cli, jobs
+from paper.runs import Spec, check_versions
 
 OUT_OF_TIME = 75
 MARGIN = 30.0  # seconds before the end of a Slurm job, kept for the last epoch, its checkpoint and Snakemake
@@ -36,7 +35,7 @@ def main() -> None:
     """Read the command line, train what is missing."""
     program = "python -m paper.training"
     parser = argparse.ArgumentParser(prog=program, description=__doc__, formatter_class=cli.Paragraphs)
-    cli.add_run_options(parser)
+    jobs.add_options(parser)
     parser.add_argument("--checkpoints", type=Path, default=Path("results/checkpoints"), help="their folder")
     parser.add_argument("--time-limit", type=seconds, metavar="SECONDS", help="checkpoint and stop after this long")
     parser.add_argument("--save-every", type=seconds, default=30.0, metavar="SECONDS", help="between checkpoints")
@@ -44,26 +43,24 @@ def main() -> None:
                         help="processes per GPU, for networks that do not fill it")  # fmt: skip
     parser.add_argument("--eager", action="store_true", help="neither CUDA graphs nor compilation, to find errors")
     given = parser.parse_args()
-    specs = read_specs(given.specs, "train", given.match)
-    results.check_folder(given.results)
-    due = [spec for spec in specs if results.problem(result_path(given.results, spec), spec)]
-    if existing := len(specs) - len(due):
-        cli.say(f"{existing} of {len(specs)} runs exist and are reused")
-    if due:
+    specs = jobs.named(given, "train")
+    if due := jobs.due(given, specs):
         check_versions(due)
-        if find_spec("pydantic"):  # without it, specs were checked by `make specs`
-            from paper.config import check_specs
-
-            check_specs(due)
         _train(due, given)
-    if given.index:
-        results.write_json(given.index, results.index_of(given.results, specs))
+    jobs.write_index(given, specs)
 
 
 def _train(specs: list[Spec], given: argparse.Namespace) -> None:
     # Imported here: torch takes seconds, and a job whose runs all exist does not need it.
     from paper.training.runner import Options, TimeUp, train
 
+    if given.batch is not None:
+        jobs.claim_gpu()
+    device = cli.choose_device(given.device, given.threads)
+    if given.batch is not None and given.device == "auto" and device.type == "cpu":
+        from paper.plan import refusal
+
+        raise cli.PaperError(refusal(specs))
     end = _end(given.time_limit)
     asked: list[int] = []
     for number in (signal.SIGTERM, signal.SIGUSR1):  # a scheduler's warning that time is nearly up
@@ -72,10 +69,11 @@ def _train(specs: list[Spec], given: argparse.Namespace) -> None:
         results=given.results,
         data=given.data,
         checkpoints=given.checkpoints,
-        device=cli.choose_device(given.device, given.threads),
+        device=device,
         every=given.save_every,
         workers=given.workers,
         eager=given.eager,
+        again=given.again,
         stop=lambda: bool(asked) or time.time() >= end,
     )
     try:

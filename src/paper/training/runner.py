@@ -88,9 +88,9 @@ class Checkpoint:
         results.write_bytes(self.path, hashlib.sha256(body).digest() + body)
 
     def remove(self) -> None:
-        """Delete the file, temporary files of killed writes beside it, and folders that are then empty."""
+        """Delete the file, what a killed write left beside it, and folders that are then empty."""
         self.path.unlink(missing_ok=True)
-        results.sweep(self.path.parent)
+        results.part(self.path).unlink(missing_ok=True)
         for folder in self.path.parents[:4]:
             try:
                 os.rmdir(folder)
@@ -161,6 +161,7 @@ class Options:
     most: int = 96  # runs trained in one batch
     workers: int = 1  # processes per GPU, for networks that do not fill it
     eager: bool = False  # neither CUDA graphs nor compilation for networks that train alone
+    again: float = 0.0  # results that were written before this time are computed again, and replaced when complete
 
 
 @dataclass
@@ -189,7 +190,7 @@ def train(runs: Sequence[Spec], options: Options) -> None:
     """
     pending = []
     for path, spec in {result_path(options.results, spec): spec for spec in map(_checked, runs)}.items():
-        if results.is_complete(path):
+        if results.is_complete(path, options.again):
             cli.say(f"{key(spec)}: exists, reused")
             Checkpoint(options.checkpoints, spec).remove()
         else:
@@ -341,7 +342,7 @@ def _pending(batch: Sequence[Spec], options: Options) -> list[Progressing]:
     """The runs of a batch that have no result, with what their checkpoints hold."""
     pending = []
     for spec in batch:
-        if results.is_complete(result_path(options.results, spec)):  # another process was faster
+        if results.is_complete(result_path(options.results, spec), options.again):  # another process was faster
             cli.say(f"{key(spec)}: exists, reused")
             continue
         run = Progressing(spec, Checkpoint(options.checkpoints, spec))

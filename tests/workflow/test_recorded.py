@@ -1,0 +1,94 @@
+"""Recorded runs in a fresh clone: no command destroys one, and nothing is trained that is recorded."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.workflow.tree import ROOT, Tree, git, once
+
+# Commands of docs/pipeline.md, and others that force jobs; without a GPU none may start training.
+COMMANDS = {
+    "-n": 0, "--summary": 0, "--list-changes params": 0, "--list-changes input": 0, "--rulegraph": 0, "--lint": 0,
+    "--touch -F toy": 0, "--touch -F": 0, "toy": 0, "figures/paper/architectures.pdf": 0,
+    "toy --rerun-triggers mtime": 0, "timing -R timing --quiet rules": 0, "toy -R toy --no-hooks": 0,
+    "mlp_depth -R train": 1, "mlp_depth -F": 1, "-R rescale init -n": 0, "mlp_depth -R mlp_depth -n": 0,
+    "mlp_depth --config device=cuda -R train": 1, "--config preset=papr": 1, "cifar_nv -F --keep-going": 1,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Tree:
+    return Tree(once(tmp_path_factory, worker_id, "clone", lambda folder: Tree.clone(folder) and None))
+
+
+def run(tree: Tree, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "snakemake", "--cores", "2", *words], cwd=tree.folder, env=tree.environment(), text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=600,
+    )  # fmt: skip
+
+
+def changes(tree: Tree) -> str:
+    return git(tree.folder, "status", "--porcelain")
+
+
+@pytest.mark.xdist_group("clone")
+@pytest.mark.parametrize("command", COMMANDS)
+def test_no_command_changes_what_is_recorded(clone: Tree, command: str):
+    done = run(clone, *command.split())
+    assert done.returncode == COMMANDS[command], done.stdout[-3000:]
+    assert changes(clone) == ""
+
+
+@pytest.mark.xdist_group("clone")
+def test_a_fresh_clone_plans_tables_claims_and_figures_alone(clone: Tree):
+    """Also with a profile that sets nothing, and whatever was drawn before."""
+    shutil.rmtree(clone.folder / ".snakemake", ignore_errors=True)
+    for words in ((), ("--workflow-profile", "none")):
+        done = run(clone, "-n", "-F", "--until", "aggregate", *words) if words else run(clone, "-n", *words)
+        stages = set(re.findall(r"^Job \d+: (\w+)", done.stdout, re.MULTILINE))
+        if not words:
+            assert stages <= {"aggregate", "claim", "claims", "figure", "page", "all"}
+        else:
+            assert {"download", "init", "rescale", "train", "measure", "measure_time"} <= stages
+
+
+@pytest.mark.xdist_group("clone")
+def test_a_stopped_measurement_keeps_its_predecessor(clone: Tree):
+    """The job is forced and fails: neither its runs nor its index are lost."""
+    source = clone.folder / "src/paper/experiments/toy.py"
+    text = source.read_text()
+    source.write_text(
+        text.replace("\ndef measure(", "\ndef unused(").replace("EXPERIMENT = ", "measure = print\nEXPERIMENT = ")
+    )
+    try:
+        done = run(clone, "toy", "-R", "measure")
+        assert done.returncode == 1
+        assert "Error in rule measure" in done.stdout
+        assert "Traceback" in done.stdout, "the log of the failed job is shown"
+    finally:
+        source.write_text(text)
+    assert changes(clone) == ""
+
+
+def test_indices_are_those_of_the_recorded_runs(tmp_path: Path):
+    """They are committed, so that a fresh clone trains nothing."""
+    from paper import config, plan
+
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results/paper").symlink_to(ROOT / "results/paper")
+    found = plan.plan(config.read(ROOT, "paper"))
+    folder = ROOT / "results"
+    expected = {plan.index_path(folder, "paper", batch): batch for batch in found.batches.values()}
+    there = {path for stage in ("train", "measure") for path in (folder / "paper" / stage).glob("*.json")}
+    way_out = "the indices are out of date: run `make indices` and commit results/paper"
+    assert there == set(expected), way_out
+    for path, batch in expected.items():
+        listed = json.loads(path.read_text())
+        recorded = {key: json.loads((folder / f"paper/{key}.json").read_text())["sha256"] for key in batch.keys}
+        assert listed == recorded, way_out
