@@ -337,22 +337,6 @@ def parameters_by_memory(model: nn.Module, names: Iterable[str]) -> dict[str, li
     return found
 
 
-def multiply_(tensor: Tensor, row: Tensor | None, col: Tensor | None) -> None:
-    """Multiply in place by ``row * col``, both of which broadcast to ``tensor``; None stands for one.
-
-    Factors in a wider format than the tensor's are not rounded first: the product is rounded once.
-    """
-    factors = [factor for factor in (row, col) if factor is not None]
-    if all(factor.dtype == tensor.dtype for factor in factors):
-        for factor in factors:
-            tensor.mul_(factor)
-        return
-    product = tensor
-    for factor in factors:
-        product = torch.mul(product, factor)
-    tensor.copy_(product)
-
-
 # ---- the check of a rescaling
 
 
