@@ -1,4 +1,4 @@
-"""Ours: does anything that is measured at the start predict whether the full solution helps a network?
+"""Ours: does anything that is measured at the start predict whether the ten-sweep rescaling helps a network?
 
 The networks, starts and gains are those of `practice`. Three causes are tried: the size of the scales; the change of
 each layer's effective learning rate, which is the norm of its update over the norm of its weights; and the condition
@@ -214,7 +214,7 @@ MARKERS = "os^DvPX"
 
 
 def plot(table: pd.DataFrame) -> plotting.Figure:
-    """Gain of the full solution against each cause, one point per network: 2 x 2, a page wide."""
+    """Gain of the ten-sweep rescaling against each cause, one point per network: 2 x 2, a page wide."""
     figure, axes = plotting.panels(2, 2, plotting.PAGE, 5.4)
     found = points(table)
     for place, cause in zip(axes, CAUSES, strict=True):
@@ -264,7 +264,7 @@ _RULE = "rank correlation of {} with the gain in points of `practice`, with a bo
 _CLAIMS = (
     Claim.ours(
         "causes_scales",
-        "The larger the scales of the full solution, the larger its gain at the best learning rate",
+        "The larger the scales of the ten-sweep rescaling, the larger its gain at the best learning rate",
         _RULE.format("the largest |log lambda|"),
         lambda table: _predicts(
             table,
@@ -300,7 +300,7 @@ EXPERIMENT = Experiment(
     title="What predicts the gain",
     where="ours",
     caption=(
-        "Gain of the full solution in test accuracy, from `practice`, against what is measured at the start: the "
+        "Gain of the ten-sweep rescaling in test accuracy, from `practice`, against what is measured at the start: the "
         "largest scale (a); each layer's update relative to its weights in the first {steps} steps, after over before "
         "the rescaling, as the median over layers (b) and the spread over them (c); the condition number of the NTK on "
         "{images} images or windows of text, before over after (d). One point per network, mean over seeds; bars are "

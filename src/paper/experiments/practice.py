@@ -11,7 +11,7 @@ The rule for the library's default, stated before the runs:
 
 1. A candidate passes if on no network that is not held out the interval of its gain lies below zero.
 2. Of those that pass, the one with the largest mean gain over the networks that are not held out is chosen. A method
-   that has no meaning on a network (BatchNorm left out where there is none) counts there as the full solution.
+   that has no meaning on a network (BatchNorm left out where there is none) counts there as the ten-sweep rescaling.
 3. If none passes, the candidate with the smallest scales is chosen: it changes least.
 
 Added after the first runs (full, half, exclude, per_layer): in step 2, candidates whose mean gains cannot be told apart
@@ -246,7 +246,7 @@ def choose(table: pd.DataFrame) -> tuple[str, str, dict[str, tuple[float, list[s
 def _mean_accuracies(table: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
     """Mean over the networks of `rows` of the accuracy at the best learning rate: a row per seed, a column per method.
 
-    A method that has no meaning on a network counts there as the full solution.
+    A method that has no meaning on a network counts there as the ten-sweep rescaling.
     """
     runs = verdicts.some(table, panel="run").merge(rows[["network", "method", "lr"]], on=["network", "method", "lr"])
     found = runs.pivot_table(index=["network", "seed"], columns="method", values="accuracy")
@@ -262,7 +262,7 @@ def _mean_accuracies(table: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def same_as(rows: pd.DataFrame) -> pd.Series:
-    """The full solution or the default, where another method has its numbers because the two are the same; else ""."""
+    """Ten sweeps or the default, where another method has its numbers because the two are the same; else ""."""
     found = pd.Series("", index=rows.index)
     for name in (FULL, DEFAULT):
         one = rows[rows["method"] == name].set_index("network")[["lr", "gain", "accuracy", "loss"]]
@@ -305,7 +305,7 @@ def plot(table: pd.DataFrame) -> plotting.Figure:
     plotting.note(
         figure,
         "*: held out of the choice of the default; below each name the baseline's accuracy; a method is not drawn "
-        "where it is the full solution or the default",
+        "where it is the ten-sweep rescaling or the default",
     )
     return figure
 
@@ -383,14 +383,14 @@ _HARM = (
 _CLAIMS = (
     Claim.ours(
         "practice_no_harm",
-        "The library's default, half of the solution, makes no network worse than the baseline, each at its own best "
+        "The library's default, half of ten sweeps, makes no network worse than the baseline, each at its own best "
         "learning rate",
         _HARM,
         partial(_harm, "practice_no_harm", DEFAULT),
     ),
     Claim.ours(
         "practice_full",
-        "The full solution makes no network worse than the baseline, each at its own best learning rate",
+        "The ten-sweep rescaling makes no network worse than the baseline, each at its own best learning rate",
         _HARM,
         partial(_harm, "practice_full", FULL),
     ),
