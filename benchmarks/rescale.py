@@ -8,23 +8,14 @@ resident set above that before the call, one process per model. Records of runs 
 
 What was found
 - Literal algorithm, unit by unit: about 0.2 ms a unit and sweep, nearly all of it the overhead of small tensor calls.
-  Per-layer matrix-vector products with a scalar recurrence in plain Python give the same iterates 79 to 132 times
-  (MLP 3x500) and 37 to 68 times (CIFAR-NV) faster, graph extraction and diag(G) included, on 2 cores of a shared
-  machine, whose speed varies that much from run to run.
-- Graph: two forward passes on fake tensors. Fake tensors are made directly, also for the results of linear maps,
-  convolutions, sums and normalisations; scales are propagated once where both modes make the same calls; a model's
-  attributes are walked once per pass. The last round took CIFAR-NV from 63 to 35 ms and ResNet-18-C from 208 to
-  110 ms of processor time. The rest is torch's own dispatch.
-- On the CPU, half of the rest are the convolutions of diag(G) themselves.
-- diag(G): logarithms of scales kept on the device cost five tiny kernels each; kept on the host, one wait a layer. That
-  took an MLP's pass on an H200 from 17 to 2.3 ms.
-- Solver on an H200: from a recurrence on the host (24 ms) to one kernel a layer (10 ms) to one captured graph (2 ms).
-  The kernel repeats the triangular recurrence for all units at once until it settles, about ten rounds; done so on the
-  CPU it is slower than the plain loop.
-- Waits and small operations: the objective and the solve read their numbers in one
-  transfer each (2 waits, not 6), indices of units stay on the device, and one bound for all parameters checks their
-  ranges. One index for all parameters spreads their factors: ResNet-18-C is rescaled in 79 operations instead of 250,
-  with one transfer to the device, and in 2.4 instead of 16 ms on an H200.
+  Per-layer matrix-vector products with a scalar recurrence in plain Python give the same iterates.
+- Graph: two forward passes on fake tensors. The rest is torch's own dispatch.
+- On the CPU, half of the rest are the convolutions of diag(G) themselves. They are made in float32 where the model is:
+  convolutions in float64 are several times slower.
+- diag(G): logarithms of scales kept on the device cost five tiny kernels each; kept on the host, one wait a layer.
+- Solver: entries are summed to blocks between units on the device, and moved to the CPU in one transfer. There the
+  recurrence of a layer is a loop over plain numbers, about 1 us a unit.
+- Apply: the factors of all parameters are moved to the device together; a bound for each parameter checks its range.
 - Summing g in its own float32 instead of float64 changes u by 4e-7 and saves 3 ms of an MLP's 40.
 """
 
@@ -51,9 +42,6 @@ from paper.models import cifar_nv, mlp, resnet18_c
 from tests.reference import dense_problem, literal_iterates
 
 NETS = {"MLP 3x500": mlp, "CIFAR-NV": cifar_nv, "ResNet-18-C": resnet18_c}
-# As in the paper's experiments.
-SOLVE: dict[str, Any] = {"clamp": None, "damping": 1.0, "statistics": "running", "pooling": "plain"}
-OPTIONS: dict[str, Any] = {"batchnorm": "exclude", **SOLVE}
 MODELS = {"resnet50": 8, "vgg16": 8, "vit_b_16": 8, "mlp": 8}  # batch size of the call whose memory is measured
 
 
@@ -93,6 +81,21 @@ def clock(work: Callable[[], Any], device: str, repeats: int, before: Callable[[
     return times
 
 
+def steps(model: torch.nn.Module, x: torch.Tensor, graph: Any, device: str) -> tuple[dict[str, float], Any]:
+    """Rescale as in the paper's experiments; returns the seconds of each step, and the solution."""
+    marks = [time.perf_counter()]
+
+    def done(result: Any) -> Any:
+        sync(device)
+        marks.append(time.perf_counter())
+        return result
+
+    g = done(pathcond.compute_diag_g(model, x, graph=graph, pooling="plain"))
+    solution = done(pathcond.solve(graph, g))
+    done(pathcond.apply_scales_(model, graph, solution.u))
+    return {s: b - a for s, a, b in zip(("diag_g", "solve", "apply"), marks, marks[1:], strict=False)}, solution
+
+
 def literal_seconds(
     model: torch.nn.Module, x: torch.Tensor, ours: Callable[[], list[float]]
 ) -> tuple[float, list[float], torch.Tensor]:
@@ -126,26 +129,26 @@ def one_net(name: str, device: str, repeats: int, literal: bool) -> dict[str, An
         model.load_state_dict(start)
 
     def reused() -> None:
-        reports.append(pathcond.rescale_(model, x, graph=graph, check=False, **SOLVE))
+        reports.append(steps(model, x, graph, device))
 
     def whole() -> None:
-        pathcond.rescale_(model, x, check=False, **OPTIONS)
+        steps(model, x, pathcond.extract_graph(model, x, batchnorm="exclude"), device)
 
     extract = clock(lambda: pathcond.extract_graph(model, x, batchnorm="exclude"), device, repeats)
     clock(reused, device, repeats, restore)
     everything = clock(whole, device, repeats, restore)
-    steps = {s: statistics.median(r.seconds[s] for r in reports[2:]) for s in ("diag_g", "solve", "apply")}
+    seconds = {s: statistics.median(taken[s] for taken, _ in reports[2:]) for s in ("diag_g", "solve", "apply")}
     row: dict[str, Any] = {
         "net": name, "parameters": sum(p.numel() for p in model.parameters()), "units": graph.units,
-        "graph": statistics.median(extract), **steps, "after_graph": sum(steps.values()),
+        "graph": statistics.median(extract), **seconds, "after_graph": sum(seconds.values()),
         "everything": statistics.median(everything),
     }  # fmt: skip
     if literal:
         model.load_state_dict(start)
-        seconds, times, u = literal_seconds(copy.deepcopy(model), x, lambda: clock(whole, device, 2, restore))
-        apart = float((u - reports[-1].solution.u).abs().amax())
+        slow, times, u = literal_seconds(copy.deepcopy(model), x, lambda: clock(whole, device, 2, restore))
+        apart = float((u - reports[-1][1].u).abs().amax())
         row["everything"] = min(times)
-        row |= {"literal": seconds, "speed_up": seconds / row["everything"], "literal_differs_by": apart}
+        row |= {"literal": slow, "speed_up": slow / row["everything"], "literal_differs_by": apart}
     return row
 
 

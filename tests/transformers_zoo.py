@@ -5,7 +5,7 @@ many symmetries exist, counted from the configuration by the list of exact scale
 against keys, gains of norms to the layers that read them, hidden channels of ReLU, squared ReLU and gated MLPs), how
 many of them ``extract_graph`` finds, and by how much outputs change
 
-1. in float32, under ``pathcond.rescale_`` with the whole solution (``damping=1``);
+1. in float32, under ``pathcond.rescale_`` with all of ten sweeps (``damping=1``);
 2. in float64, under random scales (log-scales normal, standard deviation 1), in eval and in training mode.
 
 ``python -m tests.transformers_zoo`` measures the tiny models, ``--real cpu`` and ``--real cuda`` those of published
@@ -472,7 +472,7 @@ class Row:
 
 
 def check(name: str, device: str = "cpu") -> Row:
-    """Rescale one model by the whole solution and at random, and compare outputs; on ``meta`` its graph alone.
+    """Rescale one model by all of ten sweeps and at random, and compare outputs; on ``meta`` its graph alone.
 
     Times are seconds of the processor on ``meta`` and ``cpu``, wall time on ``cuda``.
     """

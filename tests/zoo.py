@@ -1,6 +1,6 @@
 """The zoo: rescale every classification model of torchvision and 100 convolutional models of timm.
 
-1. ``pathcond.rescale_`` with the whole solution (``damping=1``) runs on the model as its library initialises it, in
+1. ``pathcond.rescale_`` with all of ten sweeps (``damping=1``) runs on the model as its library initialises it, in
    float32, with a batch of random images.
    This gives the units that are free, moved and frozen, and the time.
 2. BatchNorm statistics, and parameters that started as constants, get random values, so that no mistake hides behind a
@@ -156,7 +156,7 @@ def outputs(model: nn.Module, x: Tensor, training: bool) -> list[Tensor]:
 
 
 def check(family: str, name: str, make: Callable[[str, str], tuple[nn.Module, Tensor]] = build) -> Row:
-    """Rescale one model by the whole solution and at random, and compare outputs.
+    """Rescale one model by all of ten sweeps and at random, and compare outputs.
 
     The row's status is ``ok``, ``refused`` (the forward pass cannot be recorded) or ``FAIL``.
     """

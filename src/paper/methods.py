@@ -79,7 +79,7 @@ BOUND, DAMPING = 1.5, 0.5  # the library's defaults
 
 
 def _library(label: str, colour: str, marker: str, dash: str = "-", **changes: Any) -> Method:
-    """A candidate for the default of :func:`pathcond.rescale_` given a batch: the full solution with some changes."""
+    """A candidate for the default of :func:`pathcond.rescale_` given a batch: ten sweeps with some changes."""
     full: dict[str, Any] = {
         "rescale": True, "batchnorm": "affine", "pooling": "exact", "statistics": "input", "bound": BOUND,
         "smooth": False,

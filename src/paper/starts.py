@@ -78,7 +78,6 @@ def log_scales(
         statistics="input" if measured else "running",
         smooth=smooth or how.get("smooth_paths", False),
         graph=graph,
-        scaled=not smooth,  # as rescale_ does
     )
     solution = (_solve_parts if how.get("per_part") else pathcond.solve)(graph, g, **solver_options(how))
     u = how.get("damping", 1.0) * solution.u
@@ -186,7 +185,7 @@ def rescale(
     # Smooth activations let scales pass in the paper's methods; for ReLU the option changes nothing.
     smooth = rescaling.get("smooth", True)
     graph = pathcond.extract_graph(module, x, batchnorm=rescaling["batchnorm"], smooth=smooth)
-    g = pathcond.compute_diag_g(module, x, pooling=rescaling["pooling"], graph=graph, smooth=smooth, scaled=not smooth)
+    g = pathcond.compute_diag_g(module, x, pooling=rescaling["pooling"], graph=graph, smooth=smooth)
     solution = pathcond.solve(graph, g, **solver_options(rescaling), damping=rescaling.get("damping", 1.0))
     return _apply(module, graph, solution.u, rescaling["part"], optimizer)
 

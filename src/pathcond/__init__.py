@@ -17,8 +17,7 @@ from pathcond.checks import (
     SolveError,
     UnsupportedOpError,
 )
-from pathcond.diag_g import DiagG, compute_diag_g, count_paths
-from pathcond.enorm import ENorm
+from pathcond.diag_g import DiagG, compute_diag_g
 from pathcond.graph import Frozen, ParamScales, ScaleGraph, extract_graph
 from pathcond.groups import (
     MappingCheck,
@@ -44,7 +43,6 @@ except PackageNotFoundError:  # a source tree that is not installed
 __all__ = [
     "ApplyError",
     "DiagG",
-    "ENorm",
     "Frozen",
     "MappingCheck",
     "ParamScales",
@@ -66,7 +64,6 @@ __all__ = [
     "UnsupportedOpError",
     "apply_scales_",
     "compute_diag_g",
-    "count_paths",
     "extract_graph",
     "groups_to_awq_mappings",
     "groups_to_cle_pairs",

@@ -27,6 +27,7 @@ from pathcond.checks import (
     PathCondError,
     RecordError,
     check_shapes,
+    largest_entries,
     mismatch,
     shared_memory,
 )
@@ -57,6 +58,9 @@ OPTIMIZER_STATE: dict[type[optim.Optimizer], dict[str, int]] = {
 }
 if hasattr(optim, "Muon"):  # since torch 2.9
     OPTIMIZER_STATE[optim.Muon] = {"momentum_buffer": 1}
+
+
+_PLAIN = 40.0  # factors within exp(-40) .. exp(40) are multiplied in directly, larger ones in a wider format
 
 
 @dataclass(frozen=True)
@@ -201,32 +205,48 @@ def scale_parameters_(model: nn.Module, graph: ScaleGraph, u: Tensor, force: boo
     """As :func:`apply_scales_`, for parameters alone."""
     parameters = dict(model.named_parameters())
     _check_fit(parameters, graph, u)
+    logs = graph.by_number(u.detach().double().cpu() / 2)
     with torch.inference_mode(False), torch.no_grad():
-        for name in () if force else graph.params:
-            _check_range(name, parameters[name], _scaled(parameters[name], graph, name, u))
-        for name in graph.params:
-            parameters[name].copy_(_scaled(parameters[name], graph, name, u))
+        if not force:
+            largest = largest_entries({name: parameters[name] for name in graph.params})
+            for name in graph.params:
+                _check_range(name, parameters[name], graph.params[name], logs, largest.get(name, 0.0))
+        _multiply_(graph, logs, [(name, parameters[name], 1) for name in graph.params])
         torch.clear_autocast_cache()  # the cache holds copies of the weights
 
 
 def scale_optimizer_state_(model: nn.Module, graph: ScaleGraph, u: Tensor, optimizer: optim.Optimizer) -> None:
     """Rescale the state of an optimizer whose parameters were rescaled by ``u``."""
     buffers = optimizer_buffers(model, graph.params, optimizer)
+    logs = graph.by_number(u.detach().double().cpu() / 2)
     with torch.inference_mode(False), torch.no_grad():
-        for name, found in buffers.items():
-            for tensor, power in found:
-                tensor.copy_(tensor.double() * _factors(graph, name, -power * u, tensor.device))
+        _multiply_(graph, logs, [(name, t, -power) for name, found in buffers.items() for t, power in found if power])
 
 
-def _factors(graph: ScaleGraph, name: str, u: Tensor, device: torch.device) -> Tensor:
-    """What a parameter is multiplied by, float64, broadcasts to it."""
-    log, scales = graph.by_number(u.detach().double().cpu() / 2), graph.params[name]
-    return (log[scales.row] - log[scales.col]).exp().to(device)
+def _multiply_(graph: ScaleGraph, logs: Tensor, tensors: Iterable[tuple[str, Tensor, int]]) -> None:
+    """Multiply tensors in place by the factors of the named parameters at some power; ``logs`` is log lambda by number.
 
-
-def _scaled(p: Tensor, graph: ScaleGraph, name: str, u: Tensor) -> Tensor:
-    offset = graph.params[name].offset
-    return (p.double() + offset) * _factors(graph, name, u, p.device) - offset
+    All factors of one device and dtype are moved there together. Tensors in 16 bits, sums with an offset, and factors
+    beyond exp(40) are multiplied in a wider format.
+    """
+    reach = 2 * float(logs.abs().amax())
+    together: dict[tuple[torch.device, torch.dtype], list[tuple[Tensor, Tensor]]] = {}
+    for name, tensor, power in tensors:
+        scales = graph.params[name]
+        offset = scales.offset if power == 1 else 0.0
+        ends = power * logs[scales.row], -power * logs[scales.col]
+        if offset or abs(power) * reach >= _PLAIN or tensor.dtype not in (torch.float32, torch.float64):
+            wide = torch.float32 if tensor.dtype in (torch.float16, torch.bfloat16) else torch.float64
+            factor = (ends[0] + ends[1]).exp().to(tensor.device, wide)
+            tensor.copy_((tensor.to(wide) + offset) * factor - offset)
+        else:
+            found = together.setdefault((tensor.device, tensor.dtype), [])
+            found += [(tensor, end) for end in ends if bool(end.any())]
+    for (device, dtype), found in together.items():
+        factors = torch.cat([end.reshape(-1) for _, end in found] or [logs[:0]]).exp().to(dtype).to(device)
+        pieces = factors.split([end.numel() for _, end in found])
+        for (tensor, end), piece in zip(found, pieces, strict=True):
+            tensor.mul_(piece.view(end.shape))
 
 
 def _check_fit(parameters: Mapping[str, Tensor], graph: ScaleGraph, u: Tensor) -> None:
@@ -246,11 +266,19 @@ def _check_fit(parameters: Mapping[str, Tensor], graph: ScaleGraph, u: Tensor) -
             )
 
 
-def _check_range(name: str, p: Tensor, new: Tensor) -> None:
-    """Raise if scaled weights would overflow their number format, or underflow in it."""
+def _check_range(name: str, p: Tensor, scales: ParamScales, logs: Tensor, top: float) -> None:
+    """Raise if scaled weights would overflow their number format, or underflow in it; ``top`` is the largest of them.
+
+    Where a bound on the factors leaves half the format's range below ``top``, the weights are not looked at.
+    """
     limits = torch.finfo(p.dtype)
-    over = int(((new.abs() > limits.max) & p.isfinite()).sum())
-    under = int(((new.abs() < limits.smallest_normal) & (p.abs() >= limits.smallest_normal)).sum())
+    high, low = math.log(limits.max), math.log(limits.smallest_normal)
+    reach, top = 2 * float(logs.abs().amax()), top + abs(scales.offset)
+    if top == 0.0 or (reach + math.log(top) < high and math.log(top) - reach > low / 2):
+        return
+    size = (p + scales.offset).abs() if scales.offset else p.abs()
+    log = size.double().log() + (logs[scales.row] - logs[scales.col]).to(p.device)
+    over, under = int((log > high).sum()), int(((log < low) & (size >= limits.smallest_normal)).sum())
     if over or under:
         what = f"{over} weights of '{name}' would overflow" if over else f"{under} weights of '{name}' would vanish"
         wider = {torch.float64: "", torch.float32: "use model.double(), "}.get(p.dtype, "use model.float(), ")
@@ -307,22 +335,6 @@ def parameters_by_memory(model: nn.Module, names: Iterable[str]) -> dict[str, li
         if name in found:
             found[name].append(parameters[other])
     return found
-
-
-def multiply_(tensor: Tensor, row: Tensor | None, col: Tensor | None) -> None:
-    """Multiply in place by ``row * col``, both of which broadcast to ``tensor``; None stands for one.
-
-    Factors in a wider format than the tensor's are not rounded first: the product is rounded once.
-    """
-    factors = [factor for factor in (row, col) if factor is not None]
-    if all(factor.dtype == tensor.dtype for factor in factors):
-        for factor in factors:
-            tensor.mul_(factor)
-        return
-    product = tensor
-    for factor in factors:
-        product = torch.mul(product, factor)
-    tensor.copy_(product)
 
 
 # ---- the check of a rescaling

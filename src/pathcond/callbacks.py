@@ -10,15 +10,16 @@ Both packages are optional. A package is imported when its class is first access
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from pathcond.checks import PathCondError
-from pathcond.rescale import Rescaling, rescale_
+from pathcond.checks import PathCondError, check_period
+from pathcond.rescale import DEFAULT_CLAMP, Rescaling, rescale_
 
 
 class _Callback:
@@ -28,7 +29,7 @@ class _Callback:
         every: number of epochs between two rescalings; the first is before training. None: only that one.
         module: name of the submodule to rescale, such as ``"net"``; None for the whole model.
         inputs: maps a batch to the example input of :func:`pathcond.rescale_`.
-        options: further options of :func:`pathcond.rescale_`.
+        objective, clamp, damping, check, trainable_only: as in :func:`pathcond.rescale_`.
 
     Attributes:
         reports: the :class:`pathcond.Rescaling` of each rescaling. How many units moved and the largest
@@ -41,12 +42,19 @@ class _Callback:
         every: int | None = None,
         module: str | None = None,
         inputs: Callable[[Any], Any] | None = None,
-        **options: Any,
+        objective: Literal["paths", "norms"] = "paths",
+        clamp: float | None = DEFAULT_CLAMP,
+        damping: float | None = None,
+        check: bool = True,
+        trainable_only: bool = False,
     ) -> None:
-        if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
-            raise PathCondError(f"expected every to be None or an integer >= 1, got {every!r}.")
-        self.every, self.module, self.options, self.reports = every, module, options, list[Rescaling]()
+        if every is not None:
+            check_period(every)
+        self.every, self.module, self.reports = every, module, list[Rescaling]()
         self.inputs = inputs or self._inputs
+        self._rescale_ = partial(
+            rescale_, objective=objective, clamp=clamp, damping=damping, check=check, trainable_only=trainable_only
+        )
 
     def _due(self, epoch: float) -> bool:
         """Whether to rescale before an epoch, counted from 0; the same in a run that resumes from a checkpoint."""
@@ -54,9 +62,9 @@ class _Callback:
 
     def _rescale(self, model: nn.Module, example_input: Any, optimizer: Optimizer | None) -> dict[str, float]:
         """Rescale, and return what is logged."""
-        graph: dict[str, Any] = {"graph": self.reports[0].graph} if self.reports else {}
         model = model if self.module is None else model.get_submodule(self.module)
-        report = rescale_(model, example_input, optimizer=optimizer, **self.options | graph)
+        graph = self.reports[0].graph if self.reports else None
+        report = self._rescale_(model, example_input, optimizer=optimizer, graph=graph)
         self.reports.append(report)
         return {"pathcond/moved": float(report.moved), "pathcond/max_log_scale": report.max_log_scale}
 

@@ -56,6 +56,12 @@ def check_flags(**flags: Any) -> None:
             raise PathCondError(f"expected {name} to be True or False, got {value!r}.")
 
 
+def check_period(every: Any) -> None:
+    """Refuse a number of steps or epochs from one rescaling to the next that is not an integer of at least one."""
+    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+        raise PathCondError(f"expected every to be an integer >= 1, got {every!r}.")
+
+
 def check_model(model: nn.Module, values: bool = True) -> None:
     """Refuse models whose parameters cannot be rescaled at all; without ``values`` they may be on the meta device.
 

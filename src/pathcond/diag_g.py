@@ -36,7 +36,7 @@ from pathcond.isolation import (
     without_cache,
 )
 from pathcond.rules import TABLE
-from pathcond.rules.base import PathSums
+from pathcond.rules.base import PathSums, Scaled
 from pathcond.rules.normalization import MEASURES
 from pathcond.tracing import (
     Call,
@@ -92,7 +92,6 @@ def compute_diag_g(
     smooth: bool | None = None,
     graph: ScaleGraph | None = None,
     dtype: torch.dtype | None = None,
-    scaled: bool = False,
 ) -> DiagG:
     """diag(G) of a model in eval mode. The model is read, never changed.
 
@@ -114,7 +113,6 @@ def compute_diag_g(
         graph: a graph of this model, to reuse its trace.
         dtype: number format of the computation; by default float32 for models in float32 or less, repeated in float64
             if an entry comes near underflow.
-        scaled: keep the number format of the computation and the logarithms apart; saves memory for :func:`solve`.
 
     Returns:
         A :class:`DiagG`, a dict from parameter name to a tensor of the parameter's shape.
@@ -131,6 +129,19 @@ def compute_diag_g(
         >>> {name: round(t.item(), 6) for name, t in g.items()}
         {'0.weight': 0.04, '0.bias': 0.04, '2.weight': 31.25}
     """
+    return scaled_diag_g(model, example_input, pooling, statistics, smooth, graph, dtype).as_float64()
+
+
+def scaled_diag_g(
+    model: nn.Module,
+    example_input: Any,
+    pooling: str,
+    statistics: str,
+    smooth: bool | None,
+    graph: ScaleGraph | None,
+    dtype: torch.dtype | None = None,
+) -> DiagG:
+    """As :func:`compute_diag_g`, in the number format of the computation and with the logarithms apart."""
     check_choice("pooling", pooling, ("exact", "plain"))
     check_choice("statistics", statistics, ("running", "input"))
     check_flags(smooth=bool(smooth) if smooth is None else smooth)
@@ -160,45 +171,18 @@ def compute_diag_g(
     if dtype is None and first is torch.float32 and _near_underflow(parameters, p, largest):
         p = passes(torch.float64)
     entries = {n: g for n in parameters if (g := p.diagonal.get(n)) is not None}
-    found = DiagG({n: g.t for n, g in entries.items()}, {n: g.log for n, g in entries.items()}, largest)
-    return found if scaled else found.as_float64()
+    return DiagG({n: g.t for n, g in entries.items()}, {n: g.log for n, g in entries.items()}, largest)
 
 
 @on_cpu
-def count_paths(
-    model: nn.Module, example_input: Any, *, pooling: Literal["paper", "all"] = "paper", log10: bool = False
-) -> float:
-    """Number of paths from inputs and biases to outputs, from one forward pass on ones with all parameters 1.
-
-    Args:
-        model: the model, in eval mode.
-        example_input: gives the shapes; use a batch of one.
-        pooling: ``paper``: a max-pool takes the maximum and an average pool the mean, which gives the paper's table.
-            ``all``: a pool counts each of its inputs, which gives the true number of paths.
-        log10: return the decimal logarithm, which always fits a float.
-
-    Returns:
-        The number of paths, a float; infinite above 1e308.
-
-    Example:
-        >>> import torch, pathcond
-        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
-        >>> pathcond.count_paths(model, torch.ones(1, 3))  # 3*4*2 from inputs, 4*2 and 2 from biases
-        34.0
-    """
-    check_choice("pooling", pooling, ("paper", "all"))
+def path_total(model: nn.Module, example_input: Any, pooling: Literal["plain", "all"]) -> Scaled:
+    """The sum over all paths where every parameter is 1; ``all``: a pool counts each of its inputs."""
     check_model(model)
     trace = record(model, example_input, training=False)
-    with _plain_numbers(model):
-        rule = "plain" if pooling == "paper" else "all"
-        p = _path_sums(model, example_input, trace, rule, torch.float64, {}, ones=True)
-        with torch.no_grad():
-            _forward(p)
-            total = p.total()
-    log = total.log + math.log(float(total.t))
-    if log10:
-        return log / math.log(10)
-    return math.ldexp(float(total.t), round(total.log / math.log(2))) if log < 709 else math.inf
+    with _plain_numbers(model), torch.no_grad():
+        p = _path_sums(model, example_input, trace, pooling, torch.float64, {}, ones=True)
+        _forward(p)
+        return p.total()
 
 
 # ---- the forward pass

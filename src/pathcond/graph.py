@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
 from typing import Any, Literal
@@ -106,6 +106,13 @@ class ScaleGraph:
         """Log-scales by module: ``u`` of shape (units,) spread over each module's channels."""
         full = self.by_number(u)
         return {name: full[numbers.to(u.device)] for name, numbers in self.layers.items()}
+
+    def touched_by(self, names: Iterable[str]) -> Tensor:
+        """Whether each unit is entered or left by one of the named parameters, shape (units,)."""
+        found = torch.zeros(self.units + 1, dtype=torch.bool)
+        for scales in (self.params[name] for name in names if name in self.params):
+            found[self.unit_of(scales.row)] = found[self.unit_of(scales.col)] = True
+        return found[1:]
 
     @property
     def numbers(self) -> int:

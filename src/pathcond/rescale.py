@@ -27,16 +27,16 @@ from pathcond.checks import (
     check_shapes,
     stacked,
 )
-from pathcond.diag_g import compute_diag_g, has_normalization
-from pathcond.enorm import roles_of
+from pathcond.diag_g import has_normalization, scaled_diag_g
 from pathcond.graph import Frozen, ScaleGraph, extract_graph
 from pathcond.isolation import on_cpu
-from pathcond.solvers import Result, Solution, SolverOptions, balance_norms, equalize_ranges, solve
+from pathcond.roles import roles_of
+from pathcond.solvers import Result, Solution, SolverOptions, balance_norms, balance_paths
 from pathcond.tracing import as_arguments, tensors_in
 
 # docs/when-to-use.md has the evidence for both.
-DEFAULT_CLAMP = 1.5  # bound on the solution's |log lambda|
-DEFAULT_DAMPING = 0.5  # fraction of the solution's log-scales that is applied, for objective="paths"
+DEFAULT_CLAMP = 1.5  # bound on |log lambda| of the sweeps
+DEFAULT_DAMPING = 0.5  # fraction of the log-scales of the sweeps that is applied, for objective="paths"
 _MOVED = 1.0e-3  # a unit moved if its |log lambda| is above this
 _FEW = 0.1  # if a smaller fraction of the hidden units moved, a warning gives the reasons
 
@@ -52,13 +52,12 @@ class Rescaling:
         no_path: number of free units that no path crosses at the present weights; their scale does not change.
         frozen: hidden units whose scale must not change, and why.
         objective: F before, then after each sweep; with damping, then F at the damped scales. With
-            ``objective="norms"`` the sum of squared weights, with ``"ranges"`` the largest ``|log|`` of the range that
-            enters over the range that leaves a unit.
+            ``objective="norms"`` the sum of squared weights.
         mean_update: mean absolute change of the log-scales in each sweep.
-        residual: largest absolute entry of the gradient of F / p at the end; zero at the optimum. With ``"norms"`` the
-            gradient of the logarithm of the sum, with ``"ranges"`` the last objective over the units not at the bound.
+        residual: largest absolute entry of the gradient of F / p at the end; zero at the optimum. With ``"norms"`` that
+            of the logarithm of the sum.
         result: how the solver ended.
-        damping: the factor by which the solution's log-scales were multiplied.
+        damping: the factor by which the log-scales of the sweeps were multiplied.
         seconds: wall time by step: ``graph``, ``diag_g`` (for ``"paths"``), ``solve``, ``apply``, ``check``.
         output_change: largest change of the model's output on the example input, relative to its largest entry;
             infinite where finite entries became infinite or NaN, None if the check was turned off.
@@ -207,7 +206,7 @@ class Rescaling:
     def __str__(self) -> str:
         still = f"{self.graph.frozen_units} frozen" + (f", {self.no_path} without a path" if self.no_path else "")
         fraction = "half" if self.damping == 0.5 else f"{self.damping:.3g}"
-        damped = f"; {fraction} of the solution (damping {self.damping:.3g})" if self.damping < 1 else ""
+        damped = f"; {fraction} of the log-scales (damping {self.damping:.3g})" if self.damping < 1 else ""
         lines = [
             f"rescaled {self.moved} of {self.units + self.graph.frozen_units} units ({still}), "
             f"largest |log lambda| {self.max_log_scale:.3g}",
@@ -231,59 +230,39 @@ def rescale_(
     model: nn.Module,
     example_input: Any,
     *,
-    objective: Literal["paths", "norms", "ranges"] = "paths",
+    optimizer: Optimizer | None = None,
+    objective: Literal["paths", "norms"] = "paths",
     clamp: float | None = DEFAULT_CLAMP,
     damping: float | None = None,
-    optimizer: Optimizer | None = None,
-    method: Literal["sweeps", "optimum"] = "sweeps",
-    sweeps: int = 10,
-    tol: float = 0.0,
-    statistics: Literal["input", "running"] | None = None,
-    pooling: Literal["exact", "plain"] = "exact",
-    batchnorm: Literal["affine", "exclude"] | None = None,
-    shortcuts: Literal["tie", "freeze"] | None = None,
-    smooth: bool | None = None,
-    strict: bool | None = None,
     graph: ScaleGraph | None = None,
     check: bool = True,
-    force: bool = False,
+    trainable_only: bool = False,
 ) -> Rescaling:
     """Rescale a model in place; its function does not change. By default its path kernel comes closer to the identity.
+
+    The steps are :func:`pathcond.extract_graph`, :func:`pathcond.compute_diag_g`, :func:`pathcond.solve` and
+    :func:`pathcond.apply_scales_`, which have more options.
 
     Args:
         model: any module that can be run on ``example_input``.
         example_input: a tensor, a tuple or list of positional arguments, or a dict of keyword arguments. A real
             batch is best, because the statistics of normalisations are measured on it. The forward pass on it must
             take every branch that the model is used with.
-        objective: what the scales are chosen for. ``paths``: diag(G) as close to a constant as possible, as in the
-            paper. ``norms``: the least sum of squared weights, which is where ENorm converges to. ``ranges``: the
-            largest magnitudes of the weights that enter and that leave each unit are equal (cross-layer equalisation,
-            for quantisation with one step size per tensor). Biases have no part in ``norms`` and ``ranges``, but are
-            scaled with their unit. A gain of a normalisation that enters a unit is a weight.
-        clamp: bound on every ``|log lambda|`` of the solution, before damping; None for none, as in the paper. Weights
-            behind a squared ReLU are divided by ``lambda**2``.
-        damping: factor in (0, 1] by which the solution's log-scales are multiplied, so that
-            ``|log lambda| <= damping * clamp``. None means 0.5 for ``paths``, and 1 for ``norms`` and ``ranges``. 1
-            applies the whole solution, as in the paper.
         optimizer: the optimizer whose state is rescaled with the parameters; see :func:`pathcond.apply_scales_`.
-        method: ``sweeps`` (the paper's method) or ``optimum``; see :func:`pathcond.solve`, also for ``sweeps`` and
-            ``tol``. For ``ranges``, ``optimum`` makes sweeps until nothing changes.
-        sweeps: number of sweeps over all units.
-        tol: tolerance of the solver.
-        statistics: how normalisations enter diag(G), for ``paths`` only; see :func:`pathcond.compute_diag_g`. By
-            default ``input`` where the example input is a batch of different examples, else ``running``.
-        pooling: how pools enter diag(G), for ``paths`` only; see :func:`pathcond.compute_diag_g`.
-        batchnorm: how scales cross BatchNorm: ``affine`` (default) or ``exclude``; see :func:`pathcond.extract_graph`,
-            also for ``shortcuts`` (``tie`` by default), ``smooth`` and ``strict`` (False by default).
-        shortcuts: whether channels along identity shortcuts share a scale (``tie``) or keep theirs (``freeze``).
-        smooth: let scales cross GELU and the like.
-        strict: raise at operations without a rule.
-        graph: a graph extracted earlier; the four options above must then be omitted, or equal those of the graph.
+        objective: what the scales are chosen for, in ten sweeps over all units. ``paths``: diag(G) as close to a
+            constant as possible, as in the paper. ``norms``: a small sum of squared weights; biases have no part in it,
+            but are scaled with their unit, and a gain of a normalisation that enters a unit is a weight.
+        clamp: bound on every ``|log lambda|`` of the sweeps, before damping; None for none, as in the paper. Weights
+            behind a squared ReLU are divided by ``lambda**2``.
+        damping: factor in (0, 1] by which the log-scales of the sweeps are multiplied, so that
+            ``|log lambda| <= damping * clamp``. None means 0.5 for ``paths`` and 1 for ``norms``; 1 is the paper's.
+        graph: a graph extracted earlier.
         check: run the model before and after, in its present mode, and report the largest change of its output. Eval
             mode is used where training mode fails on the example (BatchNorm on a batch of one). If the graph is exact
             and the change is larger than rounding or a random forward pass explain, the rescaling is undone and an
             error is raised.
-        force: write scaled weights even where they leave the range of their dtype.
+        trainable_only: move only units whose parameters all have ``requires_grad``: the factors of LoRA are balanced,
+            and the weights they are added to stay bit for bit.
 
     Returns:
         A :class:`Rescaling`; ``print`` it, or its ``table()``.
@@ -303,44 +282,71 @@ def rescale_(
         (8, True)
         >>> report.undo_(model)
     """
+    return rescale_with(
+        model,
+        example_input,
+        SolverOptions(clamp=clamp, damping=damping_of(objective, damping)),
+        optimizer=optimizer,
+        objective=objective,
+        graph=graph,
+        check=check,
+        trainable_only=trainable_only,
+    )
+
+
+def damping_of(objective: str, asked: float | None) -> float:
+    """The damping asked for, or the default of an objective."""
+    if asked is not None:
+        return asked
+    return DEFAULT_DAMPING if objective == "paths" else 1.0
+
+
+def rescale_with(
+    model: nn.Module,
+    example_input: Any,
+    options: SolverOptions,
+    *,
+    optimizer: Optimizer | None,
+    objective: str,
+    graph: ScaleGraph | None,
+    check: bool,
+    trainable_only: bool,
+) -> Rescaling:
+    """As :func:`rescale_`, with the options of the solver."""
     check_model(model)
-    check_flags(check=check, force=force)
-    check_choice("objective", objective, ("paths", "norms", "ranges"))
-    if objective != "paths" and statistics is not None:
-        raise PathCondError(f"expected no statistics with objective={objective!r}, got {statistics!r}. Leave them out.")
-    graph_options = {"batchnorm": batchnorm, "shortcuts": shortcuts, "smooth": smooth, "strict": strict}
-    given = {name: value for name, value in graph_options.items() if value is not None}
-    _check_graph(graph, given)
+    check_flags(check=check, trainable_only=trainable_only)
+    check_choice("objective", objective, ("paths", "norms"))
+    if not isinstance(graph, ScaleGraph | None):
+        raise PathCondError(f"expected graph to be a ScaleGraph or None, got {type(graph).__name__}.")
     clock = _Clock(model)
     with clock("check"):  # before the model is recorded, so that it caches real tensors
         checked = Check(model, example_input) if check else None
     if graph is None:
         with clock("graph"):
-            graph = extract_graph(model, example_input, **given)
+            graph = extract_graph(model, example_input)
     optimizer_buffers(model, graph.params, optimizer)  # raises before any work if the state cannot be rescaled
-    if damping is None:
-        damping = DEFAULT_DAMPING if objective == "paths" else 1.0
-    options: dict[str, Any] = {"method": method, "sweeps": sweeps, "tol": tol, "clamp": clamp, "damping": damping}
+    still = [name for name, p in model.named_parameters() if trainable_only and not p.requires_grad]
+    fixed = graph.touched_by(still)
     notes: tuple[str, ...] = ()
     if objective == "paths":
         with clock("diag_g"):
-            chosen, notes = _choose_statistics(statistics, model, example_input, graph)
-            g = compute_diag_g(model, example_input, pooling=pooling, statistics=chosen, graph=graph, scaled=True)
+            chosen, notes = _choose_statistics(model, example_input, graph)
+            g = scaled_diag_g(model, example_input, "exact", chosen, None, graph)
         with clock("solve"):
-            solution = solve(graph, g, **options, consume=True)
+            solution = balance_paths(graph, g, options, fixed)
     else:
         with clock("solve"):
             chosen = "unused"
             check_finite(model, dict(model.named_parameters()))
-            weights = _weights(model, example_input, graph)
-            minimize = balance_norms if objective == "norms" else equalize_ranges
-            solution = minimize(graph, weights, SolverOptions(**options))
+            solution = balance_norms(graph, _weights(model, example_input, graph), options, fixed)
+    if bool(fixed.any()):
+        notes += (f"{int(fixed.sum())} units keep their scale, because a parameter that they touch does not train",)
     with clock("apply"):
         before = _parameter_norms(model, graph)
         if checked is not None:
             checked.save(graph.params)
         try:
-            scale_parameters_(model, graph, solution.u, force)
+            scale_parameters_(model, graph, solution.u, force=False)
         except BaseException:
             if checked is not None:
                 checked.restore()
@@ -348,7 +354,7 @@ def rescale_(
     with clock("check"):
         change, more = (None, ())
         if checked is not None:
-            change, more = checked.after(graph, lambda: scale_parameters_(model, graph, solution.u, force))
+            change, more = checked.after(graph, lambda: scale_parameters_(model, graph, solution.u, force=False))
     if optimizer is not None:
         with clock("apply"):
             scale_optimizer_state_(model, graph, solution.u, optimizer)
@@ -365,7 +371,7 @@ def rescale_(
         mean_update=solution.mean_update,
         residual=solution.residual,
         result=solution.result,
-        damping=damping,
+        damping=options.damping,
         seconds=clock.seconds,
         output_change=change,
         exact=graph.exact,
@@ -375,37 +381,19 @@ def rescale_(
         graph=graph,
         solution=solution,
     )
-    _warn_if_few(report)
+    if not trainable_only:
+        _warn_if_few(report)
     return report
 
 
-def _check_graph(graph: ScaleGraph | None, given: Mapping[str, Any]) -> None:
-    """Raise if ``graph`` is not a graph, or if an option contradicts the graph's own."""
-    if graph is None:
-        return
-    if not isinstance(graph, ScaleGraph):
-        raise PathCondError(f"expected graph to be a ScaleGraph or None, got {type(graph).__name__}.")
-    for name, value in given.items():
-        if graph.options.get(name) != value:
-            raise PathCondError(
-                f"expected {name}={graph.options.get(name)!r}, with which the graph was extracted, got {value!r}. "
-                f"Leave {name} out, or extract a graph with it."
-            )
-
-
 def _choose_statistics(
-    asked: str | None, model: nn.Module, example_input: Any, graph: ScaleGraph
+    model: nn.Module, example_input: Any, graph: ScaleGraph
 ) -> tuple[Literal["input", "running"], tuple[str, ...]]:
     """How normalisations enter diag(G), and a note if their statistics could not be measured."""
-    if asked == "running":
-        return "running", ()
-    if asked not in (None, "input"):
-        raise PathCondError(f"expected statistics to be 'input', 'running' or None, got {asked!r}.")
     if not has_normalization(graph.trace_of(model, example_input)):
         return "running", ()
     tensors = [t for t in tensors_in(as_arguments(example_input)) if t.numel() > 1]
-    batch = [t for t in tensors if t.ndim and t.shape[0] > 1 and bool((t != t[:1]).any())]
-    if asked == "input" or batch:
+    if any(t.ndim and t.shape[0] > 1 and bool((t != t[:1]).any()) for t in tensors):
         return "input", ()
     return "running", (
         "the statistics of the normalisations were not measured, because the example input is not a batch of different "

@@ -1,4 +1,4 @@
-"""Log-scales for three objectives: diag(G) close to a constant, small norms, equal ranges.
+"""Log-scales for two objectives: diag(G) close to a constant, and small norms.
 
 Paper symbols: H units, u log-scales, p number of parameters, g = diag(G), A_h number of parameters that enter unit h
 minus number that leave it; (Bu)_i is u of the unit that parameter i leaves minus u of the unit that it enters.
@@ -7,17 +7,16 @@ minus number that leave it; (Bu)_i is u of the unit that parameter i leaves minu
 
 Along one unit's log-scale the sum is ``sum_k X_k exp(k z) + D``: X_1 leaves the unit, X_-1 enters it, other powers k
 come from squared ReLU and attention, D is the rest. F is least where ``sum_k (k p + A) X_k exp(k z) + A D = 0``.
-The sum of squared weights is the same problem at -u with ``w^2`` for g and A = 0; cross-layer equalisation (Nagel et
-al., ICCV 2019) is that with maxima for sums. So one :class:`Problem` and one update serve all three.
+The sum of squared weights is the same problem at -u with ``w^2`` for g and A = 0, so one :class:`Problem` serves both.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -29,8 +28,9 @@ from pathcond.graph import ScaleGraph
 from pathcond.isolation import on_cpu
 from pathcond.rules.base import compress
 
-_SMALL = 1 << 22  # entries up to which the CPU is faster than a GPU
-_MOST_SWEEPS = 1000  # of an iteration to a fixed point
+_FEW = 1 << 25  # sums up to which a solve on the CPU is faster than one on a GPU
+_LARGEST = 700.0  # logarithm that float64 can hold
+_TOLERANCE = 1e-10  # of the largest entry of the gradient of F / p at the optimum
 _AT_BOUND = 1.0 - 1e-12  # a log-scale above this fraction of the bound counts as at the bound
 
 
@@ -38,10 +38,8 @@ class Result(Enum):
     """How a solve ended; the value is the message."""
 
     SWEEPS = "all sweeps asked for were made"
-    TOLERANCE = "the updates of the last sweep were below the tolerance"
     OPTIMUM = "the gradient is zero to the tolerance"
     STALLED = "no further decrease was possible before the gradient met the tolerance"
-    LIMIT = f"{_MOST_SWEEPS} sweeps were made before the updates were below the tolerance"
     NOTHING = "there is no unit to rescale"
 
 
@@ -85,7 +83,6 @@ class SolverOptions:
 
     method: str = "sweeps"
     sweeps: int = 10
-    tol: float = 0.0
     clamp: float | None = None
     damping: float = 1.0
 
@@ -93,7 +90,6 @@ class SolverOptions:
         check_choice("method", self.method, ("sweeps", "optimum"))
         for name, fits, wanted in (
             ("sweeps", isinstance(self.sweeps, int) and self.sweeps >= 0, "an integer >= 0"),
-            ("tol", _is_number(self.tol) and self.tol >= 0, "a number >= 0"),
             ("clamp", self.clamp is None or (_is_number(self.clamp) and self.clamp > 0), "positive or None"),
             ("damping", _is_number(self.damping) and 0 < self.damping <= 1, "a number in (0, 1]"),
         ):
@@ -117,10 +113,9 @@ def solve(
     *,
     method: Literal["sweeps", "optimum"] = "sweeps",
     sweeps: int = 10,
-    tol: float = 0.0,
     clamp: float | None = None,
     damping: float = 1.0,
-    consume: bool = False,
+    fixed: Tensor | None = None,
 ) -> Solution:
     """Find the log-scales that bring diag(G) closest to a constant.
 
@@ -133,14 +128,11 @@ def solve(
             in p.
         method: ``sweeps``: the paper's alternating minimisation. ``optimum``: the minimiser of F, by Newton's method.
         sweeps: number of sweeps over all units, for ``method="sweeps"``.
-        tol: stop after a sweep whose absolute changes of ``u`` sum to less than this; for ``optimum`` the residual to
-            reach, 1e-10 if 0.
         clamp: bound on every ``|log lambda| = |u| / 2`` before damping; None for none. Units at the bound are counted
             in :attr:`Solution.clamped`.
         damping: factor in (0, 1] by which the log-scales are multiplied at the end, so that
             ``|log lambda| <= damping * clamp``. F is convex: at least this fraction of its decrease remains.
-        consume: take ownership of ``g``, a dict: its entries are removed as they are used, to save memory, and their
-            values are not checked; those of :func:`pathcond.compute_diag_g` need no check.
+        fixed: units that keep their scale, as a mask of shape (units,); see :meth:`pathcond.ScaleGraph.touched_by`.
 
     Returns:
         The :class:`Solution`. Stopping after the requested sweeps is a normal result.
@@ -159,39 +151,36 @@ def solve(
         >>> round(pathcond.solve(graph, pathcond.compute_diag_g(model, x)).u.item(), 4)
         -3.3304
     """
-    options = SolverOptions(method, sweeps, tol, clamp, damping)
-    if consume and not isinstance(g, MutableMapping):
-        raise PathCondError(f"expected g to be a dict with consume=True, got {type(g).__name__}.")
+    options = SolverOptions(method, sweeps, clamp, damping)
     for name, t in g.items():
         if name not in graph.shapes:
             raise PathCondError(f"expected entries for parameters of the graph's model, got one for '{name}'.")
         if tuple(t.shape) != graph.shapes[name]:
             raise PathCondError(f"expected shape {graph.shapes[name]} for '{name}', got {tuple(t.shape)}.")
-        low, high = (float(x) for x in torch.aminmax(t)) if t.numel() and not consume else (0.0, 0.0)
+        low, high = (float(x) for x in torch.aminmax(t)) if t.numel() else (0.0, 0.0)
         if not (low >= 0 and math.isfinite(high)):
             raise SolveError(f"expected finite entries of diag(G) >= 0, got {low} to {high} for parameter '{name}'.")
-    logs = g.log_scale if isinstance(g, DiagG) else {}
-    return _minimize(Problem(graph, g, logs, consume=consume), options)
+    if fixed is not None and (tuple(fixed.shape) != (graph.units,) or fixed.dtype != torch.bool):
+        raise PathCondError(f"expected fixed to be a mask of shape ({graph.units},), got {tuple(fixed.shape)}.")
+    return balance_paths(graph, DiagG(g, g.log_scale) if isinstance(g, DiagG) else g, options, fixed)
 
 
-def balance_norms(graph: ScaleGraph, weights: Mapping[str, Tensor], options: SolverOptions) -> Solution:
+def balance_paths(
+    graph: ScaleGraph, g: Mapping[str, Tensor], options: SolverOptions, fixed: Tensor | None = None
+) -> Solution:
+    """As :func:`solve`, for entries that need no check; those of a :class:`DiagG` are removed as they are used."""
+    if isinstance(g, DiagG):
+        return _minimize(Problem(graph, g, g.log_scale, fixed), options)
+    return _minimize(Problem(graph, dict(g), {}, fixed), options)
+
+
+def balance_norms(
+    graph: ScaleGraph, weights: Mapping[str, Tensor], options: SolverOptions, fixed: Tensor | None = None
+) -> Solution:
     """Find the log-scales for which the sum of squared weights, ``objective``, is least."""
-    found = _minimize(Problem(graph, *_squares(weights), linear=False), options)
+    found = _minimize(Problem(graph, *_squares(weights), fixed, linear=False), options)
     sums = (torch.tensor(found.objective, dtype=torch.float64) / max(1, found.size)).exp()  # infinite beyond float64
     return replace(found, u=-found.u, objective=(0.0,) if found.result is Result.NOTHING else tuple(sums.tolist()))
-
-
-def equalize_ranges(graph: ScaleGraph, weights: Mapping[str, Tensor], options: SolverOptions) -> Solution:
-    """Find log-scales for which the largest magnitudes of the weights that enter and that leave each unit are equal.
-
-    ``optimum`` makes sweeps until the changes of ``u`` in one sum to less than ``tol``, 1e-10 if 0. ``objective`` is
-    the largest ``|log(range entering / range leaving)|``, ``residual`` the same without the units that the bound holds.
-    """
-    if options.method == "optimum":
-        options = replace(options, method="sweeps", sweeps=_MOST_SWEEPS, tol=options.tol or 1e-10)
-    found = _minimize(Problem(graph, *_squares(weights), linear=False, largest=True), options)
-    stopped = found.result is Result.SWEEPS and options.sweeps == _MOST_SWEEPS
-    return replace(found, u=-found.u, result=Result.LIMIT if stopped else found.result)
 
 
 def _squares(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, float]]:
@@ -222,113 +211,101 @@ class Block:
 
 @dataclass(frozen=True)
 class Side:
-    """What enters or leaves units of a layer: ``m[i]`` at the numbers ``others`` belongs to unit ``positions[i]``."""
+    """What enters or leaves units of a layer: ``m[i]`` at the numbers ``others`` belongs to unit ``positions[i]``.
+
+    ``positions`` is None where sum i belongs to unit i.
+    """
 
     power: int
     m: Tensor
     log: float
     others: Tensor
-    positions: Tensor
+    positions: Tensor | None
     columns: bool
 
 
 class Problem:
     """The objective of u, shape (H,), for one model, reduced to sums of g between units.
 
+    The sums are made on the device of g. They are moved to the CPU together, where u is, unless they are very many.
+
     Args:
         graph: the units.
-        g: tensors by parameter name; entries are ``g[name] * exp(logs[name])``.
+        g: tensors by parameter name; entries are ``g[name] * exp(logs[name])``. They are removed as they are used.
         logs: logarithms by parameter name; 0 where there is none.
+        fixed: mask of units that keep their scale.
         linear: whether F has its linear term; A is 0 for every unit without.
-        largest: take maxima in place of sums.
-        consume: remove entries from ``g`` as they are used.
     """
 
     def __init__(
         self,
         graph: ScaleGraph,
-        g: Mapping[str, Tensor],
+        g: dict[str, Tensor],
         logs: Mapping[str, float],
+        fixed: Tensor | None = None,
         *,
         linear: bool = True,
-        largest: bool = False,
-        consume: bool = False,
     ) -> None:
-        self.graph, self.largest, self.size = graph, largest, sum(t.numel() for t in g.values())
-        device = next((t.device for t in g.values()), torch.device("cpu"))
-        self.device = device if self.size > _SMALL else torch.device("cpu")
+        self.graph, self.size = graph, sum(t.numel() for t in g.values())
         self.blocks: list[Block] = []
         self.own: dict[int, Tensor] = {}  # by power, logarithms of elements with one unit at both ends, shape (H + 1,)
         self.constants: list[float] = []  # logarithms of what no scale changes
         self.balance = torch.zeros(graph.units + 1, dtype=torch.float64)
-        for name in list(g):
-            self._add(name, g[name], logs.get(name, 0.0), linear)
-            if consume:
-                del g[name]  # type: ignore[attr-defined]
-        self.balance = self.balance[1:].to(self.device)
-        starts = list(accumulate((0, *graph.groups)))
-        self.layers = [span for lo, hi in pairwise(starts) for span in self._uncoupled(lo, hi)]
-        self.sides = [self._sides(lo, hi) for lo, hi in self.layers]
-        at_zero = torch.zeros(graph.units, dtype=torch.float64, device=self.device)
+        counts = {name: t.numel() for name, t in g.items()}
+        layouts = {name: _Layout.of(graph, name, t.shape) for name, t in g.items()}
+        sums = _on_cpu_if_few({name: layouts[name].sums(g.pop(name)) for name in list(g)})
+        for name, m in sums.items():
+            self._add(layouts[name], m, counts[name], logs.get(name, 0.0), linear)
+        self.balance = self.balance[1:]
+        starts = torch.tensor([0, *graph.groups]).cumsum(0)
+        touching: list[list[Block]] = [[] for _ in graph.groups]
+        for block in self.blocks:
+            units = torch.cat([unit[unit > 0] for unit in block.units])
+            for layer in (torch.bucketize(units - 1, starts, right=True) - 1).unique().tolist():
+                touching[layer].append(block)
+        self.layers: list[tuple[int, int]] = []
+        self.sides: list[list[Side]] = []
+        for (lo, hi), blocks in zip(pairwise(starts.tolist()), touching, strict=True):
+            for span in self._uncoupled(lo, hi, blocks):
+                self.layers.append(span)
+                self.sides.append(self._sides(*span, blocks))
+        at_zero = torch.zeros(graph.units, dtype=torch.float64)
         self.dead = torch.cat([self._dead(i, at_zero) for i in range(len(self.layers))] or [at_zero > 0])
+        self.still = self.dead if fixed is None else self.dead | fixed
 
-    def _add(self, name: str, t: Tensor, log: float, linear: bool) -> None:
-        """Reduce a parameter's entries to a block."""
-        if name not in self.graph.params:
-            self.constants.append(_log(float(t.sum(dtype=torch.float64))) + log)
-            return
-        row, col = (compress(x) for x in (self.graph.params[name].row, self.graph.params[name].col))
-        own, other = ([i for i, n in enumerate(x.shape) if n > 1] for x in (row, col))
-        both, r, c = (
-            [i for i in own if i in other],
-            [i for i in own if i not in other],
-            [i for i in other if i not in own],
-        )
-        rest = [i for i in range(t.ndim) if i not in {*own, *other}]
-        sizes = [math.prod(t.shape[i] for i in axes) for axes in (both, r, c)]
-        m = t.permute(*both, *r, *c, *rest).reshape(*sizes, -1)
-        m = (m.amax(-1) if self.largest else m.sum(-1, dtype=torch.float64)).to(self.device, torch.float64, copy=True)
-        rows, cols = (
-            x.expand([t.shape[i] if i in {*both, *ours} else 1 for i in range(t.ndim)])
-            .permute(*both, *ours, *(i for i in range(t.ndim) if i not in {*both, *ours}))
-            .reshape(sizes[0], -1)
-            for x, ours in ((row, r), (col, c))
-        )
+    def _add(self, layout: _Layout, m: Tensor, count: int, log: float, linear: bool) -> None:
+        """Add the sums of a parameter's entries."""
+        rows, cols = layout.rows, layout.cols
         units, powers = ((f(rows), f(cols)) for f in (self.graph.unit_of, self.graph.power_of))
         if linear:
             for unit, power, sign in ((units[0], powers[0], 1), (units[1], powers[1], -1)):
-                each = t.numel() / unit.numel()
+                each = count / unit.numel()
                 self.balance.index_add_(0, unit.reshape(-1), sign * each * power.reshape(-1).double())
         if bool(torch.isin(*units).any()):
-            same = (units[0][:, :, None] == units[1][:, None, :]).to(self.device)
+            same = units[0][:, :, None] == units[1][:, None, :]
             b, i, j = same.nonzero(as_tuple=True)
-            multiple = torch.where(units[0] > 0, powers[0], 0), torch.where(units[1] > 0, powers[1], 0)
-            power, unit = multiple[1][b.cpu(), j.cpu()] - multiple[0][b.cpu(), i.cpu()], units[0][b.cpu(), i.cpu()]
+            multiple = [torch.where(unit > 0, power, 0) for unit, power in zip(units, powers, strict=True)]
+            power, unit = multiple[1][b, j] - multiple[0][b, i], units[0][b, i]
+            same = same.to(m.device)
             for k in power.unique().tolist():
                 self._add_own(k, unit[power == k], m[same].cpu()[power == k], log)
             m[same] = 0.0
         top = float(m.amax())
         if top > 0:
-            rows, cols = rows.to(self.device), cols.to(self.device)
-            self.blocks.append(Block(m.div_(top), log + math.log(top), rows, cols, units, powers))
+            ends = rows.to(m.device), cols.to(m.device)
+            self.blocks.append(Block(m.div_(top), log + math.log(top), *ends, units, powers))
 
     def _add_own(self, power: int, unit: Tensor, values: Tensor, log: float) -> None:
         if power == 0:
             self.constants.append(_log(float(values.sum())) + log)
             return
-        found = self._gather(values.log() + log, unit, self.graph.units + 1).to(self.device)
-        self.own[power] = self._both(self.own[power], found) if power in self.own else found
+        found = _gather(values.log() + log, unit, self.graph.units + 1)
+        self.own[power] = torch.logaddexp(self.own[power], found) if power in self.own else found
 
-    def _inside(self, lo: int, hi: int) -> Iterator[tuple[Block, Tensor, Tensor]]:
-        """The blocks that touch a layer, and which of their rows and columns do."""
-        for block in self.blocks:
-            row, col = ((unit > lo) & (unit <= hi) for unit in block.units)
-            if bool(row.any()) or bool(col.any()):
-                yield block, row, col
-
-    def _uncoupled(self, lo: int, hi: int) -> list[tuple[int, int]]:
+    def _uncoupled(self, lo: int, hi: int, blocks: list[Block]) -> list[tuple[int, int]]:
         """A layer, or its units one by one if a parameter connects two of them."""
-        for block, row, col in self._inside(lo, hi):
+        for block in blocks:
+            row, col = ((unit > lo) & (unit <= hi) for unit in block.units)
             joint = row.any(1) & col.any(1)
             if bool(joint.any()):
                 differ = block.units[0][joint][:, :, None] != block.units[1][joint][:, None, :]
@@ -336,17 +313,19 @@ class Problem:
                     return [(h, h + 1) for h in range(lo, hi)]
         return [(lo, hi)]
 
-    def _sides(self, lo: int, hi: int) -> list[Side]:
+    def _sides(self, lo: int, hi: int, blocks: list[Block]) -> list[Side]:
         found = []
-        for b, row, col in self._inside(lo, hi):
-            ends = ((False, b.m, row, b.cols, -b.powers[0]), (True, b.m.mT, col, b.rows, b.powers[1]))
-            for columns, m, inside, others, power in ends:
+        for b in blocks:
+            for columns, m, others in ((False, b.m, b.cols), (True, b.m.mT, b.rows)):
                 unit = b.units[columns] - 1 - lo
+                inside = (unit >= 0) & (unit < hi - lo)
+                power = b.powers[columns] if columns else -b.powers[columns]
                 for k in power[inside].unique().tolist():
                     at = inside & (power == k)
-                    part = m.flatten(0, 1) if bool(at.all()) else m[at.to(self.device)]
-                    other = others[0] if len(others) == 1 else others[at.nonzero()[:, 0].to(self.device)]
-                    found.append(Side(k, part, b.log, other, unit[at].to(self.device), columns))
+                    part = m.flatten(0, 1) if bool(at.all()) else m[at.to(m.device)]
+                    other = others[0] if len(others) == 1 else others[at.nonzero()[:, 0].to(m.device)]
+                    positions = None if torch.equal(unit[at], torch.arange(hi - lo)) else unit[at]
+                    found.append(Side(k, part, b.log, other, positions, columns))
         return found
 
     def _dead(self, layer: int, u: Tensor) -> Tensor:
@@ -356,75 +335,55 @@ class Problem:
         high, low = powers.amax(0), powers.amin(0)
         return (high <= 0) | (low >= 0) | (high * self.size + balance <= 0) | (low * self.size + balance >= 0)
 
-    # ---- sums, or maxima
-
-    def _both(self, a: Tensor, b: Tensor) -> Tensor:
-        return torch.maximum(a, b) if self.largest else torch.logaddexp(a, b)
-
-    def _gather(self, logs: Tensor, positions: Tensor, size: int) -> Tensor:
-        """Logarithms at positions, which may repeat, combined to a vector of a size."""
-        if self.largest:
-            return logs.new_full((size,), -math.inf).scatter_reduce_(0, positions, logs, "amax")
-        top = float(logs.amax())
-        if top == -math.inf:
-            return logs.new_full((size,), top)
-        return logs.new_zeros(size).index_add_(0, positions, (logs - top).exp()).log() + top
+    # ---- sums
 
     def terms(self, layer: int, u: Tensor) -> dict[int, Tensor]:
         """Logarithms of X_k by power k for the units of a layer, shape (units of the layer,)."""
         (lo, hi), v = self.layers[layer], self.graph.by_number(u)
         found = {k: x[lo + 1 : hi + 1] + k * u[lo:hi] for k, x in self.own.items()}
         for side in self.sides[layer]:
-            x = -v[side.others] if side.columns else v[side.others]
-            if self.largest:
-                logs = (side.m.log() + x).amax(-1)
-            else:
-                top = float(x.amax())
-                logs = (side.m @ (x - top).exp() if x.ndim == 1 else (side.m * (x - top).exp()).sum(-1)).log() + top
-            k, logs = side.power, self._gather(logs + side.log, side.positions, hi - lo) + side.power * u[lo:hi]
-            found[k] = self._both(found[k], logs) if k in found else logs
+            x = v.to(side.m.device)[side.others]
+            x = -x if side.columns else x
+            top = float(x.amax())
+            factor = (x - top).exp_()
+            logs = (side.m @ factor if x.ndim == 1 else (side.m * factor).sum(-1)).log().cpu() + (top + side.log)
+            logs = logs if side.positions is None else _gather(logs, side.positions, hi - lo)
+            k, logs = side.power, logs + side.power * u[lo:hi]
+            found[k] = torch.logaddexp(found[k], logs) if k in found else logs
         none = u.new_full((hi - lo,), -math.inf)
         return {-1: none, 1: none} | found
 
     def log_sum(self, u: Tensor, without: tuple[int, int] = (0, 0)) -> Tensor:
         """Log of sum_i exp((Bu)_i) g_i, without parameters that touch a unit of a layer; can be differentiated."""
-        v = self.graph.by_number(u)
-        skip = (
-            self.graph.by_number(torch.zeros_like(u).index_fill(0, torch.arange(*without, device=u.device), 1.0)) != 0
-        )
+        v, chosen = self.graph.by_number(u), torch.zeros_like(u)
+        chosen[slice(*without)] = 1.0
+        skip = self.graph.by_number(chosen) != 0
         plus, minus = (x.masked_fill(skip, -math.inf) for x in (v, -v))
-        logs = [*torch.tensor(self.constants, dtype=torch.float64, device=u.device)]
+        logs = [*torch.tensor(self.constants, dtype=torch.float64)]
         for b in self.blocks:
-            x, y = plus[b.cols], minus[b.rows]
+            x, y = plus.to(b.m.device)[b.cols], minus.to(b.m.device)[b.rows]
             tops = [t.detach().amax() for t in (x, y)]
             if float(sum(tops)) > -math.inf:
                 total = ((y - tops[1]).exp() * (b.m @ (x - tops[0]).exp()[:, :, None])[:, :, 0]).sum()
-                logs += [total.log() + (b.log + float(sum(tops)))] if float(total.detach()) > 0 else []
+                logs += [total.log().cpu() + (b.log + float(sum(tops)))] if float(total.detach()) > 0 else []
         alive = ~skip[1 : len(u) + 1]
         logs += [torch.logsumexp((x[1:] + k * u)[alive & (x[1:] > -math.inf)], 0) for k, x in self.own.items()]
         return torch.logsumexp(torch.stack(logs), 0) if logs else u.new_tensor(-math.inf)
 
     def value(self, u: Tensor) -> float:
-        """F(u); with ``largest`` the largest imbalance."""
-        if self.largest:
-            return float(self.gradient(u)[0].abs().amax())
+        """F(u)."""
         return float(self.size * self.log_sum(u) + self.balance @ u)
 
     def gradient(self, u: Tensor) -> tuple[Tensor, Tensor]:
-        """Gradient of F over p and the diagonal of its Hessian, shape (H,); zero for dead units."""
-        first, second = torch.zeros_like(u), torch.zeros_like(u)
-        log_sum = 0.0 if self.largest else self.log_sum(u)
+        """Gradient of F over p and the diagonal of its Hessian, shape (H,); zero for units that keep their scale."""
+        first, second, log_sum = torch.zeros_like(u), torch.zeros_like(u), self.log_sum(u)
         for layer, (lo, hi) in enumerate(self.layers):
-            terms = self.terms(layer, u)
-            if self.largest:
-                up, down = (torch.stack([x for k, x in terms.items() if k * s > 0]).amax(0) for s in (1, -1))
-                first[lo:hi] = (up - down) / 2  # of weights, not of their squares
-                continue
-            for k, x in terms.items():
-                first[lo:hi] += k * (x - log_sum).exp()
-                second[lo:hi] += k * k * (x - log_sum).exp()
+            for k, x in self.terms(layer, u).items():
+                share = (x - log_sum).exp()
+                first[lo:hi] += k * share
+                second[lo:hi] += k * k * share
         gradient = first + self.balance / self.size
-        return torch.where(self.dead, 0.0, gradient), (second - first**2).clamp(min=0)
+        return torch.where(self.still, 0.0, gradient), (second - first**2).clamp(min=0)
 
     # ---- sweeps
 
@@ -433,64 +392,90 @@ class Problem:
 
         ``value`` is F at ``u``; returns the new log-scales, and F there.
         """
-        log_sum = 0.0 if self.largest else (value - float(self.balance @ u)) / self.size
+        log_sum = (value - float(self.balance @ u)) / self.size
         u = u.clone()
         for layer, (lo, hi) in enumerate(self.layers):
             terms = {k: x - log_sum for k, x in self.terms(layer, u).items()}
-            own, dead, balance = u[lo:hi].clone(), self.dead[lo:hi], self.balance[lo:hi]
-            old = self._total(terms)
+            old = _total(terms)
             rest = 1.0 - float(old.sum())
-            if rest < 1e-6 and not self.largest:
+            if rest < 1e-6:
                 rest = math.exp(float(self.log_sum(u, (lo, hi))) - log_sum)
             later = old.flip(0).cumsum(0).flip(0) - old
-            new, change = old, torch.zeros_like(own)
-            for _ in range(hi - lo + 1):  # exact for one more unit each round; about ten suffice
-                d = (rest + later + new.cumsum(0) - new).clamp(min=0)
-                root = self._root(terms, balance, d, change)
-                change = torch.where(dead, 0.0, (own + root).clamp(-bound, bound) - own)
-                fresh = self._total({k: x + k * change for k, x in terms.items()})
-                moved = float(((fresh - new).abs() - 2e-15 * fresh).amax())
-                new = fresh
-                if moved <= 0 or not bool(balance.any()):
-                    break
-            u[lo:hi] = own + change
-            total = rest + float(new.sum())
-            log_sum = log_sum + math.log(total) if total > 0 and not self.largest else log_sum
+            span = (-bound - u[lo:hi], bound - u[lo:hi])
+            choose = self._one_by_one if len(terms) == 2 and bool(self.balance[lo:hi].any()) else self._in_rounds
+            change = choose(terms, self.balance[lo:hi], self.still[lo:hi], rest, later, span)
+            u[lo:hi] += change
+            total = rest + float(_total({k: x + k * change for k, x in terms.items()}).sum())
+            log_sum = log_sum + math.log(total) if total > 0 else log_sum
         u = torch.where(u.abs() > bound * _AT_BOUND, u.sign() * bound, u) if bound < math.inf else u
-        return u, self.value(u) if self.largest else self.size * log_sum + float(self.balance @ u)
+        return u, self.size * log_sum + float(self.balance @ u)
 
-    def _total(self, terms: Mapping[int, Tensor]) -> Tensor:
-        return sum((x.exp() for x in terms.values()), start=torch.zeros(()))
+    def _one_by_one(
+        self,
+        terms: Mapping[int, Tensor],
+        balance: Tensor,
+        dead: Tensor,
+        rest: float,
+        later: Tensor,
+        span: tuple[Tensor, Tensor],
+    ) -> Tensor:
+        """Changes of a layer's log-scales where all powers are +-1: roots of quadratics, in plain numbers.
 
-    def _root(self, terms: Mapping[int, Tensor], a: Tensor, d: Tensor, start: Tensor) -> Tensor:
-        """Changes z of a layer's log-scales with ``sum_k (k p + A) X_k exp(k z) + A D = 0``; garbage for dead units.
-
-        A quadratic where all powers are +-1, solved for the one of X_1 and X_-1 whose root does not cancel.
+        Solved for the one of X_1 and X_-1 whose root does not cancel. A loop over numbers is faster than tensors here.
         """
-        if len(terms) > 2:
-            return self._newton_root(terms, a, d, start)
-        if self.largest:
-            return (terms[-1] - terms[1]) / 2
-        xy, ad, p = terms[-1] + terms[1], (a * d).abs(), self.size
-        part = (ad + (ad * ad + 4.0 * (p - a) * (p + a) * xy.exp()).sqrt()) / (2.0 * (p - a.abs()))
-        log = torch.where(part > 0.0, part.log(), 0.5 * xy)
-        return torch.where(a > 0.0, terms[-1] - log, log - terms[1])
+        p, up, down = self.size, terms[1], terms[-1]
+        product = 4.0 * (p - balance) * (p + balance) * (up + down).exp()
+        found, before = list[float](), rest
+        for x, y, c, a, still, after, low, high in zip(
+            *(t.tolist() for t in (up, down, product, balance, dead, later, *span)), strict=True
+        ):
+            z = 0.0
+            if not still:
+                ad = abs(a) * max(before + after, 0.0)
+                part = (ad + math.sqrt(ad * ad + c)) / (2.0 * (p - abs(a)))
+                log = math.log(part) if part > 0.0 else 0.5 * (x + y)
+                z = min(max(y - log if a > 0.0 else log - x, low), high)
+            before += math.exp(min(x + z, _LARGEST)) + math.exp(min(y - z, _LARGEST))
+            found.append(z)
+        return torch.tensor(found, dtype=torch.float64)
+
+    def _in_rounds(
+        self,
+        terms: Mapping[int, Tensor],
+        balance: Tensor,
+        dead: Tensor,
+        rest: float,
+        later: Tensor,
+        span: tuple[Tensor, Tensor],
+    ) -> Tensor:
+        """As :meth:`_one_by_one` for any powers: all units at once, until nothing changes.
+
+        Each round is exact for one more unit; about ten suffice, and one where no unit has a linear term.
+        """
+        new, change = _total(terms), torch.zeros_like(later)
+        for _ in range(len(later) + 1):
+            d = (rest + later + new.cumsum(0) - new).clamp(min=0)
+            root = (terms[-1] - terms[1]) / 2 if len(terms) == 2 else self._newton_root(terms, balance, d, change)
+            change = torch.where(dead, 0.0, torch.minimum(torch.maximum(root, span[0]), span[1]))
+            fresh = _total({k: x + k * change for k, x in terms.items()})
+            moved, new = float(((fresh - new).abs() - 2e-15 * fresh).amax()), fresh
+            if moved <= 0 or not bool(balance.any()):
+                break
+        return change
 
     def _newton_root(self, terms: Mapping[int, Tensor], a: Tensor, d: Tensor, z: Tensor) -> Tensor:
-        """As :meth:`_root` for any powers, from ``z``.
+        """Changes z of a layer's log-scales with ``sum_k (k p + A) X_k exp(k z) + A D = 0``, from ``z`` on.
 
         Newton's method for the logarithm of the positive terms minus that of the negative ones, which is close to
-        linear and rises with z, between bounds that it tightens.
+        linear and rises with z, between bounds that it tightens. Dead units get any number.
         """
-        slopes = torch.tensor([[0.0], *([float(k)] for k in terms)], dtype=torch.float64, device=d.device)
-        factors = slopes.sign().expand(-1, len(d)) if self.largest else slopes * self.size + a
+        slopes = torch.tensor([[0.0], *([float(k)] for k in terms)], dtype=torch.float64)
+        factors = slopes * self.size + a
         logs = torch.stack([d.log(), *terms.values()]) + factors.abs().log()
         low, high = torch.full_like(d, -math.inf), torch.full_like(d, math.inf)
         for _ in range(200):
             at = logs + slopes * z
-            (up, rise), (down, fall) = (
-                self._slope(at.masked_fill(factors * s <= 0, -math.inf), slopes) for s in (1, -1)
-            )
+            (up, rise), (down, fall) = (_slope(at.masked_fill(factors * s <= 0, -math.inf), slopes) for s in (1, -1))
             difference = down - up
             low, high = torch.where(difference > 0, z, low), torch.where(difference > 0, high, z)
             new = z + difference / (rise - fall)
@@ -502,13 +487,6 @@ class Problem:
             if bool((step.abs() <= 1e-15 * z.abs().clamp(min=1.0)).all()):
                 break
         return z
-
-    def _slope(self, logs: Tensor, slopes: Tensor) -> tuple[Tensor, Tensor]:
-        """Combined logarithms along the first axis, and their slope."""
-        if self.largest:
-            top, index = logs.max(0)
-            return top, slopes[:, 0][index]
-        return torch.logsumexp(logs, 0), (logs.softmax(0) * slopes).sum(0)
 
     # ---- Newton's method
 
@@ -537,13 +515,74 @@ class Problem:
         return step
 
 
+@dataclass(frozen=True)
+class _Layout:
+    """How a parameter's entries are ordered to (batch, rows, columns, the rest, which is summed)."""
+
+    order: tuple[int, ...]
+    sizes: tuple[int, ...]
+    rows: Tensor
+    cols: Tensor
+
+    @classmethod
+    def of(cls, graph: ScaleGraph, name: str, shape: Sequence[int]) -> _Layout:
+        """The layout of a parameter: axes along which rows and columns both vary come first."""
+        none = torch.zeros((1,) * len(shape), dtype=torch.int64)
+        scales = graph.params.get(name)
+        row, col = (none, none) if scales is None else (compress(x) for x in (scales.row, scales.col))
+        of_row, of_col = ([i for i, n in enumerate(x.shape) if n > 1] for x in (row, col))
+        both = [i for i in of_row if i in of_col]
+        r, c = [i for i in of_row if i not in both], [i for i in of_col if i not in both]
+        rest = [i for i in range(len(shape)) if i not in {*both, *r, *c}]
+        sizes = tuple(math.prod(shape[i] for i in axes) for axes in (both, r, c))
+        rows, cols = (
+            x.expand([n if i in {*both, *ours} else 1 for i, n in enumerate(shape)])
+            .permute(*both, *ours, *(i for i in range(len(shape)) if i not in {*both, *ours}))
+            .reshape(sizes[0], -1)
+            for x, ours in ((row, r), (col, c))
+        )
+        return cls((*both, *r, *c, *rest), sizes, rows, cols)
+
+    def sums(self, t: Tensor) -> Tensor:
+        """Sums of a parameter's entries in float64, shape (batch, rows, columns)."""
+        m = t.permute(self.order).reshape(*self.sizes, -1)
+        return m[..., 0].to(torch.float64, copy=True) if m.shape[-1] == 1 else m.sum(-1, dtype=torch.float64)
+
+
+def _on_cpu_if_few(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors on the CPU, moved there together; as they are if they are many."""
+    away = {name: t for name, t in tensors.items() if t.device.type != "cpu"}
+    if not away or sum(t.numel() for t in away.values()) > _FEW:
+        return tensors
+    home = next(iter(away.values())).device
+    flat = torch.cat([t.reshape(-1).to(home) for t in away.values()]).cpu()
+    parts = flat.split([t.numel() for t in away.values()])
+    return tensors | {name: part.view(t.shape) for (name, t), part in zip(away.items(), parts, strict=True)}
+
+
+def _gather(logs: Tensor, positions: Tensor, size: int) -> Tensor:
+    """Logarithms of sums at positions, which may repeat, as a vector of a size."""
+    top = float(logs.amax())
+    if top == -math.inf:
+        return logs.new_full((size,), top)
+    return logs.new_zeros(size).index_add_(0, positions, (logs - top).exp()).log() + top
+
+
+def _total(terms: Mapping[int, Tensor]) -> Tensor:
+    return sum((x.exp() for x in terms.values()), start=torch.zeros(()))
+
+
+def _slope(logs: Tensor, slopes: Tensor) -> tuple[Tensor, Tensor]:
+    """Combined logarithms along the first axis, and their slope."""
+    return torch.logsumexp(logs, 0), (logs.softmax(0) * slopes).sum(0)
+
+
 def _log(value: float) -> float:
     return math.log(value) if value > 0 else -math.inf
 
 
 def _minimize(problem: Problem, options: SolverOptions) -> Solution:
     u, bound, units = torch.zeros(problem.graph.units, dtype=torch.float64), options.bound, problem.graph.units
-    u = u.to(problem.device)
     if not units or not problem.size or (not problem.constants and not problem.blocks and not problem.own):
         return Solution(u, (0.0,), (), 0.0, Result.NOTHING, tuple(range(units)), problem.size)
     values, updates, result = [problem.value(u)], list[float](), Result.SWEEPS
@@ -553,20 +592,17 @@ def _minimize(problem: Problem, options: SolverOptions) -> Solution:
             "example input that is not empty, and weights that are not all zero."
         )
 
-    def move(new: Tensor, value: float) -> float:
+    def move(new: Tensor, value: float) -> None:
         nonlocal u
-        change, u = float((new - u).abs().sum()), new
+        updates.append(float((new - u).abs().sum()) / units)
         values.append(value)
-        updates.append(change / units)
-        return change
+        u = new
 
     for _ in range(min(2, options.sweeps) if options.method == "optimum" else options.sweeps):
-        if move(*problem.sweep(u, bound, values[-1])) < options.tol and options.method == "sweeps":
-            result = Result.TOLERANCE
-            break
+        move(*problem.sweep(u, bound, values[-1]))
     values[-1] = problem.value(u)  # recomputed: updates accumulate rounding
     if options.method == "optimum":
-        result = _newton(problem, lambda: u, move, options.tol or 1e-10, bound)
+        result = _newton(problem, lambda: u, move, bound)
     if not bool(torch.isfinite(u).all()) or not math.isfinite(values[-1]):
         raise SolveError("expected finite log-scales, got NaN or infinity: diag(G) spans more than float64 does.")
     clamped = int((u.abs() >= bound * _AT_BOUND).sum())
@@ -587,15 +623,15 @@ def _minimize(problem: Problem, options: SolverOptions) -> Solution:
 
 
 def _newton(
-    problem: Problem, present: Callable[[], Tensor], move: Callable[[Tensor, float], float], tol: float, bound: float
+    problem: Problem, present: Callable[[], Tensor], move: Callable[[Tensor, float], None], bound: float
 ) -> Result:
-    """Newton's method with a line search, until max|grad F| / p <= tol; units pressed against the bound are held."""
+    """Newton's method with a line search, until max|grad F| / p <= 1e-10; units pressed against the bound are held."""
     for _ in range(200):
         u = present()
         gradient, diagonal = problem.gradient(u)
-        held = _held(u, gradient, bound) | problem.dead
+        held = _held(u, gradient, bound) | problem.still
         free, value = torch.where(held, 0.0, gradient), problem.value(u) / problem.size
-        if float(free.abs().amax()) <= tol:
+        if float(free.abs().amax()) <= _TOLERANCE:
             return Result.OPTIMUM
         step = problem.newton_step(u, free, diagonal, held)
         step *= min(1.0, 4.0 / max(float(step.abs().amax()), 1e-300))

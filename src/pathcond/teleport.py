@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 from torch.optim import Optimizer
 
 from pathcond.apply import optimizer_buffers
-from pathcond.checks import PathCondError
+from pathcond.checks import check_period
 from pathcond.graph import ScaleGraph, extract_graph
-from pathcond.rescale import DEFAULT_CLAMP, Rescaling, rescale_
+from pathcond.rescale import DEFAULT_CLAMP, Rescaling, damping_of, rescale_with
+from pathcond.solvers import SolverOptions
 
 
 class Teleport:
@@ -25,12 +26,10 @@ class Teleport:
         every: number of calls from one rescaling to the next; the first comes with call number ``every``.
         sweeps: number of sweeps over all units in each rescaling.
         optimizer: the optimizer whose state is rescaled with the parameters; None to touch no state.
-        clamp: bound on every ``|log lambda|`` of one rescaling, before damping.
+        objective, clamp, damping, trainable_only: as in :func:`pathcond.rescale_`, for each rescaling. The paper's
+            Algorithm 1 has ``damping=1``.
         graph: a graph extracted earlier. With ``batchnorm="exclude"`` repeated rescaling does not converge: use the
             default, ``affine``.
-        options: ``objective``, ``damping``, ``method``, ``tol``, ``statistics``, ``pooling`` and ``force`` of
-            :func:`pathcond.rescale_`, and, without a graph, ``batchnorm``, ``shortcuts``, ``smooth`` and ``strict`` of
-            :func:`pathcond.extract_graph`. The paper's Algorithm 1 has ``damping=1``.
 
     Attributes:
         count: calls of :meth:`step` so far; set it to resume from a checkpoint.
@@ -61,21 +60,31 @@ class Teleport:
         every: int,
         sweeps: int = 1,
         optimizer: Optimizer | None = None,
+        objective: Literal["paths", "norms"] = "paths",
         clamp: float | None = DEFAULT_CLAMP,
+        damping: float | None = None,
         graph: ScaleGraph | None = None,
-        **options: Any,
+        trainable_only: bool = False,
     ) -> None:
-        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-            raise PathCondError(f"expected every to be an integer >= 1, got {every!r}.")
-        known = {*_GRAPH_OPTIONS, *_RESCALE_OPTIONS}
-        if unknown := [name for name in options if name not in known]:
-            raise PathCondError(f"expected options among {', '.join(sorted(known))}, got {unknown[0]!r}.")
-        of_graph = {name: value for name, value in options.items() if name in _GRAPH_OPTIONS}
-        self.graph = extract_graph(model, example_input, **of_graph) if graph is None else graph
+        check_period(every)
+        self.graph = extract_graph(model, example_input) if graph is None else graph
         optimizer_buffers(model, self.graph.params, optimizer)
-        self.count = 0
-        self._model, self._input, self._every = model, example_input, every
-        self._options = options | {"graph": self.graph, "optimizer": optimizer, "sweeps": sweeps, "clamp": clamp}
+        self.count, self._every = 0, every
+        options = SolverOptions(sweeps=sweeps, clamp=clamp, damping=damping_of(objective, damping))
+
+        def rescale() -> Rescaling:
+            return rescale_with(
+                model,
+                example_input,
+                options,
+                optimizer=optimizer,
+                objective=objective,
+                graph=self.graph,
+                check=False,
+                trainable_only=trainable_only,
+            )
+
+        self._rescale = rescale
 
     def step(self) -> Rescaling | None:
         """Count one training step, and rescale on every ``every``-th.
@@ -89,8 +98,4 @@ class Teleport:
         self.count += 1
         if self.count % self._every:
             return None
-        return rescale_(self._model, self._input, check=False, **self._options)
-
-
-_GRAPH_OPTIONS = ("batchnorm", "shortcuts", "smooth", "strict")
-_RESCALE_OPTIONS = ("objective", "damping", "method", "tol", "statistics", "pooling", "force")
+        return self._rescale()

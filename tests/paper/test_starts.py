@@ -14,6 +14,7 @@ from paper.methods import BOUND, DAMPING
 from paper.starts import initialize, rescale
 from pathcond.rescale import DEFAULT_CLAMP, DEFAULT_DAMPING
 from tests.paper.training.reference import AUTOENCODER, BARE, CONV, MLP, assert_same, make_spec, values
+from tests.steps import rescale_by_steps
 
 GELU = {**MLP, "activation": "gelu"}
 NETWORKS = {"mlp": MLP, "bare": BARE, "gelu": GELU, "autoencoder": AUTOENCODER, "conv": CONV}
@@ -28,18 +29,17 @@ OPTIONS = {
 def rescaled(model, seed, **options):
     """A network that the library rescaled, and its report."""
     module = models.make(model, seed)
-    paper = {"pooling": "plain", "smooth": True, "check": False, "clamp": None, "damping": 1.0, "statistics": "running"}
-    report = pathcond.rescale_(module, models.example_input(model), **paper | options)
-    return module, report
+    solution = rescale_by_steps(module, models.example_input(model), pooling="plain", smooth=True, **options)
+    return module, solution
 
 
 @pytest.mark.parametrize("method", OPTIONS)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_start_is_what_the_library_makes(name, method):
     began = initialize(make_spec(NETWORKS[name], method), 3)
-    expected, report = rescaled(NETWORKS[name], 3, **OPTIONS[method])
+    expected, solution = rescaled(NETWORKS[name], 3, **OPTIONS[method])
     assert_same(began.module, expected, 1e-5, 1e-7)
-    assert began.max_log_scale == pytest.approx(float(report.solution.u.abs().max()) / 2, rel=1e-6)
+    assert began.max_log_scale == pytest.approx(float(solution.u.abs().max()) / 2, rel=1e-6)
     assert began.max_log_scale > 0.01
     with pytest.raises(AssertionError):
         assert_same(began.module, models.make(NETWORKS[name], 3), 1e-3, 1e-3)
@@ -89,8 +89,8 @@ def test_one_objective_per_part():
 
 @pytest.mark.parametrize("model", [MLP, BARE])
 def test_rows_scale_what_enters_a_unit_and_columns_what_leaves_it(model):
-    base, report = models.make(model, 1), rescaled(model, 1, batchnorm="exclude")[1]
-    scales = [(u / 2).exp().float() for u in report.solution.u.split(model["hidden"])]
+    base, solution = models.make(model, 1), rescaled(model, 1, batchnorm="exclude")[1]
+    scales = [(u / 2).exp().float() for u in solution.u.split(model["hidden"])]
     rows, columns = (initialize(make_spec(model, method), 1).module for method in ("rows", "columns"))
     for module in (rows, columns):
         for found, norm in zip(module, base, strict=True):

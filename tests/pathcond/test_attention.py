@@ -214,7 +214,7 @@ def test_a_gain_with_an_offset_is_saved_and_undone(tmp_path: Any) -> None:
     torch.manual_seed(0)
     model, x = CASES["one_plus_gain"][0]().double(), _inputs(((4, 3),))
     before = model(*x)
-    report = pathcond.rescale_(model, x, method="optimum")
+    report = pathcond.rescale_(model, x)
     assert report.moved > 0
     report.save(tmp_path / "scales.safetensors")
     again = CASES["one_plus_gain"][0]().double()

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import pathcond
 from tests.cases import Lambda, assert_diag_g_follows, assert_function_kept, outputs
+from tests.steps import rescale_by_steps
 
 
 def relu2(x: Tensor) -> Tensor:
@@ -48,7 +49,7 @@ CASES = {
     "product": (4, 2, 0, "", lambda s, x: s.b((lambda y: F.relu(y) * F.relu(y))(s.a(x))), linears(3, 4, 2), (5, 3)),
     "product with itself": (4, 2, 0, "", lambda s, x: s.b((lambda y: y * y)(F.relu(s.a(x)))), linears(3, 4, 2), (5, 3)),
     "in place": (4, 2, 0, "", lambda s, x: s.b(s.a(x).relu_().clone().square_()), linears(3, 4, 2), (5, 3)),
-    "cube": (4, 3, 0, "", lambda s, x: s.b(F.leaky_relu(s.a(x)) ** 3), linears(3, 4, 2), (5, 3)),
+    "cube": (0, 1, 4, "with power 3", lambda s, x: s.b(F.leaky_relu(s.a(x)) ** 3), linears(3, 4, 2), (5, 3)),
     "chain": (4, 4, 0, "", lambda s, x: s.b(relu2(2 * relu2(s.a(x)))), linears(3, 4, 2), (5, 3)),
     "deep": (9, 2, 0, "", lambda s, x: s.c(relu2(s.b(relu2(s.a(x))))), linears(3, 4, 5, 2), (5, 3)),
     "dropout, permute, reshape": (
@@ -61,8 +62,6 @@ CASES = {
                     linears(3, 4, 2, gain=nn.ParameterList([torch.rand(4)])), (5, 3)),
     "tied by a sum": (4, 2, 0, "", lambda s, x: s.b(relu2(s.a(x)) + s.c(x[:, :2])),
                       {**linears(3, 4, 2), "c": nn.Linear(2, 4)}, (5, 3)),
-    "square tied to a cube": (4, 6, 0, "", lambda s, x: s.b(relu2(s.a(x)) + F.relu(s.c(x)) ** 3),
-                              {**linears(3, 4, 2), "c": nn.Linear(3, 4)}, (5, 3)),
     "tied to itself": (0, 1, 4, "another power", lambda s, x: s.b(F.relu(s.a(x)) + relu2(s.a(x))), linears(3, 4, 2),
                        (5, 3)),
     "residual": (4, 2, 0, "", residual, linears(3, 4, 4, 2), (5, 3)),
@@ -86,7 +85,7 @@ CASES = {
         (2, 5, 8)),
     "concatenated": (7, 2, 0, "", lambda s, x: s.b(torch.cat((relu2(s.a(x)), F.relu(s.c(x))), 1)),
                      {"a": nn.Linear(3, 4), "c": nn.Linear(3, 3), "b": nn.Linear(7, 2)}, (5, 3)),
-    "odd power": (0, 1, 4, "integer powers", lambda s, x: s.b(F.relu(s.a(x)) ** 1.5), linears(3, 4, 2), (5, 3)),
+    "odd power": (0, 1, 4, "with power 1.5", lambda s, x: s.b(F.relu(s.a(x)) ** 1.5), linears(3, 4, 2), (5, 3)),
     "tied weights": (0, 1, 1, "output", tied, {"a": nn.Linear(3, 4, bias=False), "b": nn.Linear(4, 3)}, (5, 3)),
 }  # fmt: skip
 
@@ -116,8 +115,8 @@ def test_paths_are_tuples_of_paths(case):
     assert_diag_g_follows(model, x, pathcond.extract_graph(model, x), but=frozenset(queries))
 
 
-@pytest.mark.parametrize(("objective", "method"), [("paths", "sweeps"), ("norms", "optimum"), ("ranges", "sweeps")])
-def test_rescale_undo_save_and_load(case, objective, method, tmp_path):
+@pytest.mark.parametrize("objective", ["paths", "norms"])
+def test_rescale_undo_save_and_load(case, objective, tmp_path):
     _, model, x = case
     model.train(False)
     start, y = copy.deepcopy(model), outputs(model, x, False)
@@ -126,12 +125,12 @@ def test_rescale_undo_save_and_load(case, objective, method, tmp_path):
     optimizer.step()
     state = copy.deepcopy(optimizer.state_dict()["state"])
     with pytest.warns(pathcond.PathCondWarning) if not pathcond.extract_graph(model, x).units else nullcontext():
-        report = pathcond.rescale_(model, x, objective=objective, method=method, optimizer=optimizer, damping=1.0)
+        report = pathcond.rescale_(model, x, objective=objective, optimizer=optimizer, damping=1.0)
     assert report.output_change is not None
     assert report.output_change < 1e-11
     torch.testing.assert_close(outputs(model, x, False), y, rtol=1e-10, atol=1e-10)
     values = report.objective
-    assert objective == "ranges" or all(b <= a + 1e-12 * abs(a) for a, b in zip(values, values[1:], strict=False))
+    assert all(b <= a + 1e-12 * abs(a) for a, b in zip(values, values[1:], strict=False))
     assert isinstance(report.table(), str)
     model.zero_grad()
     model(x).square().sum().backward()  # what Adam would hold had it seen the rescaled model
@@ -162,20 +161,18 @@ def test_sweeps_after_sweeps_are_more_sweeps():
     for _ in range(4):
         found += schedule.step().solution.u
     torch.testing.assert_close(found, twenty.u, rtol=0, atol=1e-9)
-    best = pathcond.rescale_(model, x, method="optimum", clamp=None, damping=1.0, graph=graph)
-    again = pathcond.rescale_(model, x, method="optimum", clamp=None, damping=1.0, graph=graph)
+    best, again = (rescale_by_steps(model, x, method="optimum", graph=graph).u.abs().amax() for _ in range(2))
     assert float(twenty.u.abs().amax()) > 0.1
-    assert again.max_log_scale < 1e-9 < best.max_log_scale
+    assert float(again) < 1e-9 < float(best)
 
 
 # ---- roots of the solver
 
 
-@pytest.mark.parametrize("k", [2, 4, 6, 8])
 @pytest.mark.parametrize("small", [1e-4, 1e-8, 1e-12])
-def test_a_unit_with_tiny_weights(k, small):
+def test_a_unit_with_tiny_weights(small):
     torch.manual_seed(0)
-    model = Lambda(lambda s, x: s.b(F.relu(s.a(x)) ** k), **linears(5, 4, 1)).double()
+    model = Lambda(lambda s, x: s.b(relu2(s.a(x))), **linears(5, 4, 1)).double()
     with torch.no_grad():
         model.a.weight[0] *= small
         model.a.bias[0] *= small
@@ -186,7 +183,7 @@ def test_a_unit_with_tiny_weights(k, small):
     torch.testing.assert_close(model(x), before, rtol=1e-9, atol=1e-12)
 
 
-# ---- groups, exports, equi-normalisation
+# ---- groups and exports
 
 
 def test_groups_and_exports():
@@ -214,36 +211,3 @@ def test_a_stream_of_squares_has_mixed_degrees():
     assert powers == {"a.weight": 2, "a.bias": 2, "b.weight": 2, "b.bias": 1, "c.weight": 2}
     assert group.degree == 2
     assert group.verify() < 1e-12
-
-
-def scores(s, x: Tensor) -> Tensor:
-    """Queries that another layer reads too."""
-    q = s.a(x)
-    return s.b(q) + (q @ s.c(x).mT).softmax(-1).amax(-1, keepdim=True)
-
-
-@pytest.mark.parametrize(
-    ("forward", "c"),
-    [(lambda s, x: s.b(h := F.relu(s.a(x))) + s.c(h**2), nn.Linear(4, 2)), (scores, nn.Linear(3, 4))],
-    ids=["powers", "inverse"],
-)
-def test_enorm_leaves_units_with_powers_and_inverse_scales(forward, c):
-    torch.manual_seed(0)
-    model, x = Lambda(forward, a=nn.Linear(3, 4), b=nn.Linear(4, 2), c=c).double(), torch.randn(5, 3).double()
-    assert pathcond.extract_graph(model, x).units == 4
-    before = copy.deepcopy(model.state_dict())
-    pathcond.ENorm(model, x).step()
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-
-
-def test_enorm_balances_the_other_units():
-    torch.manual_seed(0)
-    model = Lambda(lambda s, x: s.c(F.relu(s.b(relu2(s.a(x))))), **linears(3, 4, 5, 2)).double()
-    x = torch.randn(4, 3).double()
-    y, before = outputs(model, x, False), copy.deepcopy(model.state_dict())
-    enorm = pathcond.ENorm(model, x)
-    for _ in range(3):
-        enorm.step()
-    torch.testing.assert_close(outputs(model, x, False), y, rtol=1e-12, atol=1e-12)
-    assert torch.equal(model.a.weight, before["a.weight"])
-    assert not torch.equal(model.c.weight, before["c.weight"])

@@ -17,11 +17,12 @@ import pathcond
 from paper import models
 from tests.cases import BY_NAME, CASES, Lambda, mlp, outputs
 from tests.reference import dense_problem
+from tests.steps import rescale_by_steps
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_every_case(case):
-    for objective, training in (("paths", True), ("paths", False), ("norms", True), ("ranges", False)):
+    for objective, training in (("paths", True), ("paths", False), ("norms", True)):
         model, x = case.model().train(training), case.input()
         before = [outputs(model, x, mode) for mode in (False, True)]
         buffers, rng = {n: b.clone() for n, b in model.named_buffers()}, torch.get_rng_state()
@@ -40,18 +41,14 @@ def test_every_case(case):
             torch.testing.assert_close(outputs(model, x, mode), wanted, rtol=1e-9, atol=1e-9)
 
 
-def test_it_is_the_three_steps():
+def test_it_is_the_steps():
     case = BY_NAME["conv_pools"]
-    options = {"batchnorm": "exclude", "shortcuts": "freeze"}
-    one, three, x = case.model(), case.model(), case.input()
-    report = pathcond.rescale_(one, x, method="optimum", pooling="plain", clamp=0.2, damping=1.0, **options)
-    graph = pathcond.extract_graph(three, x, **options)
-    g = pathcond.compute_diag_g(three, x, pooling="plain")
-    solution = pathcond.solve(graph, g, method="optimum", clamp=0.2)
-    pathcond.apply_scales_(three, graph, solution.u)
+    one, steps, x = case.model(), case.model(), case.input()
+    report = pathcond.rescale_(one, x, clamp=0.2, damping=1.0)
+    solution = rescale_by_steps(steps, x, statistics=report.statistics, clamp=0.2)
     torch.testing.assert_close(report.solution.u, solution.u)
     assert report.at_bound == solution.clamped > 0
-    for a, b in zip(one.parameters(), three.parameters(), strict=True):
+    for a, b in zip(one.parameters(), steps.parameters(), strict=True):
         torch.testing.assert_close(a, b)
 
 
@@ -59,31 +56,32 @@ def test_it_is_the_three_steps():
 
 
 @pytest.mark.parametrize("name", ["mlp", "residual_conv"])
-def test_the_default_is_half_of_the_solution(name):
+def test_the_default_is_half_of_ten_sweeps(name):
     case = BY_NAME[name]
     model, x = case.model().eval(), case.input()
     graph = pathcond.extract_graph(model, x)
-    g = pathcond.compute_diag_g(model, x, graph=graph, statistics="running")
-    full = pathcond.rescale_(case.model().eval(), x, statistics="running", damping=1.0)
+    g = pathcond.compute_diag_g(model, x, graph=graph, statistics="input")
+    full = pathcond.rescale_(case.model().eval(), x, damping=1.0)
     torch.testing.assert_close(full.solution.u, pathcond.solve(graph, g, clamp=1.5).u, rtol=0, atol=1e-9)
-    report = pathcond.rescale_(model, x, statistics="running")
+    report = pathcond.rescale_(model, x)
     assert (report.damping, full.damping) == (0.5, 1.0)
     assert torch.equal(report.solution.u, 0.5 * full.solution.u)
     assert report.objective[:-1] == full.objective
-    assert "half of the solution (damping 0.5)" in str(report)
+    assert "half of the log-scales (damping 0.5)" in str(report)
     u, problem = report.solution.u, dense_problem(graph, g)
     assert report.objective_before == pytest.approx(problem.objective(0 * u), rel=1e-9)
     assert report.objective_after == pytest.approx(problem.objective(u), rel=1e-9)
-    rescaled = dense_problem(graph, pathcond.compute_diag_g(model, x, graph=graph))  # from the weights afterwards
+    rescaled = dense_problem(
+        graph, pathcond.compute_diag_g(model, x, graph=graph, statistics="input")
+    )  # from the weights afterwards
     linear = float((problem.matrix() @ u).sum())
     assert report.objective_after == pytest.approx(rescaled.objective(0 * u) - linear, rel=1e-9)
 
 
-@pytest.mark.parametrize("objective", ["norms", "ranges"])
-def test_other_objectives_are_damped_only_where_asked_for(objective):
+def test_norms_are_damped_only_where_asked_for():
     case = BY_NAME["mlp"]
     default, half = (
-        pathcond.rescale_(case.model(), case.input(), objective=objective, **options)
+        pathcond.rescale_(case.model(), case.input(), objective="norms", **options)
         for options in ({}, {"damping": 0.5})
     )
     assert (default.damping, half.damping) == (1.0, 0.5)
@@ -204,7 +202,7 @@ def _zero_head() -> nn.Module:
 
 def _balanced() -> nn.Module:
     model = mlp(3, 4, 2).double()
-    pathcond.rescale_(model, torch.randn(4, 3).double(), method="optimum", clamp=None, damping=1.0)
+    rescale_by_steps(model, torch.randn(4, 3).double(), method="optimum")
     return model
 
 
@@ -254,7 +252,7 @@ def test_reports_of_models_with_max_pools_are_pickled_and_saved():
 def test_undo_after_training_keeps_the_function_if_exact(batchnorm):
     torch.manual_seed(0)
     model, x = mlp(3, 8, 8, 2, norm=nn.BatchNorm1d).double(), torch.randn(16, 3).double()
-    report = pathcond.rescale_(model, x, batchnorm=batchnorm, statistics="running")
+    report = pathcond.rescale_(model, x, graph=pathcond.extract_graph(model, x, batchnorm=batchnorm))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(3):
         optimizer.zero_grad()
@@ -264,22 +262,6 @@ def test_undo_after_training_keeps_the_function_if_exact(batchnorm):
     report.undo_(model)
     change = float((outputs(model, x, False) - before).abs().amax() / before.abs().amax())
     assert (change < 1e-12) == report.exact == (batchnorm == "affine")
-
-
-# ---- graphs that are kept
-
-
-@pytest.mark.parametrize(
-    "option", [{"batchnorm": "exclude"}, {"shortcuts": "freeze"}, {"smooth": True}, {"strict": True}]
-)
-def test_options_that_contradict_the_graph_are_refused(option):
-    case = BY_NAME["mlp_bn"]
-    model, x = case.model(), case.input()
-    state = copy.deepcopy(model.state_dict())
-    (name,) = option
-    with pytest.raises(pathcond.PathCondError, match=f"expected {name}=.*got .*extract a graph with it"):
-        pathcond.rescale_(model, x, graph=pathcond.extract_graph(model, x), **option)
-    assert all(torch.equal(state[k], v) for k, v in model.state_dict().items())
 
 
 # ---- models
@@ -293,16 +275,50 @@ def test_batchnorm_in_training_mode_on_a_batch_of_one():
     assert all(module.training for module in model.modules())
 
 
-@pytest.mark.parametrize("method", ["sweeps", "optimum"])
-def test_models_without_a_path_are_reported(method):
+def test_models_without_a_path_are_reported():
     x = torch.randn(3, 5)
     for model in (
         Lambda(lambda s, x: torch.einsum("bi,oi->bo", x, s.a.weight), a=nn.Linear(5, 8)),
         nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(5, 8, bias=False)), nn.ReLU()),
     ):
-        report = pathcond.rescale_(model, x, method=method)
+        report = pathcond.rescale_(model, x)
         assert (report.units, report.moved, report.residual) == (0, 0, 0.0)
         assert report.result is pathcond.Result.NOTHING
+
+
+# ---- parameters that do not train
+
+
+class LoRA(nn.Module):
+    """A layer with frozen weights, to which a product of two trained factors is added."""
+
+    def __init__(self, features):
+        super().__init__()
+        self.base, self.a, self.b = nn.Linear(*features), nn.Linear(features[0], 3), nn.Linear(3, features[1])
+        self.base.requires_grad_(False)
+
+    def forward(self, x):
+        return self.base(x) + self.b(self.a(x))
+
+
+@pytest.mark.parametrize("objective", ["paths", "norms"])
+def test_only_units_of_trained_parameters_move(objective):
+    torch.manual_seed(0)
+    model, x = nn.Sequential(LoRA((4, 8)), nn.ReLU(), LoRA((8, 2))).double(), torch.randn(6, 4).double()
+    for layer in (model[0], model[2]):
+        layer.a.weight.data.mul_(30.0)
+    before, y = copy.deepcopy(model.state_dict()), model(x)
+    everything = pathcond.rescale_(copy.deepcopy(model), x, objective=objective)
+    report = pathcond.rescale_(model, x, objective=objective, trainable_only=True)
+    assert (everything.units, everything.moved, report.units, report.moved) == (14, 14, 14, 6)
+    assert any("8 units keep their scale" in note for note in report.notes)
+    torch.testing.assert_close(model(x), y, rtol=1e-10, atol=1e-10)
+    for name, value in model.state_dict().items():
+        trained = ".a." in name or name.endswith("b.weight")
+        assert torch.equal(value, before[name]) != trained, name
+    assert report.solution.dead == ()
+    model.requires_grad_(False)
+    assert pathcond.rescale_(model, x, objective=objective, trainable_only=True).moved == 0
 
 
 # ---- the package

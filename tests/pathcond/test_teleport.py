@@ -46,26 +46,16 @@ def test_it_counts_and_rescales_on_every_nth_call() -> None:
     assert schedule.step() is not None
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"sweeps": 3, "clamp": 0.05, "damping": 1.0},
-        {"method": "optimum", "clamp": None},
-        {"batchnorm": "exclude", "pooling": "plain", "statistics": "running"},
-        {"shortcuts": "freeze", "strict": True, "smooth": True},
-        {"sweeps": 50, "tol": 1e-3, "objective": "ranges", "damping": 0.5},
-    ],
-)
+@pytest.mark.parametrize("options", [{}, {"clamp": 0.05, "damping": 1.0}, {"objective": "norms", "clamp": None}])
 def test_it_is_rescale_with_the_same_options(options: dict[str, Any]) -> None:
     model, expected = net(), net()
     with torch.no_grad():
         model(X), expected(X)  # moves the running statistics
-    report = Teleport(model, X, every=1, **options).step()
-    wanted = rescale_(expected, X, **{"sweeps": 1, **options})
+    report = Teleport(model, X, every=1, sweeps=10, **options).step()
+    wanted = rescale_(expected, X, **options)
     assert report is not None
     assert report.objective == wanted.objective
-    assert report.damping == options.get("damping", 0.5)
+    assert report.damping == wanted.damping
     assert report.max_log_scale <= (options.get("clamp", 1.5) or 100)
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), expected.parameters(), strict=True))
 
@@ -91,7 +81,7 @@ def test_function_and_momentum_through_training() -> None:
                 torch.testing.assert_close(y, old, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("options", [{"every": 0}, {"every": 1.5}, {"every": True}, {"every": 1, "check": True}])
-def test_options_out_of_range(options: dict[str, Any]) -> None:
-    with pytest.raises(PathCondError, match="expected (every|options)"):
-        Teleport(net(), X, **options)
+@pytest.mark.parametrize("every", [0, 1.5, True])
+def test_a_period_out_of_range(every: Any) -> None:
+    with pytest.raises(PathCondError, match="expected every to be an integer >= 1"):
+        Teleport(net(), X, every=every)

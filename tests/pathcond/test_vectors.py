@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import pathcond
+from paper.paths import count_paths
 from tests.reference import dense_problem
 from tests.vectors import NAMES, Network, load, tensor
 
@@ -25,7 +26,7 @@ def case(request):
 def test_output_units_and_path_count(case):
     spec, model, x, graph = case
     torch.testing.assert_close(model(x).detach(), tensor(spec["example_output"]), rtol=1e-12, atol=1e-14)
-    assert pathcond.count_paths(model, x[:1], pooling="all") == pytest.approx(spec["number_of_paths"], rel=1e-12)
+    assert count_paths(model, x[:1], pooling="all") == pytest.approx(spec["number_of_paths"], rel=1e-12)
     assert graph.units == spec["number_of_hidden_neurons"]
     problem = dense_problem(
         graph, {name: torch.ones(spec["parameter_shapes"][name]) for name in spec["parameter_order"]}

@@ -74,6 +74,7 @@ def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
 
 def _row(name: str, image: int) -> dict[str, Any]:
     from paper import models
+    from paper.paths import count_paths
 
     with torch.random.fork_rng(devices=[]):  # the weights do not matter
         model = build(name, image).eval()
@@ -87,7 +88,7 @@ def _row(name: str, image: int) -> dict[str, Any]:
         "units_free": pathcond.extract_graph(model, x).units,
     }
     for pooling in ("paper", "all"):
-        paths = pathcond.count_paths(model, x, pooling=pooling)
+        paths = count_paths(model, x, pooling=pooling)
         row |= {f"paths_{pooling}": f"{paths:.11e}", f"log10_paths_{pooling}": math.log10(paths)}
     return row
 

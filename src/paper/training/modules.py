@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 import pathcond
 from paper import models
 from paper.cli import PaperError
+from paper.enorm import ENorm
 from paper.methods import solver_options
 from paper.seeds import generator
 from paper.settings import DATASETS
@@ -161,7 +162,7 @@ class ModuleTrainer(Trainer):
             return lambda: compiled(torch_layers.enorm_cycle, self.device)(weights, biases)
         x = models.example_input(self.spec["model"]).to(self.device)
         graph = pathcond.extract_graph(self.module, x, batchnorm="exclude", smooth=True)
-        return pathcond.ENorm(self.module, x, self._single(), last_layer=False, graph=graph).step
+        return ENorm(self.module, x, self._single(), last_layer=False, graph=graph).step
 
     def _rescale(self) -> None:
         """Rescale the weights by the settings of the method, and the optimiser state with them."""
@@ -172,15 +173,10 @@ class ModuleTrainer(Trainer):
             else:
                 x = models.example_input(self.spec["model"]).to(self.device)
             graph = pathcond.extract_graph(self.module, x, batchnorm=how["batchnorm"], smooth=how.get("smooth", True))
-            options = {
-                **solver_options(how),
-                "pooling": how["pooling"],
-                "damping": how.get("damping", 1.0),
-                "statistics": statistics,
-                "graph": graph,
-                "optimizer": self._single(),
-            }
-            pathcond.Teleport(self.module, x, every=1, **options).step()
+            optimizer = self._single()
+            g = pathcond.compute_diag_g(self.module, x, pooling=how["pooling"], statistics=statistics, graph=graph)
+            solution = pathcond.solve(graph, g, **solver_options(how), damping=how.get("damping", 1.0))
+            pathcond.apply_scales_(self.module, graph, solution.u, optimizer=optimizer)
 
     def _single(self) -> Optimizer:
         """The optimiser whose state is rescaled with the weights."""

@@ -107,10 +107,9 @@ def _reciprocal_paths(p: PathSums, call: Call, a: Arguments) -> None:
     p.normalizers.update(call.outs)
 
 
-# ---- powers of activations, such as squared ReLU: homogeneous of another degree
+# ---- squares of activations: homogeneous of degree two
 
 _ACTIVATIONS = ("relu", "leaky_relu", "rrelu", "prelu", "abs", "absolute", "clamp", "clip", "clamp_min", "threshold")
-_HIGHEST = 8  # power that is followed
 
 
 def _behind_activation(constants: Constants | None, value: int) -> bool:
@@ -133,10 +132,10 @@ def _power_of(call: Call, a: Arguments) -> Any:
 
 
 def _degree(constants: Constants | None, call: Call, a: Arguments) -> int:
-    """The degree of a power that scales and paths cross; 0 for any other."""
+    """The degree, 1 or 2, of a power that scales and paths cross; 0 for any other."""
     power, base = _power_of(call, a), a["input"]
-    whole = isinstance(power, (int, float)) and power in range(1, _HIGHEST + 1)
-    return int(power) if whole and isinstance(base, Ref) and _behind_activation(constants, base.id) else 0
+    known = power in (1, 2) and isinstance(base, Ref) and _behind_activation(constants, base.id)
+    return int(power) if known else 0
 
 
 def _power_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
@@ -145,9 +144,8 @@ def _power_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
     if degree:
         s.set_result(call, s.power(s.groups(a["input"]), degree))
     elif isinstance(power, (int, float)) and isinstance(a["input"], Ref):
-        known = power in range(2, _HIGHEST + 1)
-        why = "of a value that is no activation, as in an RMSNorm or a GELU written by hand" if known else "of a value"
-        s.freeze_through(call, f"crosses `{call.name}` with power {power:g} {why}")
+        why = "of a value that is no activation, as in an RMSNorm or a GELU written by hand" if power == 2 else ""
+        s.freeze_through(call, f"crosses `{call.name}` with power {power:g} {why}".rstrip())
     else:
         s.freeze_through(call)
 

@@ -7,6 +7,7 @@ import torch
 
 import pathcond
 from paper import models
+from paper.enorm import ENorm
 from paper.training.batched_mlps import BatchedMLPs
 from paper.training.kernels import torch_layers
 from paper.training.modules import convolutions
@@ -88,7 +89,7 @@ def test_enorm_balances_its_runs_after_every_step(name):
         enorm_by_unit(module)
         x = torch.ones(1, model["inputs"], dtype=torch.float64)
         graph = pathcond.extract_graph(twin, x, batchnorm="exclude", smooth=True)
-        pathcond.ENorm(twin, x, last_layer=False, graph=graph).step()
+        ENorm(twin, x, last_layer=False, graph=graph).step()
         assert_same(twin, module)
 
     for size in SIZES:
@@ -120,6 +121,6 @@ def test_convolutions_are_balanced_too(norm):
     torch_layers.enorm_cycle(weights, [layer.bias.detach()[None, None] for layer in chain])
     x = models.example_input(model).double()
     graph = pathcond.extract_graph(twin, x, batchnorm="exclude", smooth=True)
-    pathcond.ENorm(twin, x, last_layer=False, graph=graph).step()
+    ENorm(twin, x, last_layer=False, graph=graph).step()
     assert_same(module, twin)
     assert not torch.allclose(chain[0].weight, began)

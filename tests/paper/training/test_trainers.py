@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-import pathcond
 from paper import models
+from paper.enorm import ENorm
 from paper.starts import initialize
 from paper.training.batched_mlps import BatchedTrainer
 from paper.training.modules import ModuleTrainer
@@ -26,6 +26,7 @@ from tests.paper.training.reference import (
     random_splits,
     train_epoch,
 )
+from tests.steps import rescale_by_steps
 
 GELU = {**MLP, "activation": "gelu"}
 
@@ -155,7 +156,7 @@ def test_epochs_are_those_of_a_plain_loop(model, way):
         after = {"enorm": lambda m=module: enorm_by_unit(m)}.get(method, lambda: None)
         if model is CONV and method == "enorm":
             x = models.example_input(model)
-            after = pathcond.ENorm(module, x, optimiser, last_layer=False, batchnorm="exclude").step
+            after = ENorm(module, x, optimiser, last_layer=False, batchnorm="exclude").step
         for epoch in (1, 2):
             trainer.epoch(epoch)
             train_epoch(module, [optimiser], run[0], trainer.splits, 1, epoch, after)
@@ -167,9 +168,9 @@ def test_epochs_are_those_of_a_plain_loop(model, way):
 def test_teleport_rescales_after_every_k_epochs(model, way):
     run = (make_spec(model, "teleport", {"teleport": 2}, lr=0.2), 1)
     trainer, x = way(run), models.example_input(model)
-    options = {"batchnorm": "affine", "pooling": "plain", "sweeps": 10, "damping": 1.0, "check": False}
+    options = {"batchnorm": "affine", "pooling": "plain", "clamp": 1.5}
     module = models.make(model, 1)
-    pathcond.rescale_(module, x, **options)
+    rescale_by_steps(module, x, **options)
     optimiser = torch.optim.SGD(module.parameters(), lr=0.2)
     moved = []
     for epoch in range(1, 5):
@@ -181,7 +182,7 @@ def test_teleport_rescales_after_every_k_epochs(model, way):
             torch.testing.assert_close(after[name], before[name], rtol=1e-4, atol=1e-6)
         train_epoch(module, [optimiser], run[0], trainer.splits, 1, epoch)
         if epoch % 2 == 0:
-            moved.append(float(pathcond.rescale_(module, x, **options).solution.u.abs().max()))
+            moved.append(float(rescale_by_steps(module, x, **options).u.abs().max()))
         assert_same(module_of(trainer, model), module, 2e-3, 1e-5)
     assert min(moved) > 1e-3
 

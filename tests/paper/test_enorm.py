@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from paper.enorm import ENorm
 from pathcond.checks import PathCondError
-from pathcond.enorm import ENorm
 from pathcond.graph import extract_graph
-from tests.cases import BY_NAME, outputs
+from tests.cases import BY_NAME, Lambda, outputs
 
 
 @dataclass(frozen=True)
@@ -325,3 +326,45 @@ def test_cuda_step_agrees_with_the_cpu_and_notices_a_move() -> None:
     moved.cpu()
     with pytest.raises(PathCondError, match="after model.to"):
         there.step()
+
+
+# ---- units with powers or inverse scales
+
+
+def relu2(x):
+    return functional.relu(x).square()
+
+
+def scores(s, x: Tensor) -> Tensor:
+    """Queries that another layer reads too."""
+    q = s.a(x)
+    return s.b(q) + (q @ s.c(x).mT).softmax(-1).amax(-1, keepdim=True)
+
+
+@pytest.mark.parametrize(
+    ("forward", "c"),
+    [(lambda s, x: s.b(h := functional.relu(s.a(x))) + s.c(h**2), nn.Linear(4, 2)), (scores, nn.Linear(3, 4))],
+    ids=["powers", "inverse"],
+)
+def test_enorm_leaves_units_with_powers_and_inverse_scales(forward, c):
+    torch.manual_seed(0)
+    model, x = Lambda(forward, a=nn.Linear(3, 4), b=nn.Linear(4, 2), c=c).double(), torch.randn(5, 3).double()
+    assert extract_graph(model, x).units == 4
+    before = copy.deepcopy(model.state_dict())
+    ENorm(model, x).step()
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_enorm_balances_the_other_units():
+    torch.manual_seed(0)
+    model = Lambda(
+        lambda s, x: s.c(functional.relu(s.b(relu2(s.a(x))))), a=nn.Linear(3, 4), b=nn.Linear(4, 5), c=nn.Linear(5, 2)
+    ).double()
+    x = torch.randn(4, 3).double()
+    y, before = outputs(model, x, False), copy.deepcopy(model.state_dict())
+    enorm = ENorm(model, x)
+    for _ in range(3):
+        enorm.step()
+    torch.testing.assert_close(outputs(model, x, False), y, rtol=1e-12, atol=1e-12)
+    assert torch.equal(model.a.weight, before["a.weight"])
+    assert not torch.equal(model.c.weight, before["c.weight"])

@@ -17,12 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from pathcond.apply import apply_scales_, multiply_, optimizer_buffers, parameters_by_memory
-from pathcond.checks import PathCondError, shared_memory
+from pathcond.apply import apply_scales_, optimizer_buffers, parameters_by_memory
+from pathcond.checks import PathCondError
 from pathcond.graph import ParamScales, ScaleGraph, extract_graph
-from pathcond.rules import TABLE
+from pathcond.roles import roles_of
 from pathcond.rules.base import compress
-from pathcond.tracing import Ref, Trace, record, refs
 
 
 class ENorm:
@@ -58,8 +57,7 @@ class ENorm:
             and changes the function.
         last_layer: balance the units that feed an output layer too; the original does not.
         batchnorm: how scales cross BatchNorm; ``exclude``, the paper's way, leaves its parameters alone.
-        shortcuts: whether channels along identity shortcuts share a scale (``tie``) or keep theirs (``freeze``).
-        graph: a graph extracted earlier; ``batchnorm`` and ``shortcuts`` are then not used.
+        graph: a graph extracted earlier; ``batchnorm`` is then not used.
 
     Attributes:
         graph: the units.
@@ -69,10 +67,11 @@ class ENorm:
             holds state of unknown meaning.
 
     Example:
-        >>> import torch, pathcond
+        >>> import torch
+        >>> from paper.enorm import ENorm
         >>> model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        >>> enorm = pathcond.ENorm(model, torch.ones(1, 3), optimizer)
+        >>> enorm = ENorm(model, torch.ones(1, 3), optimizer)
         >>> model(torch.ones(1, 3)).sum().backward()
         >>> optimizer.step()
         >>> y, norms = model(torch.ones(1, 3)), enorm.objective()
@@ -92,14 +91,13 @@ class ENorm:
         biases: bool = True,
         last_layer: bool = True,
         batchnorm: Literal["affine", "exclude"] = "affine",
-        shortcuts: Literal["tie", "freeze"] = "tie",
         graph: ScaleGraph | None = None,
     ) -> None:
         for name, value in (("p", p), ("c", c)):
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
                 raise PathCondError(f"expected {name} to be a positive number, got {value!r}.")
         if graph is None:
-            graph = extract_graph(model, example_input, batchnorm=batchnorm, shortcuts=shortcuts)
+            graph = extract_graph(model, example_input, batchnorm=batchnorm)
         apply_scales_(model, graph, torch.zeros(graph.units))  # raises if the graph is of another model
         roles = roles_of(model, example_input, graph)
         number = torch.arange(graph.units + 1)
@@ -144,10 +142,10 @@ class ENorm:
                 at = self._index[name]
                 row = None if at.row is None else lambdas.to(p.device)[at.row]
                 col = None if at.col is None else inverse.to(p.device)[at.col]
-                multiply_(p, row, col)
+                _multiply_(p, row, col)
                 for buffer, power in buffers[name]:
                     if power:
-                        multiply_(buffer, *(None if f is None else f.pow(-power) for f in (row, col)))
+                        _multiply_(buffer, *(None if f is None else f.pow(-power) for f in (row, col)))
 
     def objective(self) -> Tensor:
         """``sum_l c_l |W_l|_p^p`` over the weights that touch a unit: a float64 tensor without axes."""
@@ -351,59 +349,23 @@ def _exponent(weights: Sequence[_Weight], lo: int, hi: int, device: torch.device
     return torch.where(coupled[lo:], 0.25, 0.5).to(device)
 
 
-# ---- which parameters are weights, and which of them make the output
-
-_FACTORS = {"mul": ("input", "other"), "matmul": ("input", "other"), "addmm": ("mat1", "mat2")}
-_VIEWS = ("same", "cast", "reshape", "move")
-_NORMS = ("batch_norm", "group_norm", "layer_norm", "rms_norm")
+# ---- factors
 
 
-@dataclass(frozen=True)
-class Roles:
-    """Names in the graph: ``weights`` in network order, those of output layers (``last``), and ``biases``."""
+def _multiply_(tensor: Tensor, row: Tensor | None, col: Tensor | None) -> None:
+    """Multiply in place by ``row * col``, both of which broadcast to ``tensor``; None stands for one.
 
-    weights: tuple[str, ...]
-    last: frozenset[str]
-    biases: frozenset[str]
-
-
-def roles_of(model: nn.Module, example_input: Any, graph: ScaleGraph) -> Roles:
-    """Which parameters of a graph are weights, and which are biases."""
-    alias = shared_memory(model)[0]
-    traces = [graph.trace_of(model, example_input)]
-    seen = {value.leaf.name for value in traces[0].values if value.leaf is not None}
-    if graph.params.keys() - seen:
-        traces.append(record(model, example_input, training=True))  # auxiliary heads run in training mode only
-    order: dict[str, None] = {}
-    last: set[str] = set()
-    for trace in traces:
-        last |= _follow(trace, alias, graph, order)
-    biases = frozenset(name for name in graph.params if name not in order)
-    return Roles(tuple(name for name in order if name in graph.params), frozenset(last & graph.params.keys()), biases)
-
-
-def _follow(trace: Trace, alias: Mapping[str, str], graph: ScaleGraph, order: dict[str, None]) -> frozenset[str]:
-    """Add to ``order`` the parameters that multiply data; return those without another one before an output."""
-    names = {
-        index: alias.get(value.leaf.name, value.leaf.name)
-        for index, value in enumerate(trace.values)
-        if value.leaf is not None and value.leaf.kind == "param"
-    }
-    latest: dict[int, frozenset[str]] = {}
-    for call in trace.calls:
-        op, used = TABLE.get(call.fn), [ref.id for ref in refs([*call.args, call.kwargs])]
-        kind, arguments = (op.kind, op.bind(call.args, call.kwargs)) if op else ("", {})
-        if kind in _VIEWS and len(used) == 1 and used[0] in names:
-            names.update(dict.fromkeys(call.outs, names[used[0]]))
-            continue
-        given = [arguments.get(key) for key in (_FACTORS.get(kind, ("weight",)) if kind != "prelu" else ())]
-        factors = [names[x.id] for x in given if isinstance(x, Ref) and x.id in names]
-        order.update(dict.fromkeys(factors))
-        made = frozenset[str]().union(*(latest.get(value, ()) for value in used))
-        if factors and kind not in _NORMS and (kind != "mul" or any(name in graph.params for name in factors)):
-            made = frozenset(factors)
-        latest.update(dict.fromkeys(call.outs, made))
-    return frozenset[str]().union(*(latest.get(value, ()) for value in trace.outputs))
+    Factors in a wider format than the tensor's are not rounded first: the product is rounded once.
+    """
+    factors = [factor for factor in (row, col) if factor is not None]
+    if all(factor.dtype == tensor.dtype for factor in factors):
+        for factor in factors:
+            tensor.mul_(factor)
+        return
+    product = tensor
+    for factor in factors:
+        product = torch.mul(product, factor)
+    tensor.copy_(product)
 
 
 @dataclass(frozen=True)
