@@ -5,7 +5,6 @@ of its gradient, so each weight is written once per step. Other optimisers take 
 """
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +23,6 @@ from paper.training.trainer import Run, Trainer
 
 _ACTIVATIONS = {nn.ReLU: "relu", nn.GELU: "gelu", nn.SiLU: "silu"}
 _NORM = ("weight", "bias", "running_mean", "running_var")
-MIN_HOPPER_RUNS = 5  # with fewer runs cuBLAS is faster, since it splits each GEMM into more blocks
 
 
 @dataclass(frozen=True)
@@ -57,14 +55,9 @@ class BatchedMLPs:
     def __init__(self, modules: Sequence[nn.Module], device: torch.device, dtype: torch.dtype = torch.float32) -> None:
         self.shape = Shape.of(modules[0])
         self.device, self.dtype, self.runs = device, dtype, len(modules)
-        self.side = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self.layer_kernels = _layer_kernels(device, self.runs)
-        self.hopper = _hopper_kernels(device, self.runs)
-        self.pending = False  # whether work is pending on the side stream
-        self.enorm_events: dict[int, Any] = {}  # by layer: the end of ENorm's work on it, on the side stream
-        self.prefetched: Tensor | None = None  # split-K partials of the next step's first GEMM
-        # On a GPU, ENorm's factors of the first layer's rows are not applied before the end of an epoch.
-        self.row_scale: Tensor | None = None
+        self.layers: Any = (
+            torch_layers.OneOnCPU if device.type == "cpu" and self.runs == 1 else torch_layers.Compiled(device)
+        )
         linear = [[m for m in module.modules() if isinstance(m, nn.Linear)] for module in modules]
         norms = [[m for m in module.modules() if isinstance(m, nn.BatchNorm1d)] for module in modules]
 
@@ -82,15 +75,8 @@ class BatchedMLPs:
 
     def tensors(self) -> list[Tensor]:
         """All tensors that training changes; the first axis is the run."""
-        self.apply_row_scale()
-        return self.state()[: -1 if self.row_scale is not None else None]
-
-    def state(self) -> list[Tensor]:
-        """As `tensors`, but the deferred row scale is not applied: it is the last tensor, if there is one."""
-        self.synchronize()
         norms = [t for layer in self.norms for t in layer]
-        deferred = [] if self.row_scale is None else [self.row_scale]
-        return [*self.weights, *(b for b in self.biases if b is not None), *norms, *deferred]
+        return [*self.weights, *(b for b in self.biases if b is not None), *norms]
 
     def parameters(self) -> dict[str, Tensor]:
         """Parameters by their name in a module of :func:`paper.models.mlp` or `autoencoder`; the first axis is the run.
@@ -129,13 +115,6 @@ class BatchedMLPs:
                 losses = (a - target).square() / (x.shape[1] * x.shape[2])
             return list(torch.autograd.grad(losses.sum(), list(leaves.values())))
 
-    def apply_row_scale(self) -> None:
-        """Multiply the deferred row scale into the first weights."""
-        self.synchronize()
-        if self.row_scale is not None:
-            self.weights[0].mul_(self.row_scale.mT)
-            self.row_scale.fill_(1.0)
-
     def save(self, run: int) -> list[Tensor]:
         """One run's tensors, on the CPU."""
         return [t[run].cpu().clone() for t in self.tensors()]
@@ -147,7 +126,6 @@ class BatchedMLPs:
 
     def write_to(self, run: int, module: nn.Module) -> None:
         """Copy one run into a module of the shape."""
-        self.apply_row_scale()
         linear = [m for m in module.modules() if isinstance(m, nn.Linear)]
         norms = [m for m in module.modules() if isinstance(m, nn.BatchNorm1d)]
         with torch.no_grad():
@@ -164,10 +142,7 @@ class BatchedMLPs:
         for mine, given in zip(self.tensors(), BatchedMLPs([module], self.device, self.dtype).tensors(), strict=True):
             mine[run].copy_(given[0])
 
-    def step(
-        self, x: Tensor, target: Tensor, rate: Tensor, task: str, enorm_runs: slice | None = None,
-        transposed: Tensor | None = None, next_x: Tensor | None = None,
-    ) -> None:  # fmt: skip
+    def step(self, x: Tensor, target: Tensor, rate: Tensor, task: str, enorm_runs: slice | None = None) -> None:
         """One step of gradient descent on a batch, in place.
 
         Args:
@@ -176,121 +151,33 @@ class BatchedMLPs:
             rate: learning rates, (R, 1, 1).
             task: ``classify``, or another name for reconstruction.
             enorm_runs: runs that make one cycle of ENorm after the step.
-            transposed: the transposed inputs of `hopper.gather`, if `can_prefetch`.
-            next_x: with `transposed`, the inputs of the next step, if there is one.
         """
-        inputs, saved, grads, last = [x], [], [], len(self.weights) - 1
+        inputs, saved, kind, last = [x], [], self.shape.activation, len(self.weights) - 1
         for k in range(last):
-            a, kept = self._forward(k, inputs[k])
+            z = torch.bmm(inputs[k], self.weights[k].mT)
+            if self.norms:
+                a, kept = self.layers.norm_forward(z, self.norms[k], kind)
+            else:
+                a, kept = self.layers.plain_forward(z, self.biases[k], kind), z
             inputs.append(a)
             saved.append(kept)
-        grad = self._output_gradient(inputs[last], target, rate, task)
-        for k in range(last, 0, -1):
-            grads.append(grad)  # keeps the memory until both streams are done
-            grad = self._backward(k, grad, inputs[k], saved[k - 1])
-        squares = None
-        if transposed is None:
-            _subtract(self.weights[0], grad, x)
-            self.synchronize()
-        else:
-            self.synchronize()  # the side stream gathers the next inputs
-            self.prefetched, squares = self.hopper.first_layer_step(grad, transposed, next_x, self.weights[0])
-        if enorm_runs is not None:
-            self._enorm_cycle(enorm_runs, squares)
-
-    def _forward(self, k: int, x: Tensor) -> tuple[Tensor, Any]:
-        """Forward pass of a hidden layer: activations, and what the backward pass needs."""
-        weight, bias, kind = self.weights[k], self.biases[k], self.shape.activation
-        row_scale = self.row_scale if k == 0 else None
-        norm = self.norms[k] if self.norms else None
-        if self._fits(k, x.shape[1]):
-            self.synchronize(k)
-            # The Hopper backward pass of a ReLU needs its outputs alone.
-            keep = norm is not None or kind != "relu" or not self._fits(k + 1, x.shape[1])
-            settings = norm, bias, kind, row_scale, keep
-            if k > 0 or self.prefetched is None:
-                return self.hopper.forward(x, weight, *settings)
-            z, self.prefetched = self.prefetched, None
-            return self.hopper.forward_from_partials(z, *settings)
-        if k > 0:
-            self.synchronize(k)
-        z = torch.bmm(x, weight.mT)
-        self.synchronize(k)  # in the first layer only the row scale depends on ENorm
-        if norm is not None:
-            return self.layer_kernels.norm_forward(z, norm, kind, row_scale)
-        return self.layer_kernels.plain_forward(z, bias, kind, row_scale), z
-
-    def _output_gradient(self, x: Tensor, target: Tensor, rate: Tensor, task: str) -> Tensor:
-        """The gradient at the outputs, from the inputs of the last layer."""
-        weight, bias = self.weights[-1], self.biases[-1]
-        if task != "classify" and self._fits(len(self.weights) - 1, x.shape[1]):
-            return self.hopper.mse_gradient(x, weight, bias, target, rate)
         gradient = torch_layers.cross_entropy_gradient if task == "classify" else torch_layers.mse_gradient
-        return compiled(gradient, self.device)(torch.bmm(x, weight.mT), bias, target, rate)
-
-    def _backward(self, k: int, grad: Tensor, a: Tensor, kept: Any) -> Tensor:
-        """Backward pass of a weight, which is updated, and of the hidden layer below it."""
-        bias, kind = self.biases[k - 1], self.shape.activation
-        row_scale = self.row_scale if k == 1 else None
-        norm = self.norms[k - 1] if self.norms else None
-        if self._fits(k, grad.shape[1]):
-            return self.hopper.backward(grad, self.weights[k], a, kept, norm, bias, kind, row_scale)
-        below = torch.bmm(grad, self.weights[k])
-        with self.on_side_stream():  # the backward pass does not wait for the update
-            _subtract(self.weights[k], grad, a)
-        if norm is not None:
-            return self.layer_kernels.norm_backward(below, kept, norm, kind, row_scale)
-        return self.layer_kernels.plain_backward(below, kept, bias, kind, row_scale)
-
-    def _enorm_cycle(self, runs: slice, squares: Tensor | None) -> None:
-        """A cycle of ENorm; with a deferred row scale, the next step's first GEMM does not wait for it."""
-        row_scale = None if self.row_scale is None else self.row_scale[runs]
-        part = [w[runs] for w in self.weights], [None if b is None else b[runs] for b in self.biases], row_scale
-        if row_scale is None or self.side is None:
-            self.layer_kernels.enorm_cycle(*part)
-            return
-        with self.on_side_stream():
-            self.layer_kernels.enorm_cycle(*part, None if squares is None else squares[:, runs], self._record_enorm)
-
-    def _record_enorm(self, layer: int) -> None:
-        if self.side is not None:
-            self.enorm_events[layer] = self.side.record_event()
-
-    def _fits(self, layer: int, examples: int) -> bool:
-        return self.hopper is not None and self.hopper.fits(self.weights[layer], examples)
-
-    def can_prefetch(self, examples: int) -> bool:
-        """Whether a step can prefetch the first GEMM of the next one."""
-        return self._fits(0, examples)
-
-    def defer_row_scale(self) -> None:
-        """On a GPU, from now on defer ENorm's factors of the first layer's rows."""
-        if self.side is not None:
-            runs, n = self.weights[0].shape[:2]
-            self.row_scale = torch.ones(runs, 1, n, device=self.device)
-
-    def on_side_stream(self) -> AbstractContextManager[Any]:
-        """Run the block on the side stream, after all work queued so far."""
-        if self.side is None:
-            return nullcontext()
-        self.side.wait_stream(torch.cuda.current_stream())
-        self.pending = True
-        return torch.cuda.stream(self.side)
-
-    def synchronize(self, layer: int | None = None) -> None:
-        """Wait for the side stream, or only for ENorm's work on one layer."""
-        if layer is not None:
-            if layer in self.enorm_events:
-                torch.cuda.current_stream().wait_event(self.enorm_events[layer])
-            return
-        if self.pending and self.side is not None:
-            torch.cuda.current_stream().wait_stream(self.side)
-        self.pending = False
-        self.enorm_events.clear()
+        z = torch.bmm(inputs[last], self.weights[last].mT)
+        grad = compiled(gradient, self.device)(z, self.biases[last], target, rate)
+        for k in range(last, 0, -1):
+            below = torch.bmm(grad, self.weights[k])
+            _subtract(self.weights[k], grad, inputs[k])
+            if self.norms:
+                grad = self.layers.norm_backward(below, saved[k - 1], self.norms[k - 1], kind)
+            else:
+                grad = self.layers.plain_backward(below, saved[k - 1], self.biases[k - 1], kind)
+        _subtract(self.weights[0], grad, x)
+        if enorm_runs is not None:
+            biases = [None if bias is None else bias[enorm_runs] for bias in self.biases]
+            self.layers.enorm_cycle([weight[enorm_runs] for weight in self.weights], biases)
 
     def outputs(self, x: Tensor) -> Tensor:
         """Outputs in eval mode for inputs that all runs share: (B, n_0) gives (R, B, n_L)."""
-        self.apply_row_scale()
         first, bias = self.weights[0], self.biases
         # The first layers of all runs are one GEMM.
         z = (x @ first.reshape(-1, first.shape[2]).mT).reshape(len(x), *first.shape[:2]).transpose(0, 1)
@@ -324,8 +211,6 @@ class BatchedTrainer(Trainer):
         self.stack = BatchedMLPs(self.modules, device)
         self.rate = torch.tensor([run.spec["lr"] for run in runs], device=device).view(-1, 1, 1)
         self.enorm_runs = _span([bool(run.spec["rescaling"].get("enorm")) for run in runs])
-        if self.enorm_runs is not None:
-            self.stack.defer_row_scale()
         fused = all(is_plain(run.spec) for run in runs)
         self.optimiser = None if fused else self._optimiser([s.lr_factors for s in initial])
         self.precision = "float32 with TF32 products" if gpu else "float32"
@@ -378,29 +263,6 @@ class BatchedTrainer(Trainer):
                 if self.optimiser is not None and optimiser is not None:
                     self.optimiser.read_from(number, optimiser, parameters)
 
-    def _run_steps(self, steps: Sequence[Tensor]) -> None:
-        prefetch = self.optimiser is None and self.stack.can_prefetch(len(steps[0]))
-        (self._prefetched_steps if prefetch else super()._run_steps)(steps)
-        self.stack.synchronize()
-
-    def _prefetched_steps(self, steps: Sequence[Tensor]) -> None:
-        """Steps that each prefetch the first GEMM of the next."""
-        batch = self._gather(steps[0])
-        for positions in (*steps[1:], None):
-            upcoming = None
-            if positions is not None:
-                with self.stack.on_side_stream():
-                    upcoming = self._gather(positions)
-            x, transposed, target = batch
-            self.stack.step(x, target, self.rate, self.task, self.enorm_runs, transposed, upcoming and upcoming[0])
-            batch = upcoming or batch
-
-    def _gather(self, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Inputs, transposed inputs, and targets."""
-        train, index = self.splits.train, self.order.index_select(1, positions)
-        x, transposed = self.stack.hopper.gather(train.images, index, self.splits.scale, self.splits.shift)
-        return x, transposed, train.labels[index] if self.task == "classify" else x
-
     def _next(self, positions: Tensor) -> None:
         splits, labels = self.splits, self.splits.train.labels if self.task == "classify" else None
         x, labels = compiled(torch_layers.gather_next, self.device)(
@@ -425,7 +287,7 @@ class BatchedTrainer(Trainer):
 
     def _state_tensors(self) -> list[Tensor]:
         more = [] if self.optimiser is None else [*self.optimiser.state(), self.optimiser.at]
-        return [*self.stack.state(), *more]
+        return [*self.stack.tensors(), *more]
 
 
 class _Product(torch.autograd.Function):
@@ -474,23 +336,3 @@ def _subtract(weight: Tensor, grad: Tensor, x: Tensor) -> None:
         weight[0].addmm_(grad[0].T, x[0], alpha=-1)
     else:
         weight.baddbmm_(grad.mT, x, alpha=-1)
-
-
-def _layer_kernels(device: torch.device, runs: int) -> Any:
-    """Forward and backward pass of a hidden layer, and ENorm, for a device: a module or a class."""
-    if device.type != "cuda":
-        return torch_layers.OneOnCPU if runs == 1 else torch_layers
-    from paper.training.kernels import triton_layers  # needs Triton
-
-    return triton_layers
-
-
-def _hopper_kernels(device: torch.device, runs: int) -> Any:
-    """The Hopper kernels, where they exist and are faster than cuBLAS; else None."""
-    if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != 9 or runs < MIN_HOPPER_RUNS:
-        return None
-    try:
-        from paper.training.kernels import hopper
-    except ImportError:  # this Triton has no Gluon
-        return None
-    return hopper

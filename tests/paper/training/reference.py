@@ -7,13 +7,11 @@ from torch.nn import functional
 from paper.runs import training_specs
 from paper.seeds import generator
 from paper.training.datasets import Split, Splits, factors
-from paper.training.kernels import torch_layers
 
 CPU = torch.device("cpu")
 MLP = {"kind": "mlp", "inputs": 12, "hidden": [6, 5, 4], "outputs": 10, "activation": "relu"}
 BARE = {**MLP, "batchnorm": False}
 FLAT = {**MLP, "inputs": 192}  # for the images of `generated`
-WIDE = {**MLP, "inputs": 96, "hidden": [72, 64, 68]}  # wide enough for the kernels of whole layers
 AUTOENCODER = {"kind": "autoencoder", "inputs": 48, "compression": 2, "activation": "relu"}
 CONV = {"kind": "cifar_nv", "width": 0.03125, "image": 8}
 GPT = {"kind": "gpt", "vocabulary": 16, "context": 32, "width": 24, "layers": 2, "heads": 3}
@@ -170,51 +168,3 @@ def stop_after(calls):
         return len(asked) > calls
 
     return stop
-
-
-class TorchHopper:
-    """The functions of `kernels.hopper`, in torch."""
-
-    @staticmethod
-    def fits(weight, examples):
-        return min(weight.shape[1:]) >= 64
-
-    @staticmethod
-    def gather(images, index, scale, shift):
-        x = torch_layers.gather(images, index, scale, shift)
-        return x, functional.pad(x.mT, (0, 128 - x.shape[1]))
-
-    @staticmethod
-    def forward_from_partials(partials, norm, bias, kind, row, keep):
-        z = partials.sum(0)
-        if norm:
-            return torch_layers.norm_forward(z, norm, kind, row)
-        a = torch_layers.plain_forward(z, bias, kind, row)
-        return a, z if keep else a
-
-    @staticmethod
-    def forward(x, weight, *how):
-        return TorchHopper.forward_from_partials(torch.bmm(x, weight.mT)[None], *how)
-
-    @staticmethod
-    def mse_gradient(x, weight, bias, target, rate):
-        return torch_layers.mse_gradient(torch.bmm(x, weight.mT), bias, target, rate)
-
-    @staticmethod
-    def backward(grad, weight, a, saved, norm, bias, kind, row):
-        below = torch.bmm(grad, weight)
-        weight.baddbmm_(grad.mT, a, alpha=-1)
-        if norm:
-            return torch_layers.norm_backward(below, saved, norm, kind, row)
-        if kind != "relu":
-            return torch_layers.plain_backward(below, saved, bias, kind, row)
-        below = torch_layers.plain_backward(below, a, None, kind)  # what was saved may be anything
-        if bias is not None:
-            bias.sub_(below.sum(1, keepdim=True))
-        return below if row is None else below / row
-
-    @staticmethod
-    def first_layer_step(grad, transposed, next_x, weight):
-        weight.baddbmm_(grad.mT, transposed[:, :, : grad.shape[1]].mT, alpha=-1)
-        product = None if next_x is None else torch.bmm(next_x, weight.mT) * torch.ones(2, 1, 1, 1) / 2
-        return product, weight.square().sum(2)[None]

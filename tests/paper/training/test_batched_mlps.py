@@ -123,21 +123,3 @@ def test_convolutions_are_balanced_too(norm):
     pathcond.ENorm(twin, x, last_layer=False, graph=graph).step()
     assert_same(module, twin)
     assert not torch.allclose(chain[0].weight, began)
-
-
-@pytest.mark.parametrize("name", ["batchnorm relu", "bare gelu", "autoencoder silu"])
-def test_factors_kept_apart_change_nothing(name):
-    """On a GPU, ENorm's factors of the first layer's rows are deferred until the weights are read."""
-    model = MODELS[name]
-    pair = Pair([models.make(model, seed) for seed in range(3)], RATES, task_of(model))
-    pair.stack.row_scale = torch.ones(3, 1, pair.stack.shape.widths[1], dtype=torch.float64)
-    for size in SIZES:
-        pair.step(size, slice(1, 3), lambda run, module: enorm_by_unit(module) if run else None)
-    assert bool((pair.stack.row_scale[0] == 1).all())
-    assert float((pair.stack.row_scale[1:].log()).abs().min()) > 1e-6
-    pair.check()
-    assert bool((pair.stack.row_scale == 1).all())
-    pair.step(9, slice(1, 3), lambda run, module: enorm_by_unit(module) if run else None)
-    x = torch.randn(11, model["inputs"], dtype=torch.float64, generator=pair.source)
-    expected = torch.stack([module.eval()(x) for module in pair.modules])
-    torch.testing.assert_close(pair.stack.outputs(x), expected, rtol=1e-10, atol=1e-10)

@@ -37,43 +37,39 @@ def slope(z: Tensor, kind: str) -> Tensor:
     return gate * (1 + z * (1 - gate))
 
 
-def norm_forward(z: Tensor, norm: list[Tensor], kind: str, row_scale: Tensor | None = None) -> tuple[Tensor, Saved]:
+def norm_forward(z: Tensor, norm: list[Tensor], kind: str) -> tuple[Tensor, Saved]:
     """BatchNorm in training mode, then the activation; updates the running statistics in place.
 
     Args:
         z: pre-activations.
         norm: scale, shift, running mean and running variance of the layer.
         kind: the activation.
-        row_scale: deferred factors (R, 1, n) of the weight's rows, see `enorm_cycle`.
 
     Returns:
         a, and for the backward pass z, the batch mean and 1 / sqrt(var + eps).
     """
     gamma, beta, running_mean, running_var = norm
-    raw, z = z, z if row_scale is None else z * row_scale
     var, mean = torch.var_mean(z, dim=1, keepdim=True, correction=0)
     count = z.shape[1]
     running_mean.lerp_(mean, MOMENTUM)
     running_var.lerp_(var * (count / (count - 1)), MOMENTUM)
     rstd = torch.rsqrt(var + EPS)
-    return activate((z - mean) * (rstd * gamma) + beta, kind), (raw, mean, rstd)
+    return activate((z - mean) * (rstd * gamma) + beta, kind), (z, mean, rstd)
 
 
-def norm_backward(grad: Tensor, saved: Saved, norm: list[Tensor], kind: str, row_scale: Tensor | None = None) -> Tensor:
+def norm_backward(grad: Tensor, saved: Saved, norm: list[Tensor], kind: str) -> Tensor:
     """From the gradient at a to the one at z; gamma and beta are updated in place.
 
-    The gradient comes multiplied by the learning rate, so a step is one subtraction. With `row_scale` the result is
-    the gradient for the weights without their deferred factors.
+    The gradient comes multiplied by the learning rate, so a step is one subtraction.
     """
     (gamma, beta), (z, mean, rstd) = norm[:2], saved
-    z = z if row_scale is None else z * row_scale
     x = (z - mean) * rstd
     grad = grad * slope(x * gamma + beta, kind)
     grad_beta, grad_gamma = grad.sum(1, keepdim=True), (grad * x).sum(1, keepdim=True)
     grad_z = gamma * rstd * (grad - (grad_beta + x * grad_gamma) / z.shape[1])
     beta.sub_(grad_beta)
     gamma.sub_(grad_gamma)
-    return grad_z if row_scale is None else grad_z / row_scale
+    return grad_z
 
 
 def norm_eval(z: Tensor, norm: list[Tensor], kind: str) -> Tensor:
@@ -82,21 +78,20 @@ def norm_eval(z: Tensor, norm: list[Tensor], kind: str) -> Tensor:
     return activate((z - mean) * (torch.rsqrt(var + EPS) * gamma) + beta, kind)
 
 
-def plain_forward(z: Tensor, bias: Tensor | None, kind: str, row_scale: Tensor | None = None) -> Tensor:
+def plain_forward(z: Tensor, bias: Tensor | None, kind: str) -> Tensor:
     """Bias and activation."""
-    return activate(_affine(z, bias, row_scale), kind)
+    return activate(_affine(z, bias), kind)
 
 
-def plain_backward(grad: Tensor, z: Tensor, bias: Tensor | None, kind: str, row_scale: Tensor | None = None) -> Tensor:
+def plain_backward(grad: Tensor, z: Tensor, bias: Tensor | None, kind: str) -> Tensor:
     """From the gradient at a to the one at z; the bias is updated in place."""
-    grad_z = grad * slope(_affine(z, bias, row_scale), kind)
+    grad_z = grad * slope(_affine(z, bias), kind)
     if bias is not None:
         bias.sub_(grad_z.sum(1, keepdim=True))
-    return grad_z if row_scale is None else grad_z / row_scale
+    return grad_z
 
 
-def _affine(z: Tensor, bias: Tensor | None, row_scale: Tensor | None) -> Tensor:
-    z = z if row_scale is None else z * row_scale
+def _affine(z: Tensor, bias: Tensor | None) -> Tensor:
     return z if bias is None else z + bias
 
 
@@ -127,7 +122,7 @@ def mse_loss(y: Tensor, x: Tensor) -> Tensor:
     return (y - x).square().mean(2).sum(1, dtype=torch.float64)
 
 
-def enorm_cycle(weights: list[Tensor], biases: list[Tensor | None], row_scale: Tensor | None = None) -> None:
+def enorm_cycle(weights: list[Tensor], biases: list[Tensor | None]) -> None:
     """One cycle of ENorm (p = 2, c = 1) over all hidden layers but the last, in place.
 
     A unit's incoming weights and bias are multiplied by (out / in)^(1/4) and its outgoing weights divided by it, where
@@ -136,21 +131,15 @@ def enorm_cycle(weights: list[Tensor], biases: list[Tensor | None], row_scale: T
     Args:
         weights: (R, n, m) of each layer, or (R, n, height, width, m) of convolutions.
         biases: (R, 1, n) of each layer, or None.
-        row_scale: deferred factors (R, 1, n) of the first layer's rows; if given, they change and that layer, by far
-            the largest, is not written.
     """
     sq_scale_below: Tensor | None = None  # squared scales of the layer below
     for layer, weight in enumerate(weights[:-2]):
-        deferred = row_scale if layer == 0 else None
         square = weight.square()
         sq_in = (square if sq_scale_below is None else square / _per_input(sq_scale_below, weight)).flatten(2).sum(2)
-        sq_in = sq_in if deferred is None else sq_in * deferred[:, 0].square()
         above = weights[layer + 1]
         ratio = above.square().sum(tuple(range(1, above.ndim - 1))) / sq_in
         scale = torch.where(torch.isfinite(ratio) & (ratio > 0), ratio, 1.0).sqrt()
-        if deferred is not None:
-            deferred.mul_(scale.sqrt()[:, None, :])
-        elif sq_scale_below is None:
+        if sq_scale_below is None:
             weight.mul_(_per_output(scale.sqrt(), weight))
         else:
             weight.mul_(_per_output(scale.sqrt(), weight) / _per_input(sq_scale_below.sqrt(), weight))
@@ -205,6 +194,14 @@ def compiled(function: _Function, device: torch.device) -> _Function:
     return _compiled[function]  # type: ignore[return-value]
 
 
+class Compiled:
+    """Layers of batched networks: the functions above, compiled on a GPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        for function in (norm_forward, norm_backward, plain_forward, plain_backward, enorm_cycle):
+            setattr(self, function.__name__, compiled(function, device))
+
+
 class OneOnCPU:
     """Layers of one network on a CPU: BatchNorm by torch's native kernels, which batched networks do not have."""
 
@@ -213,16 +210,16 @@ class OneOnCPU:
     enorm_cycle = staticmethod(enorm_cycle)
 
     @staticmethod
-    def norm_forward(z: Tensor, norm: list[Tensor], kind: str, row_scale: None = None) -> tuple[Tensor, Saved]:
-        """As the function `norm_forward`, without `row_scale`."""
+    def norm_forward(z: Tensor, norm: list[Tensor], kind: str) -> tuple[Tensor, Saved]:
+        """As the function `norm_forward`."""
         gamma, beta, mean, var = (t[0, 0] for t in norm)
         y, *statistics = torch.native_batch_norm(z[0], gamma, beta, mean, var, True, MOMENTUM, EPS)
         a = y.relu_() if kind == "relu" else activate(y, kind)  # the slope of a ReLU can be read from its outputs
         return a[None], (z, y, *statistics)
 
     @staticmethod
-    def norm_backward(grad: Tensor, saved: Saved, norm: list[Tensor], kind: str, row_scale: None = None) -> Tensor:
-        """As the function `norm_backward`, without `row_scale`."""
+    def norm_backward(grad: Tensor, saved: Saved, norm: list[Tensor], kind: str) -> Tensor:
+        """As the function `norm_backward`."""
         z, y, mean, rstd = saved
         gamma, beta = norm[0][0, 0], norm[1][0, 0]
         grad_z = _aten.threshold_backward(grad[0], y, 0) if kind == "relu" else _smooth[kind](grad[0], y)
