@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from paper import plotting, theory
 from paper import settings as fields
 from paper.experiments.base import Experiment
+from paper.experiments.conditioning import path_jacobian
 from paper.lazy import nn, np, pathcond, pd, ticker, torch
 from paper.seeds import generator
 from paper.verdicts import ERRATUM, NO, PARTLY, YES, Claim, Finding, NotMeasured, some
@@ -125,15 +126,13 @@ def even_network(widths: Sequence[int], stream: torch.Generator) -> dict[str, fl
     """
     layers = [nn.Linear(n_in, n_out, bias=False, dtype=torch.float64) for n_in, n_out in pairwise(widths)]
     module = nn.Sequential(*(part for layer in layers for part in (layer, nn.ReLU())))[:-1]
-    weights = tuple(module.parameters())
-    for weight in weights:
+    for weight in module.parameters():
         signs = torch.randint(0, 2, weight.shape, generator=stream, dtype=torch.float64)
         weight.data.copy_(0.5 * (2.0 * signs - 1.0))
     x = torch.ones(1, widths[0], dtype=torch.float64)
     graph, g = pathcond.extract_graph(module, x), pathcond.compute_diag_g(module, x)
     entries = torch.cat([values.reshape(-1) for values in g.values()])
-    jacobian = torch.autograd.functional.jacobian(_paths, weights)
-    columns = torch.cat([part.reshape(math.prod(widths), -1) for part in jacobian], 1)
+    columns = path_jacobian(module)
     return {
         "even_spread": float(entries.max() / entries.min() - 1.0),
         "even_u": float(pathcond.solve(graph, g).u.abs().amax()),
@@ -141,14 +140,6 @@ def even_network(widths: Sequence[int], stream: torch.Generator) -> dict[str, fl
         "units": graph.units,
         "rank": int(torch.linalg.matrix_rank(columns)),
     }
-
-
-def _paths(*weights: torch.Tensor) -> torch.Tensor:
-    """Products of the weights along every path, shape (paths,)."""
-    found = torch.ones(1, weights[0].shape[1], dtype=weights[0].dtype)
-    for weight in weights:
-        found = (found[:, :, None] * weight.T).reshape(-1, weight.shape[0])
-    return found.reshape(-1)
 
 
 def _networks(block: Mapping[str, Any]) -> list[tuple[float, Network]]:

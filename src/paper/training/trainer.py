@@ -127,13 +127,9 @@ class Trainer(ABC):
 
     def _graph_steps(self, count: int, size: int) -> None:
         """Several steps on the next images of the order; the position is kept on the device."""
-        self._run_steps((self.position + torch.arange(count * size, device=self.device)).split(size))
-        self.position.add_(count * size)
-
-    def _run_steps(self, steps: Sequence[Tensor]) -> None:
-        """One step for each set of positions in the order."""
-        for positions in steps:
+        for positions in (self.position + torch.arange(count * size, device=self.device)).split(size):
             self._next(positions)
+        self.position.add_(count * size)
 
     def _next(self, positions: Tensor) -> None:
         """One step on the images at these positions of the order."""

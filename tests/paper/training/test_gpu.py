@@ -44,10 +44,10 @@ def settings():
 
 def runs(model):
     """Two seeds of each method; the runs of ENorm are contiguous."""
-    layer_kernels = (("baseline", 0.01), ("pathcond", 0.005), ("teleport", 0.01), ("enorm", 0.01))
+    rates = {"baseline": 0.01, "pathcond": 0.005, "teleport": 0.01, "enorm": 0.01}
     specs = [
         make_spec(model, method, {"teleport": 1} if method == "teleport" else {}, lr=lr, **SIZES)
-        for method, lr in layer_kernels
+        for method, lr in rates.items()
     ]
     return [Run(one, seed) for one in specs for seed in (0, 1)]
 

@@ -131,15 +131,15 @@ def test_measuring_changes_nothing():
 def test_company_and_way_do_not_change_a_run(model):
     specs = [make_spec(model, method, lr=lr) for method, lr in (("baseline", 0.1), ("pathcond", 0.2), ("enorm", 0.3))]
     runs = [(one, seed) for one in specs for seed in (0, 1)]
-    side_stream = curves(together(*runs), 2)
+    batched = curves(together(*runs), 2)
     for number, run in enumerate(runs):
         for way in (together(run), alone(run)):
             found = curves(way, 2)
-            assert list(found) == list(side_stream)
+            assert list(found) == list(batched)
             for name in (name for name in found if name.endswith("loss")):
-                torch.testing.assert_close(found[name][:, 0], side_stream[name][:, number], rtol=1e-4, atol=1e-6)
+                torch.testing.assert_close(found[name][:, 0], batched[name][:, number], rtol=1e-4, atol=1e-6)
             assert way.max_log_scale == [initialize(*run).max_log_scale]
-    train = side_stream["train_loss"]
+    train = batched["train_loss"]
     assert bool((train[-1] < train[0]).all())
 
 
