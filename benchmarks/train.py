@@ -6,16 +6,10 @@ Records: benchmarks/records/train_*.json. What was learned on an H200 (torch 2.1
 - With cuBLAS, a step of 9 MLPs took 223 us: the update of the first layer, fused into the GEMM of its gradient, 56 us,
   the first GEMM 30. A Triton kernel for W -= G^T X took 80 to 127 us, copies in another layout gained nothing, and
   bfloat16 is not allowed for these networks.
-- TF32 GEMMs need the contracted axis contiguous, which W -= G^T X and G W do not have. Kernels that transpose operands
-  on their way to the tensor cores (`kernels/hopper`) read a weight once, to use and to update it: 24 us for both GEMMs,
-  cuBLAS takes 48 (9 networks, 784 x 784); 56 us for the update of the first MLP layer with the next step's first GEMM,
-  cuBLAS takes 83. Bias, BatchNorm and activation are the epilogue of these kernels. A step of 9 MLPs: 171 us instead of
-  218; of 9 autoencoders: 161 instead of 254. A program has 64 units of a run, so few runs leave the device idle: an
-  epoch of 1, 3 and 5 autoencoders takes 53, 58 and 62 ms, with cuBLAS 40, 54 and 69. They are used from 5 runs on.
-- A compiled backward pass of BatchNorm took 11.6 us, since sums over examples take a pass of their own; as one kernel
-  (`kernels/triton_layers`) 8.4. Tuning pointwise configurations made the small kernels slower.
-- ENorm is one kernel per layer, runs on a side stream during the next step's first layer, and defers the row scale of
-  the first weight; its sums of squares are a by-product of the update. Its overhead fell from 23% to 10%.
+- Whole layers as kernels for Hopper GPUs, which read a weight once, to use and to update it, made a step of 9 MLPs 1.2
+  times as fast and one of 9 autoencoders (c = 1) 1.5 times. Kernels for the backward pass of BatchNorm, and ENorm on a
+  side stream, gained little. They were removed, as 1,100 lines were too much for this; times in
+  benchmarks/records/train_cuda.json include them.
 - Two or three streams (halves of a batch, conv nets in parallel) gain nothing: the device is full.
 - CIFAR-NV: convolutions take 0.29 s an epoch, at 550 to 650 TFLOP/s in the large ones. A third of the rest was
   BatchNorm and max-pool as compiled; in one kernel (`kernels/convolution`) the backward pass starts from the pooled
