@@ -131,10 +131,8 @@ class Rescaled(fields.Block):
     statistics: Literal["running", "input"] = "running"
     bound: fields.Positive | None = None
     damping: fields.Fraction = 1.0
-    per_layer: fields.Flag = False
-    per_part: fields.Flag = False
     smooth: fields.Flag = True
-    smooth_paths: fields.Flag = False
+    objective: Literal["paths", "norms"] = "paths"
 
 
 class TrainingSpec(fields.TrainingSetup):
@@ -159,9 +157,8 @@ class TrainingSpec(fields.TrainingSetup):
         if isinstance(how, Rescaled) and teleport:
             if how.part != "both":
                 raise ValueError(f"rescaling.part: expected both with teleport, got {how.part}")
-            for name in ("per_layer", "per_part", "smooth_paths"):
-                if getattr(how, name):
-                    raise ValueError(f"rescaling.{name}: expected false with teleport, got true")
+            if how.objective != "paths":
+                raise ValueError(f"rescaling.objective: expected paths with teleport, got {how.objective}")
         if self.optimiser.name == "muon" and (how.enorm or teleport):
             way = "enorm" if how.enorm else "teleport"
             raise ValueError(f"optimiser.name: expected sgd or adam with {way}, got muon")

@@ -21,7 +21,7 @@ import pandas as pd
 from paper import cli, config, dashboard, forest, plan, plotting, report, results, workflow
 from paper.cli import PaperError
 from paper.experiments import EXPERIMENTS
-from paper.experiments.practice import same_as
+from paper.experiments.practice import BASELINE, LABELS, gain
 from paper.verdicts import NO, WORDS, YES, counted, in_words
 
 PRESET = config.PAPER
@@ -175,19 +175,13 @@ class Facts:
         return results.read_json(self.root / "benchmarks/records" / f"{name}.json")
 
     def practice(self) -> list[dict[str, Any]]:
-        """Gains of `practice` in words: one row per network, methods as columns; held-out networks have a star."""
+        """Gains of `practice` in words: one row per network and budget, methods as columns."""
         table = results.read_table(self.results / "aggregate/practice.csv")
         rows = []
-        for network, found in table[table["panel"] == "best"].groupby("network", sort=False):
-            by_method = found.set_index("method")
-            gains = {
-                row.method: f"as {same}" if same else f"{row.gain:+.1f} ± {row.high - row.gain:.1f}"
-                for row, same in zip(found.itertuples(), same_as(found), strict=True)
-                if row.method != "baseline"
-            }
-            name = f"{network}{'*' if by_method['held_out'].iloc[0] else ''}"
-            accuracy, largest = by_method["accuracy"]["baseline"], by_method["max_log_scale"]["full"]
-            rows.append({**gains, "network": name, "accuracy": accuracy, "max_log_scale": largest})
+        for (network, epochs), found in table[table["panel"] == "best"].groupby(["network", "epochs"], sort=False):
+            gains = {row.method: gain(row).words for row in found.itertuples()}
+            accuracy = found.set_index("method")["accuracy"][BASELINE]
+            rows.append({**gains, "network": LABELS.get(network, network), "epochs": epochs, "accuracy": accuracy})
         return rows
 
     def zoo(self) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from paper import plotting
+from paper.experiments.practice import LABELS as PRACTICE
 
 
 class Row(NamedTuple):
@@ -27,6 +28,11 @@ ROWS = {
         Row(f"MLPs, epochs, {_RATE}", "3 hidden layers", "mlp_speedup"),
         *(Row(f"MLPs, epochs, {_RATE}", f"{depth} hidden layers", "mlp_deeper", f"{depth}") for depth in (4, 6, 8)),
         Row(f"MLPs, epochs, {_RATE}", "GELU, 3 hidden layers", "mlp_gelu_speedup", "3"),
+        Row(f"MLPs, epochs, {_RATE}", "8 hidden layers, bounded", "default_bounded", "8"),
+        *(
+            Row(f"MLPs, epochs, {_RATE}, library's default", f"{depth} hidden layers", "default_speed", f"{depth}")
+            for depth in (3, 6, 8)
+        ),
         *(
             Row(
                 "MLPs without BatchNorm, epochs, rate 1e-3",
@@ -51,13 +57,13 @@ ROWS = {
         Row("CIFAR-NV, test accuracy", "rate 1e-3", "cifar_generalization"),
         Row("CIFAR-NV, test accuracy", "best rate of each", "tuned_cifar_nv", "CIFAR-NV"),
         *(
-            Row("Common networks, 3 epochs, library's default", label, "practice_no_harm", case)
-            for label, case in (
-                ("VGG-11 with BatchNorm", "vgg11_bn"),
-                ("ResNet-18", "resnet18"),
-                ("ViT", "vit_tiny"),
-                ("GPT", "gpt*"),
-            )
+            Row("Common networks, 2 epochs, library's default", label, "practice_no_harm", case)
+            for case, label in PRACTICE.items()
+            if not case.startswith("mnist")
+        ),
+        *(
+            Row("Unequal starts (sigma 2), scales without bound", label, "unequal_gain", f"{case}, sigma 2, free")
+            for case, label in PRACTICE.items()
         ),
     ),
 }
@@ -105,7 +111,9 @@ def draw(claims: Sequence[Mapping[str, Any]]) -> plotting.Figure:
             plotting.ratios(place.xaxis)
         place.grid(visible=False, axis="y")
     plotting.letters(axes)
-    plotting.note(figure, "bars: 95% intervals; green: PathCond is better, orange: it is worse, black: neither is shown")
+    plotting.note(
+        figure, "bars: 95% intervals; green: PathCond is better, orange: it is worse, black: neither is shown"
+    )
     return figure
 
 

@@ -40,12 +40,8 @@ class Method:
         statistics: ``running`` (the paper's) or ``input``: those of normalisations are measured on a batch.
         bound: bound on every abs(log lambda); None for none.
         damping: factor by which the log-scales are multiplied.
-        per_layer: one scale for each layer, the mean of its units' log-scales.
-        per_part: one objective for each part of the network, in place of one sum over all parameters; a part holds the
-            parameters that scales connect.
         smooth: scales cross GELU and the like.
         objective: ``paths`` (the paper's), or ``norms``: the least sum of squared weights.
-        smooth_paths: path sums cross GELU and the like, though scales do not; else they stop there.
     """
 
     label: str
@@ -63,17 +59,13 @@ class Method:
     statistics: str = "running"
     bound: float | None = None
     damping: float = 1.0
-    per_layer: bool = False
-    per_part: bool = False
     smooth: bool = True
-    smooth_paths: bool = False
     objective: str = "paths"
 
 
 # Settings added after results had been recorded: at these values a run's settings leave them out.
 _ADDED_LATER = {
-    "statistics": "running", "bound": None, "damping": 1.0, "per_layer": False, "per_part": False, "smooth": True,
-    "smooth_paths": False, "objective": "paths",
+    "statistics": "running", "bound": None, "damping": 1.0, "smooth": True, "objective": "paths",
 }  # fmt: skip
 BOUND, DAMPING = 1.5, 0.5  # the library's defaults
 
@@ -98,18 +90,12 @@ METHODS: dict[str, Method] = {
     "optimum": Method("optimum", PINK, "<", rescale=True, solver="optimum"),
     "teleport": Method("exact BatchNorm, every 10 epochs", BLACK, "*", rescale=True, batchnorm="affine", teleport=10),
     "layer_lrs": Method("learning rate per layer", VIOLET, ">", "--", rescale=True, part="rates"),
-    "full": _library("full solution", RED, "o"),
-    "exclude": _library("BatchNorm left out", ORANGE, "d", batchnorm="exclude"),
-    "free": _library("no bound", BLUE, "p", bound=None),
-    "running": _library("running statistics", GREEN, "X", statistics="running"),
-    "half": _library("half of it (default)", SKY, "h", damping=DAMPING),
-    "per_layer": _library("one scale per layer", PINK, "8", per_layer=True),
-    "per_part": _library("one objective per part", GREY, "<", per_part=True),
-    "smooth_paths": _library("paths cross GELU", BLACK, "H", smooth_paths=True),
-    "half_smooth_paths": _library("half, paths cross GELU", VIOLET, "P", damping=DAMPING, smooth_paths=True),
+    "full": _library("ten sweeps", RED, "o"),
+    "free": _library("ten sweeps, no bound", BLUE, "p", bound=None),
+    "half": _library("half of them (default)", SKY, "h", damping=DAMPING),
+    "every_epoch": _library("default, every epoch", OLIVE, "*", damping=DAMPING, teleport=1),
     "norms": _library("least norms", GREEN, "D", objective="norms", bound=None, statistics="running"),
     "bounded": Method("PathCond, bounded", PINK, "v", rescale=True, bound=BOUND),
-    "every_epoch": _library("half of it, every epoch", OLIVE, "*", damping=DAMPING, teleport=1),
 }
 
 

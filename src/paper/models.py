@@ -170,7 +170,11 @@ def mobilenetv1() -> nn.Module:
     before = 32
     layers: list[nn.Module] = [nn.Conv2d(3, before, 3, padding=1, bias=False), nn.BatchNorm2d(before), nn.ReLU()]
     for channels, stride in plan:
-        layers += [nn.Conv2d(before, before, 3, stride, 1, groups=before, bias=False), nn.BatchNorm2d(before), nn.ReLU()]
+        layers += [
+            nn.Conv2d(before, before, 3, stride, 1, groups=before, bias=False),
+            nn.BatchNorm2d(before),
+            nn.ReLU(),
+        ]
         layers += [nn.Conv2d(before, channels, 1, bias=False), nn.BatchNorm2d(channels), nn.ReLU()]
         before = channels
     for layer in layers:
@@ -190,65 +194,11 @@ def densenet() -> nn.Module:
     return model
 
 
-def efficientnet_b0() -> nn.Module:
-    """EfficientNet-B0 without its last stride, so that 32 x 32 pixels end as 2 x 2; no dropout, no stochastic depth."""
-    from torchvision.models import efficientnet_b0
-
-    model = efficientnet_b0(num_classes=CLASSES, dropout=0.0, stochastic_depth_prob=0.0)
-    model.features[6][0].block[1][0].stride = (1, 1)
-    return model
-
-
-def convnext_zepto() -> nn.Module:
-    """ConvNeXt of the size called zepto, with patches of 2 x 2 pixels."""
-    from torchvision.models.convnext import CNBlockConfig, ConvNeXt
-
-    stages = [CNBlockConfig(32, 64, 2), CNBlockConfig(64, 128, 2), CNBlockConfig(128, 256, 4)]
-    model = ConvNeXt([*stages, CNBlockConfig(256, None, 2)], num_classes=CLASSES)
-    stem = nn.Conv2d(3, 32, 2, 2)
-    nn.init.trunc_normal_(stem.weight, std=0.02)
-    nn.init.zeros_(stem.bias)  # pyright: ignore[reportArgumentType]
-    model.features[0][0] = stem  # pyright: ignore[reportIndexIssue]
-    return model
-
-
 def vit_tiny(image: int = 32) -> nn.Module:
     """Vision transformer with patches of 4 x 4 pixels: width 192, 4 layers, 3 heads."""
     from torchvision.models import VisionTransformer
 
     return VisionTransformer(image, 4, num_layers=4, num_heads=3, hidden_dim=192, mlp_dim=768, num_classes=CLASSES)
-
-
-class MixerBlock(nn.Module):
-    """Two residual MLPs: over the tokens, then over the channels."""
-
-    def __init__(self, tokens: int, width: int) -> None:
-        super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.over_tokens = nn.Sequential(nn.Linear(tokens, width // 2), nn.GELU(), nn.Linear(width // 2, tokens))
-        self.over_channels = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map (batch, tokens, width) to the same shape."""
-        x = x + self.over_tokens(self.norm1(x).transpose(1, 2)).transpose(1, 2)
-        return x + self.over_channels(self.norm2(x))
-
-
-def mixer(image: int = 32, width: int = 192, depth: int = 4) -> nn.Module:
-    """MLP-Mixer with patches of 4 x 4 pixels."""
-    tokens = (image // 4) ** 2
-    return nn.Sequential(
-        nn.Conv2d(3, width, 4, 4), nn.Flatten(2), Transpose(), *(MixerBlock(tokens, width) for _ in range(depth)),
-        nn.LayerNorm(width), Transpose(), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(width, CLASSES),
-    )  # fmt: skip
-
-
-class Transpose(nn.Module):
-    """Swap the last two axes."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map (batch, n, m) to (batch, m, n)."""
-        return x.transpose(1, 2)
 
 
 class GPTBlock(nn.Module):
@@ -296,7 +246,7 @@ class GPT(nn.Module):
 TEXT = ("gpt",)  # kinds that take text
 Builder = Callable[..., nn.Module]
 _PAPERS: list[Builder] = [mlp, cifar_nv, resnet18_c, autoencoder]
-_COMMON: list[Builder] = [vgg11, vgg16, resnet18, mobilenetv2, mobilenetv1, densenet, efficientnet_b0, convnext_zepto, vit_tiny, mixer]
+_COMMON: list[Builder] = [vgg11, vgg16, resnet18, mobilenetv2, mobilenetv1, densenet, vit_tiny]
 COMMON: dict[str, Builder] = {**{build.__name__: build for build in _COMMON}, "gpt": GPT}
 KINDS: dict[str, Builder] = {**{build.__name__: build for build in _PAPERS}, **COMMON}
 _IMAGES = {*KINDS} - {"mlp", "autoencoder", *TEXT}  # kinds that take images of side `image`

@@ -11,7 +11,7 @@ import json
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from paper import cli, models, results, runs
 from paper.cli import PaperError
 from paper.methods import solver_options
 from paper.seeds import generator
-from pathcond import DiagG, ScaleGraph, Solution
+from pathcond import ScaleGraph, Solution
 
 
 def network(spec: Mapping[str, Any], folder: Path | None = None) -> nn.Module:
@@ -68,22 +68,21 @@ def log_scales(
         return graph, *_read(path)
     began = time.perf_counter()
     if how.get("objective") == "norms":
-        options = {**solver_options(how), "graph": graph, "objective": "norms", "damping": 1.0, "check": False}
-        solution = pathcond.rescale_(copy.deepcopy(module), x, **options).solution
+        report = pathcond.rescale_(
+            copy.deepcopy(module), x, objective="norms", clamp=how.get("bound"), damping=1.0, graph=graph, check=False
+        )
+        solution = report.solution
         return graph, *_told(solution, solution.u, began)
     g = pathcond.compute_diag_g(
         module,
         x,
         pooling=how["pooling"],
         statistics="input" if measured else "running",
-        smooth=smooth or how.get("smooth_paths", False),
+        smooth=smooth,
         graph=graph,
     )
-    solution = (_solve_parts if how.get("per_part") else pathcond.solve)(graph, g, **solver_options(how))
-    u = how.get("damping", 1.0) * solution.u
-    if how.get("per_layer") and len(u):
-        u = torch.cat([part.mean().expand(len(part)) for part in u.split(list(graph.groups))])
-    return graph, *_told(solution, u, began)
+    solution = pathcond.solve(graph, g, **solver_options(how))
+    return graph, *_told(solution, how.get("damping", 1.0) * solution.u, began)
 
 
 def _told(solution: Solution, u: Tensor, began: float) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -95,37 +94,6 @@ def _told(solution: Solution, u: Tensor, began: float) -> tuple[dict[str, Tensor
     }
     seconds = f"{time.perf_counter() - began:.4f}"
     return tensors, {"residual": repr(solution.residual), "seconds": seconds, "result": solution.result.value}
-
-
-def connected_parts(graph: ScaleGraph) -> list[list[str]]:
-    """Names of the parameters that scales connect: two are in one part if they share a unit, or others link them."""
-    parts: list[tuple[set[str], set[int]]] = []
-    for name, scales in graph.params.items():
-        names, units = {name}, {abs(unit) for side in (scales.row, scales.col) for unit in side.unique().tolist()} - {0}
-        for part in [part for part in parts if part[1] & units]:
-            parts.remove(part)
-            names, units = names | part[0], units | part[1]
-        parts.append((names, units))
-    return [sorted(names) for names, units in parts if units]
-
-
-def _solve_parts(graph: ScaleGraph, g: DiagG, **options: Any) -> Solution:
-    """The solution with one objective for each part; the objective is their sum, the residual the largest."""
-    parts = connected_parts(graph)
-    if len(parts) < 2:  # one objective; parameters without a scale count in it
-        return pathcond.solve(graph, g, **options)
-    of_part = [pathcond.DiagG({n: g[n] for n in part}, {n: g.log_scale[n] for n in part}) for part in parts]
-    found = [pathcond.solve(graph, one, **options) for one in of_part]
-    longest = max(len(one.objective) for one in found)
-    objective = [sum(one.objective[min(step, one.steps)] for one in found) for step in range(longest)]
-    updates = [sum(one.mean_update[step] for one in found if step < one.steps) for step in range(longest - 1)]
-    return replace(
-        found[0],
-        u=sum((one.u for one in found[1:]), found[0].u),
-        objective=tuple(objective),
-        mean_update=tuple(updates),
-        residual=max(one.residual for one in found),
-    )
 
 
 @dataclass(frozen=True)

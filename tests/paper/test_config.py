@@ -87,7 +87,7 @@ def test_shipped_presets_are_right(preset):
 def test_one_edit_changes_all_experiments_of_a_setup():
     chosen = config.read(ROOT, "paper", {"setups": {"mlp_cifar": {"batch": 64}}})
     plain = chosen.plain
-    assert [plain[name]["batch"] for name in ("mlp_depth", "mlp_depth_lrs", "mlp_depth_gelu")] == [64] * 3
+    assert [plain[name]["batch"] for name in ("mlp_depth", "mlp_depth_gelu")] == [64] * 2
     assert plain["controls"]["mlp"]["batch"] == 64
     assert plain["cifar_nv"]["batch"] == 128
 

@@ -82,8 +82,8 @@ def test_images_are_cut_and_flattened():
 # ---- common architectures
 
 SIZES = {  # millions of parameters
-    "vgg11": 9.2, "resnet18": 11.2, "mobilenetv2": 0.7, "efficientnet_b0": 4.0, "convnext_zepto": 1.9, "vit_tiny": 1.8,
-    "mixer": 1.25,
+    "vgg11": 9.2, "vgg16": 14.7, "resnet18": 11.2, "mobilenetv2": 0.7, "mobilenetv1": 3.2, "densenet": 0.18,
+    "vit_tiny": 1.8,
 }  # fmt: skip
 
 
@@ -103,7 +103,8 @@ def test_they_take_images_and_are_of_the_usual_size(kind):
     [
         {"kind": "vgg11", "width": 0.125, "batchnorm": False, "image": 32},
         {"kind": "resnet18", "width": 0.125, "image": 16},
-        {"kind": "mixer", "image": 16},
+        {"kind": "densenet", "image": 16},
+        {"kind": "mobilenetv1", "image": 16},
         GPT,
     ],
     ids=lambda model: model["kind"],

@@ -69,22 +69,19 @@ def test_seeding_as_by_the_authors():
     assert runs.start_path(Path(), theirs) != runs.start_path(Path(), ours)
 
 
-def test_one_objective_per_part():
-    x = torch.randn(16, 3, 8, 8, generator=torch.Generator().manual_seed(0))
-    began = initialize(make_spec(CONV, "per_part", {"bound": None}), 3, batch=x)
-    module = models.make(CONV, 3)
-    graph = pathcond.extract_graph(module, x)
-    g = pathcond.compute_diag_g(module, x, statistics="input", graph=graph)
-    parts = starts.connected_parts(graph)
-    assert len(parts) > 1, "BatchNorm separates the parameters before it from those behind"
-    assert sorted(sum(parts, [])) == sorted(graph.params)
-    whole = copy.deepcopy(module)
-    for part in parts:
-        pathcond.apply_scales_(module, graph, pathcond.solve(graph, {name: g[name] for name in part}).u)
-    assert_same(began.module, module, 1e-5, 1e-7)
-    pathcond.apply_scales_(whole, graph, pathcond.solve(graph, g).u)
+def test_unequal_starts_keep_the_function_and_least_norms_undo_them():
+    unequal = {"unequal": 2.0}
+    plain, uneven = (initialize(make_spec(BARE, "baseline", **more), 3).module for more in ({}, unequal))
+    x = torch.randn(16, *models.input_shape(BARE), generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(uneven(x), plain(x), rtol=1e-4, atol=1e-5)
     with pytest.raises(AssertionError):
-        assert_same(began.module, whole, 1e-3, 1e-3)
+        assert_same(uneven, plain, 1e-3, 1e-3)
+    even, balanced = (initialize(make_spec(BARE, "norms", **more), 3) for more in ({}, unequal))
+    assert_same(balanced.module, even.module, 0.05, 0.01)
+    assert balanced.max_log_scale > even.max_log_scale
+    assert runs.start_path(Path(), make_spec(BARE, "baseline", **unequal)) != runs.start_path(
+        Path(), make_spec(BARE, "baseline")
+    )
 
 
 @pytest.mark.parametrize("model", [MLP, BARE])

@@ -117,8 +117,6 @@ def test_figure_claims_and_keys(name):
         ("cifar_nv", {"more_seeds": {"methods": ["half"], "seeds": [2]}}, "more_seeds.methods: expected some of meth"),
         ("cifar_nv", {"more_seeds": {"methods": ["enorm"], "seeds": [1]}}, "more_seeds.seeds: expected none of seeds"),
         ("cifar_nv_all", {"other_starts": blocks("tiny")["cifar_nv_all"]["authors"]}, "expected another seeding"),
-        ("practice", {"trained": ["nothing"]}, "trained: expected names of networks"),
-        ("practice", {"methods": ["baseline", "half"]}, "methods: expected full among them"),
         ("regimes", {"neurons": 2}, "neurons: expected at least one per layer"),
         ("theory", {"cases": {"odd": {"widths": [2, 2, 2], "biases": True}}}, "expected either a or variances"),
         ("toy", {"starts": [[-0.2, 1.0, 1.0]]}, "expected starts u, v, w with u > 0"),

@@ -135,7 +135,7 @@ USUAL = {"schedule": {"name": "one_cycle", "warmup": 0.2}, "augmentation": "flip
     [
         ("resnet18", "every_epoch", {"name": "sgd", "momentum": 0.9, "nesterov": True, "weight_decay": 5e-4}, {}),
         ("vit_tiny", "every_epoch", {"name": "adamw", "weight_decay": 0.05, "decay_vectors": False}, {"clip": 1.0}),
-        ("mixer", "full", {"name": "muon"}, {}),
+        ("densenet", "full", {"name": "muon"}, {}),
         (
             "gpt",
             "half",

@@ -1,0 +1,112 @@
+"""Ours: starts whose units differ within a layer, which no single learning rate can make up for.
+
+Every unit of the start is multiplied by exp(sigma z), z normal, and its outgoing weights are divided by it: the
+function does not change. docs/hypotheses.md has the hypotheses, committed before the runs. The comparison is that of
+`practice`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from paper import plotting
+from paper.experiments.base import Experiment
+from paper.experiments.practice import DEFAULT, LABELS, gain, gains, key, table
+from paper.lazy import pd
+from paper.settings import Block, TrainingGrid, plain
+from paper.verdicts import Claim, Estimate, at_least, some
+
+NETWORKS = {"sgd": "mnist_mlp", "adamw": "mnist_mlp_adamw", "vgg": "vgg11_bn"}  # by the first word of a block
+
+
+class Settings(Block):
+    """Training grids: an MLP with SGD, with AdamW, and VGG-11-BN, each for some values of sigma (`unequal`)."""
+
+    sgd_0: TrainingGrid
+    sgd_half: TrainingGrid | None = None
+    sgd_1: TrainingGrid | None = None
+    sgd_2: TrainingGrid
+    sgd_2_lower: TrainingGrid | None = None
+    adamw_0: TrainingGrid | None = None
+    adamw_half: TrainingGrid | None = None
+    adamw_1: TrainingGrid | None = None
+    adamw_2: TrainingGrid | None = None
+    vgg_0: TrainingGrid | None = None
+    vgg_1: TrainingGrid | None = None
+    vgg_2: TrainingGrid | None = None
+
+
+def all_grids(settings: Settings) -> Iterator[dict[str, Any]]:
+    """The training grids that are there, under the names of their networks."""
+    for name in type(settings).model_fields:
+        if (grid := getattr(settings, name)) is not None:
+            yield {**plain(grid), "network": NETWORKS[name.partition("_")[0]]}
+
+
+def plot(table: pd.DataFrame) -> plotting.Figure:
+    """Gain of each method by sigma, one panel per network."""
+    rows = table[table["panel"] == "best"]
+    names = rows["network"].drop_duplicates().tolist()
+    figure, axes = plotting.panels(1, len(names), plotting.PAGE, 3.4)
+    for place, name in zip(axes, names, strict=True):
+        one = rows[rows["network"] == name]
+        sigmas = sorted(one["sigma"].unique())
+        gains(place, one, sigmas, "sigma")
+        accuracy = one[one["method"] == "baseline"].set_index("sigma")["accuracy"]
+        place.set_yticks(range(len(sigmas)), [rf"$\sigma$ = {s:g}" + f"\n{accuracy[s]:.1f}%" for s in sigmas])
+        place.set_title(LABELS.get(name, name))
+    plotting.letters(axes)
+    key(figure, rows)
+    return figure
+
+
+def _at(sigmas: tuple[float, ...], *methods: str) -> Callable[[pd.DataFrame], dict[str, Estimate]]:
+    """Gains of methods at some values of sigma, by network and method."""
+
+    def found(table: pd.DataFrame) -> dict[str, Estimate]:
+        rows: Any = some(table, panel="best")
+        rows = rows[rows["sigma"].isin(sigmas) & rows["method"].isin(methods)]
+        return {f"{row.network}, sigma {row.sigma:g}, {row.method}": gain(row) for row in rows.itertuples()}
+
+    return found
+
+
+_GAIN = "test accuracy minus that of the baseline, each at the rate with its best validation accuracy, paired by seed"
+_CLAIMS = (
+    Claim.ours(
+        "unequal_gain",
+        "Where units differ by sigma 2 within a layer, undoing it without a bound gains test accuracy",
+        _GAIN,
+        _at((2.0,), "free", "norms"),
+        at_least(0.0),
+        unit="points",
+        cases="network and method",
+    ),
+    Claim.ours(
+        "unequal_none",
+        "Where units are equal to begin with, no method gains or loses half a point on the MLP",
+        _GAIN,
+        lambda table: _at((0.0,), DEFAULT, "full", "free", "norms")(table[table["network"].str.startswith("mnist")]),
+        (-0.5, 0.5),
+        unit="points",
+        cases="network and method",
+    ),
+)
+
+
+EXPERIMENT = Experiment(
+    name="unequal",
+    title="Units that differ within a layer",
+    where="ours",
+    caption=(
+        "Gain in test accuracy over the baseline, each method at the learning rate with its best validation accuracy, "
+        "where the units of the start were multiplied at random by exp(sigma z) without changing the function. Below "
+        "each sigma the baseline's accuracy. Two epochs. Bars are 95% intervals of the difference paired by seed."
+    ),
+    settings=Settings,
+    plot=plot,
+    claims=_CLAIMS,
+    grids=all_grids,
+    table=table,
+)
