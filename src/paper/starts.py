@@ -26,6 +26,8 @@ from paper.cli import PaperError
 from paper.methods import solver_options
 from paper.seeds import generator
 from pathcond import DiagG, ScaleGraph, Solution
+from pathcond.rescale import rescale_with
+from pathcond.solvers import SolverOptions
 
 
 def network(spec: Mapping[str, Any], folder: Path | None = None) -> nn.Module:
@@ -68,8 +70,8 @@ def log_scales(
         return graph, *_read(path)
     began = time.perf_counter()
     if how.get("objective") == "norms":
-        options = {**solver_options(how), "graph": graph, "objective": "norms", "damping": 1.0, "check": False}
-        solution = pathcond.rescale_(copy.deepcopy(module), x, **options).solution
+        options = SolverOptions(**solver_options(how))
+        solution = rescale_with(copy.deepcopy(module), x, options, objective="norms", graph=graph, check=False).solution
         return graph, *_told(solution, solution.u, began)
     g = pathcond.compute_diag_g(
         module,
