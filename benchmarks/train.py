@@ -6,18 +6,14 @@ Records: benchmarks/records/train_*.json. What was learned on an H200 (torch 2.1
 - With cuBLAS, a step of 9 MLPs took 223 us: the update of the first layer, fused into the GEMM of its gradient, 56 us,
   the first GEMM 30. A Triton kernel for W -= G^T X took 80 to 127 us, copies in another layout gained nothing, and
   bfloat16 is not allowed for these networks.
-- Whole layers as kernels for Hopper GPUs, which read a weight once, to use and to update it, made a step of 9 MLPs 1.2
-  times as fast and one of 9 autoencoders (c = 1) 1.5 times. Kernels for the backward pass of BatchNorm, and ENorm on a
-  side stream, gained little. They were removed, as 1,100 lines were too much for this; times in
-  benchmarks/records/train_cuda.json include them.
+- Hand-written kernels are gone: none made its network's training 1.25 times as fast and was simple. Whole layers for
+  Hopper GPUs, which read a weight once, to use and to update it, made a step of 9 MLPs 1.22 times as fast and one of 9
+  autoencoders (c = 1) 1.54 times; Triton kernels for BatchNorm and ENorm and a side stream gained less; fused
+  convolutions made CIFAR-NV 1.23 times as fast, evaluation included (benchmarks/records/kernels_cuda.json). Times in
+  benchmarks/records/train_cuda.json include all of them.
 - Two or three streams (halves of a batch, conv nets in parallel) gain nothing: the device is full.
-- CIFAR-NV: convolutions take 0.29 s an epoch, at 550 to 650 TFLOP/s in the large ones. A third of the rest was
-  BatchNorm and max-pool as compiled; in one kernel (`kernels/convolution`) the backward pass starts from the pooled
-  map. 10 outputs are padded to 64, and a bias before BatchNorm is left out. If the compiler sees through our kernels,
-  it fills their results before they are written, 34 ms an epoch, so they are opaque to it. Bias and ReLU in the call to
-  cuDNN save 12 ms an epoch, and 17 of 184 in evaluation.
-- Kernels for the first convolution of CIFAR-NV (3 channels) made an epoch with evaluation 4% faster: 0.583 s instead of
-  0.61. That was not worth their code, so they were removed; times recorded before that include them.
+- CIFAR-NV: convolutions take 0.29 s an epoch, at 550 to 650 TFLOP/s in the large ones. A third of the rest is BatchNorm
+  and max-pool as compiled.
 - On a CPU, GEMMs take four fifths of a step. Torch's own BatchNorm, `index_select` (four times as fast as indexing) and
   the update as a plain GEMM instead of a batched one make it faster than a plain loop; runs of the paper's width are
   slower in a batch, as weights leave the cache. A DataLoader takes about three times as long as the engine.

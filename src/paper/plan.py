@@ -187,7 +187,7 @@ def refusal(specs: Sequence[Spec]) -> str:
     gpu, cpu = (_duration(sum(map(cost, specs))) for cost in (gpu_seconds, cpu_seconds))
     return (
         f"{count} to be trained ({networks:.120}), and there is no GPU here. They would take about {gpu} on an H200, "
-        f"{cpu} on a CPU core. Ways on:\n"
+        f"{cpu} on a CPU core. You can:\n"
         "  run on a machine with a GPU, or on a cluster (--workflow-profile profiles/slurm);\n"
         "  --config device=cpu      train here all the same;\n"
         "  --config preset=preview  everything in miniature, in minutes;\n"

@@ -84,7 +84,7 @@ def pages(flow: Workflow) -> Iterator[tuple[str, str]]:
             ),
         )
     page = dashboard.page(
-        environment, claims, tables, lambda name: f"data:image/png;base64,{shown[name]}", None, preset
+        environment, claims, tables, lambda name: f"data:image/png;base64,{shown[name]}", None, flow.preset
     )
     yield "dashboard.html", page
     yield "landing.html", LANDING.format(html.escape(page))

@@ -31,7 +31,8 @@ from pathcond.groups import (
 )
 from pathcond.rescale import Rescaling, rescale_
 from pathcond.rules import register_rule
-from pathcond.rules.base import PathSums, ScalePropagation
+from pathcond.rules.base import ScalePropagation
+from pathcond.rules.paths import PathSums
 from pathcond.solvers import Result, Solution, solve
 from pathcond.teleport import Teleport
 

@@ -36,8 +36,8 @@ from pathcond.isolation import (
     without_cache,
 )
 from pathcond.rules import TABLE
-from pathcond.rules.base import PathSums, Scaled
 from pathcond.rules.normalization import MEASURES
+from pathcond.rules.paths import PathSums, Scaled
 from pathcond.tracing import (
     Call,
     Constants,

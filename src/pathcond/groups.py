@@ -192,13 +192,22 @@ def _side_by_side(left: list[str], right: list[str]) -> list[tuple[str, str]]:
 
 
 @on_cpu
-def scale_groups(model: nn.Module, example_input: Any, **options: Any) -> ScaleGroups:
+def scale_groups(
+    model: nn.Module,
+    example_input: Any,
+    *,
+    batchnorm: Literal["affine", "exclude"] = "affine",
+    smooth: bool = False,
+    strict: bool = False,
+) -> ScaleGroups:
     """Find the scale groups of a model: which parameters make, and which read, channels that may be rescaled.
 
     Args:
         model: any module that can be run on ``example_input``.
         example_input: a tensor, a tuple or list of positional arguments, or a dict of keyword arguments.
-        **options: options of :func:`pathcond.extract_graph`.
+        batchnorm: as in :func:`pathcond.extract_graph`.
+        smooth: as there.
+        strict: as there.
 
     Returns:
         A tuple of :class:`ScaleGroup`, free ones first, in network order. ``print`` shows a table.
@@ -212,7 +221,7 @@ def scale_groups(model: nn.Module, example_input: Any, **options: Any) -> ScaleG
         >>> groups[0].verify() < 1e-9
         True
     """
-    graph = extract_graph(model, example_input, **options)
+    graph = extract_graph(model, example_input, batchnorm=batchnorm, smooth=smooth, strict=strict)
     numbers, names = _group_numbers(graph)
     members = _members(graph, numbers)
     source = _Source(model, example_input, graph)

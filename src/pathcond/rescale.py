@@ -306,11 +306,11 @@ def rescale_with(
     example_input: Any,
     options: SolverOptions,
     *,
-    optimizer: Optimizer | None,
-    objective: str,
-    graph: ScaleGraph | None,
-    check: bool,
-    trainable_only: bool,
+    optimizer: Optimizer | None = None,
+    objective: str = "paths",
+    graph: ScaleGraph | None = None,
+    check: bool = True,
+    trainable_only: bool = False,
 ) -> Rescaling:
     """As :func:`rescale_`, with the options of the solver."""
     check_model(model)

@@ -536,16 +536,17 @@ class _Layout:
         rest = [i for i in range(len(shape)) if i not in {*both, *r, *c}]
         sizes = tuple(math.prod(shape[i] for i in axes) for axes in (both, r, c))
         rows, cols = (
-            x.expand([n if i in {*both, *ours} else 1 for i, n in enumerate(shape)])
-            .permute(*both, *ours, *(i for i in range(len(shape)) if i not in {*both, *ours}))
-            .reshape(sizes[0], -1)
+            torch.permute(
+                x.expand([n if i in {*both, *ours} else 1 for i, n in enumerate(shape)]),
+                (*both, *ours, *(i for i in range(len(shape)) if i not in {*both, *ours})),
+            ).reshape(sizes[0], -1)
             for x, ours in ((row, r), (col, c))
         )
         return cls((*both, *r, *c, *rest), sizes, rows, cols)
 
     def sums(self, t: Tensor) -> Tensor:
         """Sums of a parameter's entries in float64, shape (batch, rows, columns)."""
-        m = t.permute(self.order).reshape(*self.sizes, -1)
+        m = torch.permute(t, self.order).reshape(*self.sizes, -1)
         return m[..., 0].to(torch.float64, copy=True) if m.shape[-1] == 1 else m.sum(-1, dtype=torch.float64)
 
 

@@ -14,11 +14,11 @@ from torch.nn import functional
 
 from paper import models
 from paper.starts import initialize, rescale
+from paper.training import torch_layers
 from paper.training.datasets import Splits
-from paper.training.kernels import torch_layers
-from paper.training.kernels.torch_layers import compiled
 from paper.training.modules import RESCALE_BATCH, tf32
 from paper.training.optimisers import StackedOptimiser, optimisers, rates
+from paper.training.torch_layers import compiled
 from paper.training.trainer import Run, Trainer
 
 _ACTIVATIONS = {nn.ReLU: "relu", nn.GELU: "gelu", nn.SiLU: "silu"}

@@ -22,10 +22,10 @@ from paper.methods import solver_options
 from paper.seeds import generator
 from paper.settings import DATASETS
 from paper.starts import initialize, is_finite
+from paper.training import torch_layers
 from paper.training.datasets import DRAWS, Splits, flip_and_crop
-from paper.training.kernels import torch_layers
-from paper.training.kernels.torch_layers import compiled
 from paper.training.optimisers import optimisers, rates, set_rate
+from paper.training.torch_layers import compiled
 from paper.training.trainer import Run, Trainer
 
 RESCALE_BATCH = 128  # images on which statistics of normalisations are measured
@@ -88,7 +88,9 @@ class ModuleTrainer(Trainer):
         if self.gpu:
             torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
             torch.backends.cudnn.allow_tf32 = precision != "float32"
-        self.forward: Callable[[Tensor], Tensor] = self._compiled() if self.gpu and paper and not eager else self.module
+        self.forward: Callable[[Tensor], Tensor] = self.module
+        if self.gpu and paper and not eager:
+            self.forward = torch.compile(self.module, options=_TUNED)
         scheduled = "schedule" in self.spec
         self.optimisers = optimisers(
             self.module, self.spec["optimiser"], self.spec["lr"], initial.lr_factors, scheduled and self.gpu
@@ -142,20 +144,11 @@ class ModuleTrainer(Trainer):
             found["running_train_loss"] = mean.view(1).cpu()
         return found
 
-    def _compiled(self) -> Callable[[Tensor], Tensor]:
-        from paper.training.kernels.convolution import use_fast_kernels  # needs Triton
-
-        # The kernels leave out gradients that are zero, which makes no difference to plain SGD.
-        return torch.compile(use_fast_kernels(self.module) if self._plain() else self.module, options=_TUNED)
-
-    def _plain(self) -> bool:
-        """Whether the optimiser is SGD without state, and precision the default, for which the kernels are made."""
-        reduced = self.spec.get("precision") in (None, "bfloat16")
-        return reduced and self.spec["optimiser"] == {"name": "sgd"} and "clip" not in self.spec
-
     def _enorm_cycle(self) -> Callable[[], None]:
         """A function that makes one cycle of ENorm."""
-        chain = convolutions(self.module) if self.gpu and self._plain() else None
+        usual = self.spec.get("precision") in (None, "bfloat16") and "clip" not in self.spec
+        plain = usual and self.spec["optimiser"] == {"name": "sgd"}
+        chain = convolutions(self.module) if self.gpu and plain else None
         if chain is not None:  # a faster version with few kernels
             weights = [layer.weight.detach().permute(0, 2, 3, 1)[None] for layer in chain]
             biases = [None if layer.bias is None else layer.bias.detach()[None, None] for layer in chain]
@@ -233,7 +226,7 @@ class ModuleTrainer(Trainer):
         found = super()._sums()
         if not self.bfloat16:
             return found
-        # cuDNN's fused ReLU turns NaN into 0; a network that diverged must not look finite.
+        # A network that diverged must not look finite, whatever a compiled ReLU makes of NaN.
         floats = [t for t in self._state_tensors() if t.dtype == torch.float32]
         zero_or_nan = torch.stack([t.norm() for t in floats]).sum() * 0
         return [(loss + zero_or_nan, correct) for loss, correct in found]

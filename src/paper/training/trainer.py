@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from paper.seeds import generator
+from paper.training import torch_layers
 from paper.training.datasets import Split, Splits
-from paper.training.kernels import torch_layers
-from paper.training.kernels.torch_layers import compiled
+from paper.training.torch_layers import compiled
 
 GRAPH_STEPS = 16  # steps recorded in one CUDA graph, at most
 

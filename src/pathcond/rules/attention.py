@@ -17,18 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pathcond.rules.base import (
-    FROZEN,
-    Arguments,
-    PathSums,
-    Reason,
-    ScalePropagation,
-    entries,
-    mixed_positions,
-    owner,
-    with_axes,
-)
+from pathcond.rules.base import FROZEN, Arguments, Reason, ScalePropagation, entries, mixed_positions, owner, with_axes
 from pathcond.rules.elementwise import barrier_paths
+from pathcond.rules.paths import PathSums
 from pathcond.tracing import Call, Ref, refs
 
 

@@ -15,7 +15,6 @@ from pathcond.rules.base import (
     ZERO,
     Arguments,
     ParamView,
-    PathSums,
     Reason,
     ScalePropagation,
     entries,
@@ -23,6 +22,7 @@ from pathcond.rules.base import (
     owner,
     with_axes,
 )
+from pathcond.rules.paths import PathSums
 from pathcond.tracing import Call, Constants, Ref, refs
 
 # ---- positively homogeneous: a scale passes, and so does a path

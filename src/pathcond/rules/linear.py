@@ -17,13 +17,13 @@ from pathcond.rules.base import (
     Arguments,
     Experts,
     ParamView,
-    PathSums,
     Reason,
     ScalePropagation,
     entries,
     owner,
     with_axes,
 )
+from pathcond.rules.paths import PathSums
 from pathcond.tracing import Call, Ref, refs
 
 

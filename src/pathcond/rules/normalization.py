@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pathcond.rules.base import Arguments, PathSums, Reason, Scaled, ScalePropagation, entries, owner, with_axes
+from pathcond.rules.base import Arguments, Reason, ScalePropagation, entries, owner, with_axes
+from pathcond.rules.paths import PathSums, Scaled
 from pathcond.tracing import Call
 
 

@@ -16,8 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pathcond.rules.base import Arguments, PathSums, Reason, ScalePropagation, entries, mixed_positions
+from pathcond.rules.base import Arguments, Reason, ScalePropagation, entries, mixed_positions
 from pathcond.rules.elementwise import add_paths, add_scales
+from pathcond.rules.paths import PathSums
 from pathcond.tracing import Call, Ref, run
 
 # ---- pools over windows

@@ -18,7 +18,6 @@ from pathcond.rules.base import (
     Entry,
     Operation,
     ParamView,
-    PathSums,
     Reason,
     ScalePropagation,
     compress,
@@ -26,6 +25,7 @@ from pathcond.rules.base import (
     mixed_positions,
     with_axes,
 )
+from pathcond.rules.paths import PathSums
 from pathcond.tracing import WRITE, Call, Ref, View, flatten, refs, run
 
 # ---- reshape

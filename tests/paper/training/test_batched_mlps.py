@@ -8,8 +8,8 @@ import torch
 import pathcond
 from paper import models
 from paper.enorm import ENorm
+from paper.training import torch_layers
 from paper.training.batched_mlps import BatchedMLPs
-from paper.training.kernels import torch_layers
 from paper.training.modules import convolutions
 from tests.paper.training.reference import (
     AUTOENCODER,

@@ -11,7 +11,7 @@ from paper.training.runner import Options, TimeUp, train
 from paper.training.trainer import Run
 from tests.paper.training.reference import CPU, GPT, curves, make_spec, random_splits, stop_after
 
-pytest.importorskip("triton", reason="the kernels are written in Triton")
+pytest.importorskip("triton", reason="torch.compile needs it")
 
 pytestmark = [
     pytest.mark.gpu,
@@ -101,7 +101,7 @@ def test_the_conv_net_trains_like_on_the_cpu(method):
 
 
 def test_a_conv_net_that_diverged_does_not_look_sound():
-    """The fused ReLU of cuDNN turns NaN into zero; the metrics must show the divergence nevertheless."""
+    """Also where a compiled ReLU turns NaN into zero."""
     one = make_spec(CONV, "baseline", **SIZES)
     trainer = ModuleTrainer(Run(one, 0), random_splits(one, CUDA), CUDA)
     assert trainer.evaluate()["train_loss"].isfinite().all()
