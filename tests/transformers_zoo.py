@@ -594,7 +594,8 @@ def _causal_section(rows: list[CausalModel]) -> list[str]:
     missing = [f"- `{row.model_type}`: {row.fault}" for row in rows if not row.built]
     return [
         "## Causal language models",
-        f"Transformers has {len(rows)} types of causal language models. {len(built)} of them could be built tiny from "
+        f"{len(rows)} of the {len(causal_types())} types of causal language models in transformers "
+        f"{transformers.__version__} were tried. {len(built)} of them could be built tiny from "
         f"their configuration class; {len(analyzed)} of these are analyzed ({len(analyzed) / max(len(built), 1):.0%}), "
         f"and {sum(row.exact for row in analyzed)} keep their function when all free groups are scaled at once by "
         "random powers of two. Made by `make transformers CAUSAL=1`.",
