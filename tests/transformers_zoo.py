@@ -42,9 +42,10 @@ from torch.overrides import TorchFunctionMode
 
 import pathcond
 from pathcond.apply import trial
+from pathcond.inputs import as_arguments
 from pathcond.isolation import untouched, without_cache
 from pathcond.registry import tiny_model
-from pathcond.tracing import as_arguments, map_leaves, outputs_in
+from pathcond.tracing import map_leaves, outputs_in
 from tests.cases import change
 
 hf: Any = transformers  # its configuration classes take more than their signatures tell

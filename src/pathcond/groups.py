@@ -581,7 +581,7 @@ def _disagreement(
         return f"also read or made by {', '.join(omitted)}", tuple(omitted)
     if other:
         return f"the graph scales {', '.join(other)} in another way", ()
-    return "; ".join(graph.notes) if not graph.exact else "", ()
+    return "; ".join(graph.notes), ()
 
 
 def _apply(
