@@ -3,7 +3,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 CODE := $(wildcard src tests benchmarks tools)
-RULES := Snakefile $(wildcard workflow/rules/*.smk)
+RULES := Snakefile workflow/Snakefile $(wildcard workflow/rules/*.smk)
 PYTEST_FLAGS ?= -n 2 --dist loadgroup
 CORES ?= $(shell nproc)
 PRESET ?= paper
@@ -16,7 +16,7 @@ SNAKEMAKE = $(PY) -m snakemake --cores $(CORES)
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help env figures preview tiny report specs indices verify docs docs-check docs-site test test-site test-workflow test-slow test-torch test-gpu test-slurm test-faults test-registry chaos lint format zoo transformers mappings bench clean
+.PHONY: help env figures preview tiny report specs indices schema verify docs docs-check docs-site test test-site test-workflow test-slow test-torch test-gpu test-slurm test-faults test-registry chaos lint format zoo transformers mappings bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -59,6 +59,9 @@ specs: env ## settings of all runs as JSON (PRESET=, EXPERIMENTS="bcd toy")
 
 indices: env ## after new runs: write the indices of recorded runs (PRESET=paper)
 	$(PY) -m paper.plan --preset $(PRESET) --indices
+
+schema: env ## write config/schema.json, with which editors check config.yaml
+	PYTHONPATH=src $(PY) -m paper.config > config/schema.json
 
 verify: env ## recompute N recorded runs and compare (N=3 SEED= VERIFY_FLAGS=)
 	$(PY) -m paper.verify --preset paper --count $(or $(N),3) $(if $(SEED),--seed $(SEED)) $(VERIFY_FLAGS)

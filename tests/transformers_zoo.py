@@ -42,9 +42,10 @@ from torch.overrides import TorchFunctionMode
 
 import pathcond
 from pathcond.apply import trial
+from pathcond.inputs import as_arguments
 from pathcond.isolation import untouched, without_cache
 from pathcond.registry import tiny_model
-from pathcond.tracing import as_arguments, map_leaves, outputs_in
+from pathcond.tracing import map_leaves, outputs_in
 from tests.cases import change
 
 hf: Any = transformers  # its configuration classes take more than their signatures tell
@@ -594,7 +595,8 @@ def _causal_section(rows: list[CausalModel]) -> list[str]:
     missing = [f"- `{row.model_type}`: {row.fault}" for row in rows if not row.built]
     return [
         "## Causal language models",
-        f"Transformers has {len(rows)} types of causal language models. {len(built)} of them could be built tiny from "
+        f"{len(rows)} of the {len(causal_types())} types of causal language models in transformers "
+        f"{transformers.__version__} were tried. {len(built)} of them could be built tiny from "
         f"their configuration class; {len(analyzed)} of these are analyzed ({len(analyzed) / max(len(built), 1):.0%}), "
         f"and {sum(row.exact for row in analyzed)} keep their function when all free groups are scaled at once by "
         "random powers of two. Made by `make transformers CAUSAL=1`.",

@@ -32,7 +32,7 @@ import torchvision
 from torch import Tensor, nn
 
 import pathcond
-from pathcond.tracing import tensors_in
+from pathcond.inputs import tensors_in
 from tests.cases import change
 
 SEED = 0

@@ -44,7 +44,7 @@ def record() -> None:
         for model_type in dict.fromkeys((*registry.listed_types(name), *UNLISTED)):
             print(name, model_type, flush=True)
             found += [asdict(finding) for finding in registry.check_registry(name, model_type)]
-    save(found)
+            save(found)
 
 
 def save(found: list[dict[str, Any]]) -> None:
@@ -62,8 +62,10 @@ def reproducer(finding: dict[str, Any]) -> str:
     """A program of at most fifteen lines that shows the change with torch and transformers alone."""
     from pathcond import registry
 
-    given = registry.tiny_sizes(finding["model_type"]).items()
-    sizes = ", ".join(f"{key}={value!r}" for key, value in given if key not in _NO_SHAPE)
+    given = registry.tiny_sizes(finding["model_type"])
+    left_out = {*_NO_SHAPE, *(("num_experts", "num_local_experts") if "n_routed_experts" in given else ())}
+    left_out |= {key for key, value in given.items() if isinstance(value, list) and len(set(value)) == 1}
+    sizes = ", ".join(f"{key}={value!r}" for key, value in given.items() if key not in left_out)
     config = f'config = transformers.AutoConfig.for_model("{finding["model_type"]}", {sizes})'
     readers = [re.sub(r"experts\.\*\.(gate|up)_proj", "experts.gate_up_proj", name) for name in finding["balance"]]
     names = [name if name.endswith("gate_up_proj") else f"{name}.weight" for name in dict.fromkeys(readers)]
@@ -72,7 +74,7 @@ def reproducer(finding: dict[str, Any]) -> str:
     columns = "s[:, None]" if finding["model_type"] in TRANSPOSED else "s"
     lines = [
         "import torch, transformers",
-        *textwrap.wrap(config, 124, subsequent_indent="    "),
+        *textwrap.wrap(config, 150, subsequent_indent="    "),
         "torch.manual_seed(0)",
         'model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()',
         "with torch.no_grad():",
@@ -116,11 +118,13 @@ def page(facts: dict[str, Any], found: list[dict[str, Any]]) -> str:
         "change was measured ([scale groups](scale-groups.md)). To check your own list: `pathcond verify CONFIG "
         "MAPPING`; to get an exact one for a model: `pathcond mappings CONFIG`.",
         _counts(found),
+        *([f"Not checked yet: {facts['missing']}."] if "missing" in facts else []),
         "## Entries that change the function",
         _wrong_table(wrong),
-        "Programs that show it without this library, and mappings that are exact:",
+        "Programs that show it without this library, and mappings that are exact (programs print the relative "
+        "change of the output in the 2-norm; on the text models of transformers the experts are one parameter):",
     ]
-    for finding in _one_per_layer(wrong):
+    for finding in _one_per_layer([f for f in wrong if f["correct"] or f["omitted"]]):
         parts += [
             f"### {finding['registry']}: {finding['model_type']}, {finding['smooth']}",
             f"{_arrow(finding)}. {_because(finding)}",
@@ -168,7 +172,8 @@ def _wrong_table(found: list[dict[str, Any]]) -> str:
     rows = ["| list | architecture | entry | change | omitted |", "| --- | --- | --- | --- | --- |"]
     for f in found:
         name = f["model_type"] if f["listed"] else f"{f['model_type']} (default)"
-        omitted = ", ".join(f"`{n.removesuffix('.weight')}`" for n in f["omitted"]) or "other smooth layer"
+        missing = "the smooth layer feeds other layers" if "not free" in f["reason"] else "not recorded"
+        omitted = ", ".join(f"`{n.removesuffix('.weight')}`" for n in f["omitted"]) or missing
         rows.append(f"| {f['registry']} | {name} | {_arrow(f)} | {f['change']:.2f} | {omitted} |")
     return "\n".join(rows)
 

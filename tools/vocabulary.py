@@ -39,10 +39,8 @@ BRITISH = re.compile(
     r"colour|behaviour|neighbour|licence)\w*", re.IGNORECASE,
 )  # fmt: skip
 NO_PROSE = re.compile(r"```.*?```|`[^`]*`|\]\([^)]*\)|<!-- (?!end)\w+ -->.*?<!-- end -->|https?:\S+", re.DOTALL)
-BY_HAND = (
-    "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/library.md", "docs/how-it-works.md", "docs/pipeline.md",
-    "docs/related-tools.md", "docs/scale-groups.md", "docs/scaling.md", "docs/api.md",
-)  # fmt: skip
+_PAGES = ("api", "how-it-works", "library", "pipeline", "related-tools", "scale-groups", "scaling")
+BY_HAND = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", *(f"docs/{name}.md" for name in _PAGES))
 PLACES = ("src", "workflow", "docs", "tests", "tools", "benchmarks", "config.yaml", "config", "Makefile", "Snakefile",
           "README.md", "CONTRIBUTING.md", "CHANGELOG.md")  # fmt: skip
 ENDINGS = {".py", ".smk", ".md", ".yaml", ".yml", ".rst", ".jinja", ".j2", ".html", ""}

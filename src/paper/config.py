@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import copy
 import difflib
+import json
+import sys
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -427,6 +429,8 @@ def _reason(entry: Any) -> str:
     for name, words in _LIMITS.items():
         if name in context:
             return f"expected {words} {context[name]:g}, got {text}."
+    if isinstance(given, str) and given.lstrip()[:1] in ("{", "["):
+        return f"expected JSON, got {text}, which is not valid: check its brackets and quotes."
     words = next((words for name, words in _KINDS.items() if entry["type"].startswith(name)), None)
     if words is None:
         return f"{entry['msg']}, got {text}."
@@ -491,3 +495,30 @@ def _is_called(option: Any, name: str) -> bool:
         return False
     first = next(iter(option.model_fields.values()))
     return name == option.__name__ or name in typing.get_args(first.annotation)
+
+
+# The configuration for editors
+
+
+def schema() -> dict[str, Json]:
+    """A JSON Schema of config.yaml: names, types and limits; blocks may leave out what their setup gives."""
+    found = Top.model_json_schema()
+    kinds = dict[str, Json]()
+    for name, experiment in EXPERIMENTS.items():
+        block = experiment.settings.model_json_schema()
+        found["$defs"] |= {key: _partial(value) for key, value in block.pop("$defs", {}).items()}
+        kinds[name] = _partial(block)
+    found["properties"]["experiments"] = {"type": "object", "additionalProperties": False, "properties": kinds}
+    return found
+
+
+def _partial(block: dict[str, Json]) -> dict[str, Json]:
+    """The schema of a block whose keys may come from a setup, which it names."""
+    if "properties" not in block:
+        return block
+    properties = {**block["properties"], "setup": {"type": "string"}}
+    return {**{key: value for key, value in block.items() if key != "required"}, "properties": properties}
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(schema(), indent=1, sort_keys=True) + "\n")

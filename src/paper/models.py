@@ -124,12 +124,17 @@ def _vgg(plan_name: str, width: float, batchnorm: bool) -> nn.Module:
 
     plan = [entry if isinstance(entry, str) else _channels(entry, width) for entry in cfgs[plan_name]]
     layers = make_layers(plan, batch_norm=batchnorm)
-    for layer in layers:
+    _init_convolutions(layers)
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(_channels(512, width), CLASSES))
+
+
+def _init_convolutions(module: nn.Module) -> None:
+    """Initialise convolutions as torchvision does: He's initialisation by outputs, and no bias."""
+    for layer in module.modules():
         if isinstance(layer, nn.Conv2d):
             nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(_channels(512, width), CLASSES))
 
 
 def resnet18(width: float = 1.0) -> nn.Module:
@@ -148,9 +153,7 @@ def resnet18(width: float = 1.0) -> nn.Module:
             layers.append(BasicBlock(before, channels, stride, shortcut))
             before = channels
     model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, CLASSES))
-    for module in model.modules():
-        if isinstance(module, nn.Conv2d):
-            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+    _init_convolutions(model)
     return model
 
 
@@ -168,18 +171,16 @@ def mobilenetv1() -> nn.Module:
     """MobileNet: 13 pairs of a depthwise and a 1 x 1 convolution, no shortcuts; 32 x 32 pixels end as 4 x 4."""
     plan = [(64, 1), (128, 1), (128, 1), (256, 2), (256, 1), (512, 2), *[(512, 1)] * 5, (1024, 2), (1024, 1)]
     before = 32
-    layers: list[nn.Module] = [nn.Conv2d(3, before, 3, padding=1, bias=False), nn.BatchNorm2d(before), nn.ReLU()]
+
+    def conv(*arguments: int, **options: int) -> list[nn.Module]:
+        layer = nn.Conv2d(*arguments, bias=False, **options)
+        return [layer, nn.BatchNorm2d(layer.out_channels), nn.ReLU()]
+
+    layers = conv(3, before, 3, padding=1)
     for channels, stride in plan:
-        layers += [
-            nn.Conv2d(before, before, 3, stride, 1, groups=before, bias=False),
-            nn.BatchNorm2d(before),
-            nn.ReLU(),
-        ]
-        layers += [nn.Conv2d(before, channels, 1, bias=False), nn.BatchNorm2d(channels), nn.ReLU()]
+        layers += [*conv(before, before, 3, stride, 1, groups=before), *conv(before, channels, 1)]
         before = channels
-    for layer in layers:
-        if isinstance(layer, nn.Conv2d):
-            nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+    _init_convolutions(nn.Sequential(*layers))
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, CLASSES))
 
 

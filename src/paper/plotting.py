@@ -36,6 +36,7 @@ NETWORKS = {
 # Colours and labels of the steps of the rescaling, where a figure splits its time.
 STEPS = {"diag_g": (SKY, "diag(G)"), "graph": (GREEN, "graph"), "solve": (RED, "solve"), "apply": (YELLOW, "apply")}
 # Colours and markers for all other values, used in this order.
+UNDER = {"markersize": 6.0, "linewidth": 2.2}  # of the baseline, so that it is seen under another method
 SERIES = ((BLUE, "o"), (ORANGE, "s"), (GREEN, "^"), (PINK, "D"), (SKY, "v"), (BLACK, "P"))
 
 PAPER_LR = 1e-3  # learning rate of the paper's main figures
@@ -300,7 +301,9 @@ def rates_axis(axes: Axes, table: pd.DataFrame) -> None:
     # Where rates are dense, powers of ten alone have room for a label.
     dense = any(math.log(high / low) < 0.2 * math.log(lrs[-1] / lrs[0]) for low, high in pairwise(lrs))
     axes.set(xscale="log", xlabel="learning rate", xlim=(lrs[0] / 1.5, lrs[-1] * 1.5))
-    axes.set_xticks(lrs, ["" if dense and not math.log10(lr).is_integer() else f"{lr:g}" for lr in lrs])
+    names = [f"{lr:.0e}".replace("e-0", "e-").replace("e+00", "") for lr in lrs]
+    bare = [dense and not math.log10(lr).is_integer() for lr in lrs]
+    axes.set_xticks(lrs, ["" if hidden else name for name, hidden in zip(names, bare, strict=True)])
     axes.xaxis.set_minor_locator(ticker.NullLocator())
 
 
@@ -367,7 +370,9 @@ def over_epochs(axes: Axes, table: pd.DataFrame, value: str, title: str = "") ->
         _note_diverged(axes, table)
     for name in methods(curves):
         method = METHODS[name]
-        band(axes, curves[curves["method"] == name], "epoch", {"color": method.colour, "linestyle": method.dash})
+        look: dict[str, Any] = {"color": method.colour, "linestyle": method.dash}
+        look |= {"linewidth": UNDER["linewidth"]} if name == "baseline" and "enorm" in methods(curves) else {}
+        band(axes, curves[curves["method"] == name], "epoch", look)
     axes.set(xlabel="epoch", ylabel=LABELS[value], title=title, xlim=(0, curves["epoch"].max()))
 
 
@@ -472,7 +477,8 @@ def _by_method(table: pd.DataFrame, x: str) -> Iterator[tuple[pd.DataFrame, dict
     """The rows of the panel `cell` of each method, with its colour and marker."""
     cells = panel(table, "cell")
     for name in methods(table):
-        look = {"color": METHODS[name].colour, "marker": METHODS[name].marker}
+        look: dict[str, Any] = {"color": METHODS[name].colour, "marker": METHODS[name].marker}
+        look |= UNDER if name == "baseline" and "enorm" in methods(table) else {}
         yield cells[cells["method"] == name].sort_values(x), look
 
 

@@ -66,6 +66,12 @@ def _known_method(name: str) -> str:
     return name
 
 
+def _known_dataset(name: str) -> str:
+    if name not in DATASETS:
+        raise ValueError(f"expected one of {', '.join(DATASETS)}, got {name!r}")
+    return name
+
+
 Number = Annotated[float, BeforeValidator(_number), Field(strict=True, allow_inf_nan=False)]
 Positive = Annotated[Number, Field(gt=0)]
 NonNegative = Annotated[Number, Field(ge=0)]
@@ -76,6 +82,7 @@ Integer = Annotated[int, BeforeValidator(_integer), Field(strict=True)]
 PositiveInt = Annotated[Integer, Field(ge=1)]
 NonNegativeInt = Annotated[Integer, Field(ge=0)]
 AtLeast2 = Annotated[Integer, Field(ge=2)]
+GridSize = Annotated[Integer, Field(ge=2, le=10_000)]
 AtLeast3 = Annotated[Integer, Field(ge=3)]
 ImageSide = Annotated[Integer, Field(ge=8)]
 Flag = Annotated[bool, BeforeValidator(_flag), Field(strict=True)]
@@ -85,7 +92,7 @@ MethodName = Annotated[str, AfterValidator(_known_method)]
 Activation = Literal["relu", "gelu", "silu"]
 Initialisation = Literal["default", "he"]
 Pooling = Literal["plain", "exact"]
-DatasetName = Literal["cifar10", "mnist", "generated", "kjv", "generated_text"]
+DatasetName = Annotated[str, AfterValidator(_known_dataset)]
 # `eval`: loss and accuracy after the epoch; `running`: mean loss of the epoch's steps, in train mode; or both.
 TrainMetrics = Literal["eval", "running", "both"]
 Augmentation = Literal["flip_crop"]  # of every image: a flip or none, a crop after padding by 4 pixels

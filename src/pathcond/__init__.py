@@ -18,7 +18,7 @@ from pathcond.checks import (
     UnsupportedOpError,
 )
 from pathcond.diag_g import DiagG, compute_diag_g
-from pathcond.graph import Frozen, ParamScales, ScaleGraph, extract_graph
+from pathcond.graph import ExactFor, Frozen, ParamScales, ScaleGraph, extract_graph
 from pathcond.groups import (
     MappingCheck,
     ParamSlice,
@@ -29,6 +29,7 @@ from pathcond.groups import (
     scale_groups,
     verify_mapping,
 )
+from pathcond.inputs import Inputs
 from pathcond.rescale import Rescaling, rescale_
 from pathcond.rules import register_rule
 from pathcond.rules.base import ScalePropagation
@@ -44,7 +45,9 @@ except PackageNotFoundError:  # a source tree that is not installed
 __all__ = [
     "ApplyError",
     "DiagG",
+    "ExactFor",
     "Frozen",
+    "Inputs",
     "MappingCheck",
     "ParamScales",
     "ParamSlice",

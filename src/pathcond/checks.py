@@ -74,6 +74,16 @@ def check_model(model: nn.Module, values: bool = True) -> None:
         raise PathCondError(f"expected a torch.nn.Module, got {type(model).__name__}. Wrap the function in a module.")
     if isinstance(model, nn.DataParallel):
         raise PathCondError("expected the model itself, got it in nn.DataParallel. Pass model.module, which it holds.")
+    sharded = {kind.__name__ for m in model.modules() for kind in type(m).__mro__} & {
+        "FSDPModule",
+        "FullyShardedDataParallel",
+    }
+    if sharded:
+        raise PathCondError(
+            f"expected a model that is not sharded, got one with {sharded.pop()} (FSDP): it writes its own copies over "
+            "rescaled weights. Rescale the model before it is sharded, or load a full state dict into a plain copy, "
+            "rescale that and load it back."
+        )
     if isinstance(model, torch.jit.ScriptModule):
         raise PathCondError("expected a module run by Python, got a scripted one. Rescale it, then script or trace it.")
     parameters = dict(model.named_parameters())

@@ -26,6 +26,7 @@ from pathcond.checks import (
     shared_memory,
 )
 from pathcond.graph import ScaleGraph
+from pathcond.inputs import as_arguments, map_tensors, tensors_in
 from pathcond.isolation import (
     caller_device,
     full_precision,
@@ -43,13 +44,10 @@ from pathcond.tracing import (
     Constants,
     Ref,
     Trace,
-    as_arguments,
-    map_leaves,
     module_at_work,
     record,
     refs,
     run,
-    tensors_in,
 )
 
 _TINY = 1.0e-30  # a float32 entry this far below the largest of its tensor may have lost digits
@@ -354,7 +352,7 @@ def measure_slopes(model: nn.Module, example_input: Any, trace: Trace) -> dict[t
     """
     if not has_normalization(trace):
         return {}
-    args, kwargs = as_arguments(example_input)
+    args, kwargs = map_tensors(Tensor.clone, as_arguments(example_input))  # the pass may write them
     cuda = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
     buffers = {name: b.clone() for name, b in model.named_buffers()}
     measure = _Measure(model)
@@ -381,9 +379,7 @@ def _single_example(model: nn.Module, example_input: Any, trace: Trace) -> tuple
     others = [t for t in tensors if not t.is_floating_point() and t.ndim and t.shape[0] != size]
     if size <= 1 or others:  # integers of another length may be indices into the batch, such as the edges of a graph
         return example_input, trace
-    args, kwargs = map_leaves(
-        lambda x: x[:1] if isinstance(x, Tensor) and x.ndim and x.shape[0] == size else x, as_arguments(example_input)
-    )
+    args, kwargs = map_tensors(lambda x: x[:1] if x.ndim and x.shape[0] == size else x, as_arguments(example_input))
     first = kwargs or args
     if args and kwargs:
         return example_input, trace

@@ -3,20 +3,43 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from pathcond.checks import RecordError, check_choice, check_flags, check_model, memory_span, shared_memory
+from pathcond.checks import (
+    ApplyError,
+    PathCondWarning,
+    RecordError,
+    UnsupportedOpError,
+    check_choice,
+    check_flags,
+    check_model,
+    check_shapes,
+    memory_span,
+    shared_memory,
+)
+from pathcond.inputs import (
+    Sizes,
+    as_arguments,
+    examples_in,
+    left_out,
+    map_tensors,
+    other_sizes,
+    sizes_beyond,
+    tensors_in,
+)
 from pathcond.isolation import on_cpu
 from pathcond.rules import TABLE, Operation
-from pathcond.rules.base import FROZEN, ParamView, Reason, ScalePropagation, Use
-from pathcond.tracing import Call, Constants, Recorder, Ref, Trace, as_arguments, record, refs, tensors_in
+from pathcond.rules.base import FROZEN, ZERO, ParamView, Reason, ScalePropagation, Use
+from pathcond.tracing import Call, Constants, Recorder, Ref, Trace, record, refs, signature
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +70,32 @@ class Frozen:
         return f"{self.units} at '{self.where or 'the model'}': each {self.reason}"
 
 
+@dataclass(frozen=True, slots=True)
+class ExactFor:
+    """The calls on which scales were shown to keep a model's function. ``print`` it.
+
+    Attributes:
+        modes: ``eval``, ``train``, and ``mixed`` if some modules train and others do not; empty where the function is
+            kept only approximately.
+        inputs: number of example inputs.
+        sizes: other sizes of the first example's tensors on which the model was recorded too, in eval mode.
+        fixed: arguments that had one plain value in all examples, or were left out: other values were not tried.
+    """
+
+    modes: tuple[str, ...]
+    inputs: int
+    sizes: tuple[str, ...] = ()
+    fixed: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        if not self.modes:
+            return "no mode: the function is kept only approximately"
+        parts = [f"{' and '.join(self.modes)} mode", f"{self.inputs} example input{'s' if self.inputs > 1 else ''}"]
+        parts += [f"other sizes ({', '.join(self.sizes)})"] if self.sizes else ["no other sizes"]
+        more = f" and {len(self.fixed) - 6} more" if len(self.fixed) > 6 else ""
+        return ", ".join(parts + ([f"with {', '.join(self.fixed[:6])}{more}"] if self.fixed else []))
+
+
 @dataclass(frozen=True)
 class ScaleGraph:
     """What may be rescaled in a model, from :func:`extract_graph`. Holds no weights, so it can be kept and reused.
@@ -61,12 +110,12 @@ class ScaleGraph:
         shapes: shape of every parameter of the model, by name.
         frozen: hidden units without a free scale, and why.
         notes: remarks, for example that scales keep the function only approximately.
-        exact: whether applying scales keeps the function in every mode; False also if units are free and no recorded
-            pass uses some parameter.
-        approximate: whether even the recorded passes are kept only approximately, as with ``smooth``.
+        exact_for: the calls for which applying scales was shown to keep the function; see :class:`ExactFor`.
         options: ``batchnorm``, ``shortcuts``, ``smooth`` and ``strict`` as :func:`extract_graph` was given them.
         frozen_by_module: the frozen hidden units of each module that has some, and why.
         trace: the recorded forward pass in eval mode; None in a graph that was pickled.
+        signature: a digest of that pass; a model with another one is refused.
+        arguments: the arguments of that pass, with tensors on the meta device; None where they are not known.
         powers: shape (n, 2): number ``units + 1 + i`` is that of unit number ``powers[i, 0]`` at the power
             ``powers[i, 1]`` of its scale, which weights behind a squared ReLU have. Sorted by power, then unit; without
             operations of another degree than one, n is 0.
@@ -79,16 +128,50 @@ class ScaleGraph:
     shapes: Mapping[str, tuple[int, ...]]
     frozen: tuple[Frozen, ...]
     notes: tuple[str, ...]
-    exact: bool
-    approximate: bool
+    exact_for: ExactFor
     options: Mapping[str, Any]
     frozen_by_module: Mapping[str, tuple[Frozen, ...]] = field(repr=False)
     trace: Trace | None = field(repr=False)
     powers: Tensor = field(default_factory=lambda: torch.zeros(0, 2, dtype=torch.int64), repr=False)
+    signature: str = ""
+    arguments: Any = field(default=None, repr=False)
+    _known: WeakKeyDictionary[nn.Module, Any] = field(default_factory=WeakKeyDictionary, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
         """All fields but the trace, which holds functions; caches are left out too."""
-        return {f.name: getattr(self, f.name) for f in fields(self)} | {"trace": None}
+        return {f.name: getattr(self, f.name) for f in fields(self)} | {"trace": None, "_known": WeakKeyDictionary()}
+
+    @property
+    def approximate(self) -> bool:
+        """Whether even the recorded passes are kept only approximately, as with ``smooth``."""
+        return not self.exact_for.modes
+
+    def check_fits(self, model: nn.Module) -> None:
+        """Raise if a model is not the one that the graph was extracted from, or one that computes the same.
+
+        Raises:
+            ApplyError: its parameters have other names or shapes, or its forward pass calls other operations.
+        """
+        check_shapes(dict(model.named_parameters()), self.shapes)
+        modules = [(name, type(module)) for name, module in model.named_modules()]
+        if self._known.get(model) == modules:
+            return
+        if self.signature and self.arguments is not None:
+            own = {p.dtype for p in model.parameters() if p.is_floating_point()}
+            arguments = map_tensors(  # the model may be a copy in another number format
+                lambda t: t.to(next(iter(own))) if t.is_floating_point() and own and t.dtype not in own else t,
+                self.arguments,
+            )
+            try:
+                found = signature(record(model, arguments, training=False))
+            except RecordError:  # nothing to compare: a model that does not take the stored arguments
+                found = self.signature
+            if found != self.signature:
+                raise ApplyError(
+                    "expected a model whose forward pass calls the operations that the graph was extracted from, got "
+                    "others, or others in between: its scales may change the function. Extract a graph of this model."
+                )
+        self._known[model] = modules
 
     def trace_of(self, model: nn.Module, example_input: Any) -> Trace:
         """The forward pass in eval mode; recorded again where this graph has none, or one of other input shapes."""
@@ -150,12 +233,14 @@ def extract_graph(
     """Find the units of a model that can be rescaled without changing its function.
 
     The forward pass is recorded on fake tensors, once in eval and once in training mode, so that scales fit both; the
-    model is not touched, and may be on the meta device. An operation without a rule freezes the scales on both sides.
+    model is not touched, and may be on the meta device. It is recorded on other sizes of the input too where the model
+    takes them: another batch, length or image size, and sizes that its code compares with. An operation without a rule
+    freezes the scales on both sides; so does a parameter of which no pass reads all entries.
 
     Args:
         model: any module that can be run on ``example_input``.
-        example_input: a tensor, a tuple or list of positional arguments, or a dict of keyword arguments; a batch of
-            one is enough.
+        example_input: a tensor, a tuple or list of positional arguments, or a dict of keyword arguments; or several
+            of these, as :class:`pathcond.Inputs`, for calls that the first does not show.
         batchnorm: ``affine``: the scale and shift of a BatchNorm enter the unit (exact in every mode). ``exclude``: the
             weights before it do, as in the paper (exact only in eval mode at initialisation, and for one rescaling).
         shortcuts: ``tie``: the channels along identity shortcuts share one scale. ``freeze``: they keep their scale.
@@ -168,6 +253,10 @@ def extract_graph(
     Raises:
         RecordError: the forward pass cannot be recorded; the message names the line of code and the way out.
         UnsupportedOpError: ``strict`` and an operation has no rule.
+
+    Warns:
+        PathCondWarning: there are calls for which the function was not shown to be kept: the training mode cannot be
+            recorded, some parameters are not read, or the next call may take another branch.
 
     Example:
         >>> import torch, pathcond
@@ -183,29 +272,105 @@ def extract_graph(
     s = ScalePropagation(
         TABLE, batchnorm=batchnorm, smooth=smooth, strict=strict, alias=alias, lineage=shortcuts == "freeze"
     )
-    notes: list[str] = []
+    examples = examples_in(example_input)
+    doubts: list[str] = []
     traces: list[Trace] = []
-    groups_in_eval, recorder = 1, Recorder(model, example_input)
-    for mode in _modes(model):
-        try:
-            found = recorder.record(mode)
-        except RecordError as error:
-            if not traces or mode is None or mode == model.training:
-                raise
-            notes.append(f"the function is kept in eval mode; training mode could not be recorded: {error}")
-            continue
-        _propagate(s, found, Constants(found, model))
-        traces.append(found)
-        if len(traces) == 1:
-            groups_in_eval = s.count
+    modes: dict[str, None] = {}
+    groups_in_eval = 1
+    recorders = [Recorder(model, example) for example in examples]
+    for recorder in recorders:
+        for name, mode in _modes(model):
+            try:
+                found = recorder.record(mode)
+            except RecordError as error:
+                if not traces or (mode is None and not model.training):
+                    raise
+                doubts.append(f"the function is kept in eval mode; {name} mode could not be recorded: {error}")
+                continue
+            modes[name] = None
+            traces.append(found)
+            _propagate(s, found, Constants(found, model))
+            groups_in_eval = s.count if len(traces) == 1 else groups_in_eval
+        for later in recorder.later:
+            traces.append(later)
+            _propagate(s, later, Constants(later, model))
+        doubts += recorder.doubts()
+    sizes = _record_other_sizes(model, s, recorders[0], traces)
     for name in overlapping:
         s.freeze_parameter(name, Reason("param", "", f"parameter '{name}' shares memory with another parameter"))
     _freeze_unusual_parameters(model, s, traces)
     if shortcuts == "freeze":
         _freeze_shortcuts(s)
-    graph = _assemble(model, s, traces, groups_in_eval, notes)
-    options = {"batchnorm": batchnorm, "shortcuts": shortcuts, "smooth": smooth, "strict": strict}
-    return replace(graph, notes=(*graph.notes, *recorder.notes()), options=options)
+    graph = _assemble(model, s, traces, groups_in_eval)
+    doubts = [*dict.fromkeys(doubts), *_unread(model, traces)] if graph.units else []
+    for doubt in doubts:
+        warnings.warn(f"not shown to be exact: {doubt}.", PathCondWarning, stacklevel=3)
+    shown = ExactFor(() if s.approximate else tuple(modes), len(examples), sizes, tuple(left_out(model, examples)))
+    return replace(
+        graph,
+        notes=(*doubts, *sorted(s.approximate)),
+        options={"batchnorm": batchnorm, "shortcuts": shortcuts, "smooth": smooth, "strict": strict},
+        exact_for=shown,
+        arguments=_without_values(examples[0]),
+        _known=WeakKeyDictionary({model: [(name, type(module)) for name, module in model.named_modules()]}),
+    )
+
+
+def _without_values(example: Any) -> Any:
+    """An example with its tensors on the meta device, so that it can be kept."""
+    args, kwargs = as_arguments(example)
+    meta = map_tensors(lambda t: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta"), (args, kwargs))
+    return meta[1] if kwargs else meta[0]
+
+
+_MOST_SIZES = 8  # tried beside the usual ones, because the code of the model compares with them
+
+
+def _record_other_sizes(
+    model: nn.Module, s: ScalePropagation, recorder: Recorder, traces: list[Trace]
+) -> tuple[str, ...]:
+    """Record the model in eval mode on inputs of other sizes, where it takes them; they are named in the result."""
+    shapes = [tuple(t.shape) for t in recorder.inputs]
+    found: dict[str, None] = {}
+    tried: list[Sizes] = []
+
+    def run(sizes: Sizes) -> bool:
+        tried.append(sizes)
+        other = Recorder(model, recorder.example_input, sizes)
+        try:
+            for made in (other.record(False), *other.later):
+                _propagate(s, made, Constants(made, model))
+                _freeze_what_sizes_select(s)
+                traces.append(made)
+        except UnsupportedOpError:
+            raise
+        except Exception:  # noqa: BLE001 - the model does not take such an input; what was tied so far stays so
+            return False
+        recorder.comparisons.extend(other.comparisons)
+        (number, axis), n = next(iter(sizes.items()))
+        found[f"{n} along axis {axis}" + (f" of tensor {number}" if len(shapes) > 1 else "")] = None
+        return True
+
+    ways = other_sizes(shapes)
+    for each in ways:
+        any(run(sizes) for sizes in each)
+    recorder.comparisons.extend(_sizes_of_tables(s, [shapes[i][k] for each in ways for i, k in each[0]]))
+    most = len(tried) + _MOST_SIZES
+    for size, number, other in recorder.comparisons:  # the list grows
+        for sizes in sizes_beyond(shapes, ways, size, number, other):
+            if sizes not in tried and len(tried) < most:
+                run(sizes)
+    return tuple(found)
+
+
+def _sizes_of_tables(s: ScalePropagation, sizes: list[int]) -> list[tuple[int, int, int]]:
+    """Comparisons of input sizes with those of parameters of which as many entries are read, as of a position table."""
+    found = []
+    for use in (use for uses in s.uses.values() for use in uses):
+        for axis, whole in enumerate(use.row.shape):
+            read = int((use.row != ZERO).transpose(0, axis).reshape(whole, -1).any(1).sum())
+            found += [(n, n, whole) for n in {*sizes} if n == read < whole]
+    return found
 
 
 # ---- scales through a trace
@@ -223,6 +388,33 @@ def _propagate(s: ScalePropagation, trace: Trace, constants: Constants) -> None:
         s.freeze(s.groups(Ref(value)), Reason("output", "", "is an output of the model"))
     for value in trace.kept:
         s.freeze(s.groups(Ref(value)), Reason("op", "", "is kept in the model from one call to the next"))
+    s.moves.append([_moved(s, call) for call in trace.calls if _moves(call)])
+
+
+def _moves(call: Call) -> bool:
+    operation = TABLE.get(call.fn)
+    return operation is not None and operation.kind in ("move", "write", "setitem", "cat", "pad")
+
+
+def _moved(s: ScalePropagation, call: Call) -> tuple[str, Tensor, list[int]]:
+    """The groups that a call reads, and the places among them of those that it returns."""
+    maps = [s.maps.get(ref.id) for ref in refs([*call.args, call.kwargs])]
+    read = [m[m > 0].reshape(-1) for m in maps if isinstance(m, Tensor)]
+    known = torch.cat(read).unique() if read else torch.zeros(0, dtype=torch.int64)
+    made = [m[m > 0] for out in call.outs if isinstance(m := s.maps.get(out), Tensor)] if len(known) else []
+    places = torch.searchsorted(known, torch.cat(made)).unique().tolist() if made else []
+    return call.name, known, places
+
+
+def _freeze_what_sizes_select(s: ScalePropagation) -> None:
+    """Freeze channels of which a call selects others in the last pass, on other sizes, than in the first."""
+    first, last = s.moves[0], s.moves[-1]
+    if [name for name, *_ in first] != [name for name, *_ in last]:
+        return
+    for (name, before, places), (_, after, others) in zip(first, last, strict=True):
+        if len(before) == len(after) and places != others:
+            reason = Reason("op", "", f"is selected by `{name}`, which selects others for inputs of other sizes")
+            s.freeze(s.with_layers(torch.cat((before, after))), reason)
 
 
 def _propagate_call(s: ScalePropagation, call: Call, reads: set[int], flow: _Flow) -> None:
@@ -287,12 +479,12 @@ def _follow_data(trace: Trace) -> _Flow:
     return _Flow(frozenset(data), frozenset(weights), frozenset(hidden))
 
 
-def _modes(model: nn.Module) -> Iterator[bool | None]:
+def _modes(model: nn.Module) -> Iterator[tuple[str, bool | None]]:
     """Eval, training, and the model as it is if some of its modules train and others do not."""
-    yield False
-    yield True
+    yield "eval", False
+    yield "train", True
     if len({module.training for module in model.modules()}) > 1:
-        yield None
+        yield "mixed", None
 
 
 # ---- what else freezes scales
@@ -396,13 +588,14 @@ def _joint_uses(s: ScalePropagation) -> dict[str, Use]:
         if name in s.frozen_parameters:
             s.freeze(row, s.frozen_parameters[name])
             s.freeze(col, s.frozen_parameters[name])
+        elif bool((row == ZERO).any() | (col == ZERO).any()):
+            text = f"touches parameter '{name}', of which the passes on the example inputs read a part only"
+            s.freeze(s.with_layers(torch.cat((row.reshape(-1), col.reshape(-1)))), Reason("param", "", text))
         found[name] = Use(row.clamp(min=FROZEN), col.clamp(min=FROZEN), uses[0].offset)
     return found
 
 
-def _assemble(
-    model: nn.Module, s: ScalePropagation, traces: list[Trace], groups_in_eval: int, notes: list[str]
-) -> ScaleGraph:
+def _assemble(model: nn.Module, s: ScalePropagation, traces: list[Trace], groups_in_eval: int) -> ScaleGraph:
     s.share_among_experts()
     uses = _joint_uses(s)
     root, power = _representatives(s)
@@ -426,7 +619,6 @@ def _assemble(
         scales = ParamScales(number[use.row], number[use.col], use.offset)
         if bool(scales.row.any()) or bool(scales.col.any()):
             params[name] = scales
-    notes = [*notes, *_unread_notes(model, traces)] if bool(free.any()) else notes
     firsts = torch.tensor([layer.first for layer in s.layers])
     owners = torch.bucketize(free.nonzero()[:, 0], firsts, right=True)
     frozen, by_module = _frozen(s, root, why, left, groups_in_eval)
@@ -437,13 +629,13 @@ def _assemble(
         params=params,
         shapes={name: tuple(p.shape) for name, p in model.named_parameters()},
         frozen=frozen,
-        notes=(*notes, *sorted(s.approximate)),
-        exact=not s.approximate and not notes,
-        approximate=bool(s.approximate),
+        notes=(),
+        exact_for=ExactFor((), 0),
         options={},
         frozen_by_module=by_module,
         trace=traces[0],
         powers=powers,
+        signature=signature(traces[0]),
     )
 
 
@@ -512,7 +704,7 @@ def _shared_with_others(model: nn.Module, traces: Sequence[Trace]) -> list[str]:
     return found
 
 
-def _unread_notes(model: nn.Module, traces: Sequence[Trace]) -> list[str]:
+def _unread(model: nn.Module, traces: Sequence[Trace]) -> list[str]:
     """A note if the model has parameters that no recorded pass reads: how other calls use them is not known."""
     read = {value.leaf.name for trace in traces for value in trace.values if value.leaf and value.leaf.kind == "param"}
     unread = [n for n, p in model.named_parameters() if n not in read and p.numel() and p.is_floating_point()]

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from pathcond.apply import Check, apply_scales_, trial
+from pathcond.apply import Check, scale_parameters_, trial
 from pathcond.checks import PathCondError, RecordError, check_choice, check_flags, check_model
 from pathcond.graph import ScaleGraph, extract_graph
 from pathcond.isolation import on_cpu
@@ -133,7 +133,7 @@ class ScaleGroup:
         u = torch.zeros(graph.units, dtype=torch.float64)
         u[self.units] = 2 * math.log(2) * _exponents(len(self.units), seed)
         with trial(model, example_input, {part.parameter for part in (*self.producers, *self.consumers)}) as check:
-            apply_scales_(check.model, graph, u)
+            scale_parameters_(check.model, graph, u, force=False)
             return check.change()
 
     def __str__(self) -> str:
@@ -581,7 +581,7 @@ def _disagreement(
         return f"also read or made by {', '.join(omitted)}", tuple(omitted)
     if other:
         return f"the graph scales {', '.join(other)} in another way", ()
-    return "; ".join(graph.notes) if not graph.exact else "", ()
+    return "; ".join(graph.notes), ()
 
 
 def _apply(

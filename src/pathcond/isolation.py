@@ -85,11 +85,12 @@ def held_tensors(model: nn.Module) -> list[Tensor]:
 def untouched(model: nn.Module, tensors: bool = True) -> Iterator[Callable[[], bool]]:
     """Restore, after the block, the attributes of all submodules and the containers among these attributes.
 
-    Containers and objects further away, or that hooks and forward methods write to, are restored only if the block
-    added or removed tensors there. Otherwise they are left alone, because they may be queues, logs or pools that live
-    on. Parameters and buffers are not restored: callers run the model on copies of them. With ``tensors``, the values
-    of other tensors among the attributes are restored too. Yields a function that tells whether any attribute or
-    container has other elements than before.
+    So are the attributes of their classes, and the variables that their code names: globals and closures. Containers
+    and objects further away, or that hooks and forward methods write to, are restored only if the block added or
+    removed tensors there. Otherwise they are left alone, because they may be queues, logs or pools that live on.
+    Parameters and buffers are not restored: callers run the model on copies of them. With ``tensors``, the values of
+    other tensors among the attributes are restored too. Yields a function that tells whether any attribute, variable
+    or container has other elements than before.
     """
     boxes: list[tuple[Any, Any]] = []
     found, _ = _reachable(model, code=True)
@@ -97,11 +98,20 @@ def untouched(model: nn.Module, tensors: bool = True) -> Iterator[Callable[[], b
         with suppress(Exception):  # a container that cannot be copied is not restored
             boxes.append((box, box.copy()))
     own = {id(thing) for m in model.modules() for thing in (vars(m), *vars(m).values())}
+    variables = _variables(model)
     loose = [t for t in held_tensors(model) if not t.is_inference()] if tensors else []
     saved = [(t, t._version, t.detach().clone()) for t in loose]
     try:
-        yield lambda: len(boxes) < len(found) or any(not _same(box, content) for box, content in boxes)
+        yield (
+            lambda: (
+                len(boxes) < len(found)
+                or any(not _same(box, content) for box, content in boxes)
+                or any(not _same(_present(*pair), pair[1]) for pair in variables)
+            )
+        )
     finally:
+        for holder, values in variables:
+            _restore(holder, values)
         for box, content in [pair for pair in boxes if not _same(*pair)]:
             now, then = ([*x, *x.values()] if isinstance(x, dict) else list(x) for x in (box, content))
             if id(box) in own or _has_tensor(now, then) or _has_tensor(then, now):
@@ -111,6 +121,57 @@ def untouched(model: nn.Module, tensors: bool = True) -> Iterator[Callable[[], b
             for tensor, version, content in saved:
                 if tensor._version != version:
                     tensor.copy_(content)
+
+
+def _variables(model: nn.Module) -> list[tuple[Any, dict[str, Any]]]:
+    """Variables outside of the modules: of their classes, globals that their code names, and cells of closures."""
+    modules = list(model.modules())
+    classes = {kind for m in modules for kind in type(m).__mro__ if _own(kind)}
+    functions = [f for kind in classes for f in vars(kind).values()]
+    hooks = [hook for m in modules for found in (m._forward_hooks, m._forward_pre_hooks) for hook in found.values()]
+    functions += [*hooks, *(f for m in modules for f in vars(m).values())]
+    found: list[tuple[Any, dict[str, Any]]] = [(kind, dict(vars(kind))) for kind in classes]
+    seen: set[int] = set()
+    while functions:
+        function = functions.pop()
+        if not isinstance(function, FunctionType) or id(function) in seen:
+            continue
+        seen.add(id(function))
+        named = {n: function.__globals__[n] for n in function.__code__.co_names if n in function.__globals__}
+        found.append((function.__globals__, named))
+        found += [(kind, dict(vars(kind))) for kind in named.values() if isinstance(kind, type) and _own(kind)]
+        cells = [(cell, _present(cell, {})) for cell in function.__closure__ or ()]
+        functions += [content for _, held in cells for content in held.values()]
+        found += cells
+    return found
+
+
+def _own(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] not in ("builtins", "torch")
+
+
+def _present(holder: Any, values: dict[str, Any]) -> dict[str, Any]:
+    """The present values of variables."""
+    if isinstance(holder, type):
+        return dict(vars(holder))
+    if isinstance(holder, dict):
+        return {name: holder[name] for name in values if name in holder}
+    try:
+        return {"": holder.cell_contents}
+    except ValueError:  # a variable that has no value yet
+        return {}
+
+
+def _restore(holder: Any, values: dict[str, Any]) -> None:
+    """Give variables the values they had; those of a class that had none are deleted."""
+    now = _present(holder, values)
+    for name in [name for name in {**values, **now} if now.get(name) is not values.get(name)]:
+        if isinstance(holder, type):
+            setattr(holder, name, values[name]) if name in values else delattr(holder, name)
+        elif isinstance(holder, dict):
+            holder[name] = values[name]
+        elif name in values:
+            holder.cell_contents = values[name]
 
 
 def _same(box: Any, content: Any) -> bool:

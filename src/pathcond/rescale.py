@@ -28,11 +28,11 @@ from pathcond.checks import (
     stacked,
 )
 from pathcond.diag_g import has_normalization, scaled_diag_g
-from pathcond.graph import Frozen, ScaleGraph, extract_graph
+from pathcond.graph import ExactFor, Frozen, ScaleGraph, extract_graph
+from pathcond.inputs import as_arguments, tensors_in
 from pathcond.isolation import on_cpu
 from pathcond.roles import roles_of
 from pathcond.solvers import Result, Solution, SolverOptions, balance_norms, balance_paths
-from pathcond.tracing import as_arguments, tensors_in
 
 # docs/when-to-use.md has the evidence for both.
 DEFAULT_CLAMP = 1.5  # bound on |log lambda| of the sweeps
@@ -61,7 +61,7 @@ class Rescaling:
         seconds: wall time by step: ``graph``, ``diag_g`` (for ``"paths"``), ``solve``, ``apply``, ``check``.
         output_change: largest change of the model's output on the example input, relative to its largest entry;
             infinite where finite entries became infinite or NaN, None if the check was turned off.
-        exact: whether the function is kept in every mode.
+        exact_for: the calls for which the function was shown to be kept; see :class:`pathcond.ExactFor`.
         statistics: ``input`` if normalisations entered with statistics measured on the example input, else
             ``running``; ``unused`` with an objective without diag(G).
         notes: remarks, for example why the function is kept only approximately.
@@ -82,7 +82,7 @@ class Rescaling:
     damping: float
     seconds: Mapping[str, float]
     output_change: float | None
-    exact: bool
+    exact_for: ExactFor
     statistics: str
     notes: tuple[str, ...]
     norms: Mapping[str, tuple[float, float]] = field(repr=False)
@@ -121,7 +121,7 @@ class Rescaling:
     def undo_(self, model: nn.Module, *, optimizer: Optimizer | None = None) -> None:
         """Undo the rescaling in place, up to rounding.
 
-        If the rescaling is ``exact``, this also keeps the function of a model that was trained since. With
+        If ``exact_for`` has modes, this also keeps the function of a model that was trained since. With
         ``batchnorm="exclude"`` it does not, because training has changed the running statistics.
 
         Args:
@@ -218,6 +218,7 @@ class Rescaling:
             lines.append(f"{self.at_bound} units are at the bound on |log lambda|{when} (clamp=None lifts it)")
         if self.output_change is not None:
             lines.append(f"largest change of the output: {self.output_change:.1e} of its largest entry")
+        lines.append(f"exact for {self.exact_for}")
         lines.append("time " + ", ".join(f"{step} {1000 * s:.1f} ms" for step, s in self.seconds.items()))
         lines += [f"frozen: {entry}" for entry in self.frozen[:8]]
         if len(self.frozen) > 8:
@@ -318,6 +319,8 @@ def rescale_with(
     check_choice("objective", objective, ("paths", "norms"))
     if not isinstance(graph, ScaleGraph | None):
         raise PathCondError(f"expected graph to be a ScaleGraph or None, got {type(graph).__name__}.")
+    if graph is not None:
+        graph.check_fits(model)
     clock = _Clock(model)
     with clock("check"):  # before the model is recorded, so that it caches real tensors
         checked = Check(model, example_input) if check else None
@@ -359,7 +362,10 @@ def rescale_with(
         with clock("apply"):
             scale_optimizer_state_(model, graph, solution.u, optimizer)
     if not tensors_in(as_arguments(example_input)):
-        more += ("the example input shows no tensor (tuples, lists and dicts are searched), so no unit depends on it",)
+        more += (
+            "the example input shows no tensor (containers, dataclasses and attributes are searched), so no unit "
+            "depends on it",
+        )
     norms = _read_norms(before, _parameter_norms(model, graph))
     report = Rescaling(
         units=graph.units,
@@ -374,7 +380,7 @@ def rescale_with(
         damping=options.damping,
         seconds=clock.seconds,
         output_change=change,
-        exact=graph.exact,
+        exact_for=graph.exact_for,
         statistics=chosen,
         notes=(*graph.notes, *notes, *more),
         norms={name: norms[name] for name in graph.params},

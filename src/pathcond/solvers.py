@@ -542,6 +542,9 @@ class _Layout:
             ).reshape(sizes[0], -1)
             for x, ours in ((row, r), (col, c))
         )
+        values, counts = cols[0].unique_consecutive(return_counts=True)
+        if not both and len(values) < cols.shape[1] and bool((counts == counts[0]).all()):
+            sizes, cols = (*sizes[:2], len(values)), values[None]  # channels spread over positions, as by a flatten
         return cls((*both, *r, *c, *rest), sizes, rows, cols)
 
     def sums(self, t: Tensor) -> Tensor:

@@ -9,7 +9,9 @@ function announced. :class:`Constants` computes the values of a trace that depen
 from __future__ import annotations
 
 import gc
+import hashlib
 import logging
+import random
 import sys
 import traceback
 import warnings
@@ -17,7 +19,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from types import FunctionType
 from typing import Any
 
@@ -29,7 +31,8 @@ from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pathcond.checks import RecordError, check_dense, mismatch
+from pathcond.checks import RecordError, check_dense
+from pathcond.inputs import Sizes, as_arguments, hint_on, map_tensors, tensors_in
 from pathcond.isolation import (
     caller_device,
     held_tensors,
@@ -123,11 +126,13 @@ def refs(tree: Any) -> Iterator[Ref]:
 
 
 def flatten(tree: Any) -> list[Tensor]:
-    """The tensors of a call's result, in order."""
+    """The tensors in nested tuples, lists and dicts, in order."""
     if isinstance(tree, Tensor):
         return [tree]
     if isinstance(tree, (list, tuple)):
         return [t for item in tree for t in flatten(item)]
+    if isinstance(tree, dict):
+        return [t for item in tree.values() for t in flatten(item)]
     return []
 
 
@@ -154,6 +159,83 @@ def run(call: Call, look_up: Callable[[int], Any]) -> Any:
     return call.fn(*args, **kwargs)
 
 
+def signature(trace: Trace, first: int = 0) -> str:
+    """A digest of the calls of a trace, from number ``first`` on: functions, arguments, and which leaves they read.
+
+    Devices and number formats have no part in it, and of constants and inputs only their shapes.
+    """
+    number: dict[int, int] = {}
+    digest = hashlib.sha256()
+
+    def text(tree: Any) -> str:
+        if isinstance(tree, Ref):
+            value = trace.values[tree.id]
+            known = number.setdefault(tree.id, len(number))
+            return f"%{known}{value.shape}{(value.leaf.kind, value.leaf.name) if value.leaf else ''}"
+        if isinstance(tree, View):
+            return f"{tree.call.name}{text([*tree.call.args, tree.call.kwargs])}{tree.index}"
+        if isinstance(tree, (list, tuple)):
+            return f"({','.join(map(text, tree))})"
+        if isinstance(tree, dict):
+            return text([part for key, item in sorted(tree.items()) if key != "device" for part in (key, item)])
+        plain = isinstance(tree, (int, float, str, slice)) or tree is None
+        return repr(tree) if plain else type(tree).__name__
+
+    for call in trace.calls[first:]:
+        digest.update(f"{call.name}{text([*call.args, call.kwargs])}{text([Ref(out) for out in call.outs])};".encode())
+    return digest.hexdigest()
+
+
+# ---- sizes that the code of a model compares
+
+Comparison = tuple[int, int, int]  # a size, the number made from it that was compared, what it was compared with
+_comparisons: list[Comparison] | None = None
+
+
+class _Size(int):
+    """A size of a tensor. Remembers which numbers are made from it, and records what they are compared with."""
+
+    root: int
+
+
+def _sized(value: int, root: int) -> _Size:
+    made = _Size(value)
+    made.root = root
+    return made
+
+
+def _computed(name: str) -> Any:
+    def compute(self: _Size, other: Any) -> Any:
+        result = getattr(int, name)(self, other)
+        return _sized(result, self.root) if type(result) is int else result
+
+    return compute
+
+
+def _compared(name: str) -> Any:
+    def compare(self: _Size, other: Any) -> Any:
+        code = sys._getframe(1).f_globals.get("__name__", "").partition(".")[0]
+        if _comparisons is not None and isinstance(other, int) and code not in ("torch", "pathcond"):
+            _comparisons.append((self.root, int(self), int(other)))
+        return getattr(int, name)(self, other)
+
+    return compare
+
+
+for _name in ("add", "radd", "sub", "rsub", "mul", "rmul", "floordiv", "rfloordiv", "mod", "rmod"):
+    setattr(_Size, f"__{_name}__", _computed(f"__{_name}__"))
+for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
+    setattr(_Size, f"__{_name}__", _compared(f"__{_name}__"))
+setattr(_Size, "__hash__", int.__hash__)  # noqa: B010 - a class with __eq__ has none
+
+
+def _watched(result: Any) -> Any:
+    """Sizes that a query returned, so that comparisons of them are recorded."""
+    if isinstance(result, torch.Size):
+        return torch.Size([_sized(n, n) for n in result])
+    return _sized(result, result) if type(result) is int else result
+
+
 # ---- properties of torch functions
 
 _METHODS = """size dim ndimension numel nelement stride storage_offset is_contiguous __len__ untyped_storage _is_view
@@ -163,6 +245,7 @@ _ATTRIBUTES = """shape dtype device ndim layout is_cuda is_sparse is_quantized r
 # Calls that read no values, and are not recorded.
 _QUERIES = frozenset(getattr(Tensor, name) for name in _METHODS.split())
 _QUERIES |= frozenset(getattr(Tensor, name).__get__ for name in _ATTRIBUTES.split())
+_SIZES = frozenset({Tensor.size, Tensor.shape.__get__})  # pyright: ignore
 
 _NORMS = {F.batch_norm, torch.batch_norm, F.instance_norm, torch.instance_norm}
 _NONZERO = {torch.nonzero, Tensor.nonzero}
@@ -227,6 +310,19 @@ def _rnn_relu(
         x = torch.cat(sides, -1) if bidirectional else sides[0]
         x = F.dropout(x, dropout) if dropout and training and layer + 1 < layers else x
     return x.transpose(0, 1) if batch_first else x, torch.stack(last)
+
+
+def _einsum(equation: str, *operands: Any) -> Tensor:
+    """A product of three or more factors as products of two, from left to right."""
+    factors = flatten(operands)
+    terms, _, result = equation.replace(" ", "").partition("->")
+    parts = terms.split(",")
+    made, letters = factors[0], parts[0]
+    for i in range(1, len(factors)):
+        later = set(result).union(*parts[i + 1 :])
+        kept = "".join(c for c in dict.fromkeys(letters + parts[i]) if c in later) if i + 1 < len(parts) else result
+        made, letters = torch.einsum(f"{letters},{parts[i]}->{kept}", made, factors[i]), kept
+    return made
 
 
 _COMPOSED = {
@@ -424,8 +520,14 @@ class _Functions(TorchFunctionMode):
         return self.call(func, args, kwargs or {})
 
     def call(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if self.depth or func in _QUERIES:
+        if self.depth:
             return func(*args, **kwargs)
+        if func in _QUERIES:
+            result = func(*args, **kwargs)
+            return _watched(result) if func in _SIZES else result
+        if func is torch.einsum and len(flatten(args)) > 2 and "->" in args[0] and "..." not in args[0]:
+            with self:
+                return _einsum(*args)
         if func in _COMPOSED:  # record the functions that it calls
             with self:
                 return _COMPOSED[func](*args, **kwargs)
@@ -433,9 +535,9 @@ class _Functions(TorchFunctionMode):
         try:
             if self.fakes or writes(func, kwargs):
                 args, kwargs = map_leaves(lambda x: self._fake_copy(x, func, kwargs), (args, kwargs))
-            tensors = tensors_in([kwargs.get("out"), args, kwargs])  # the target first
+            tensors = flatten([kwargs.get("out"), args, kwargs])  # the target first
             before = [t._version for t in tensors]
-            refs_in = map_leaves(lambda x: Ref(self.tape.read(x)) if isinstance(x, Tensor) else x, (args, kwargs))
+            refs_in = map_leaves(self._recorded, (args, kwargs))
             result = _without_running(func, args, kwargs)
             result = func(*args, **kwargs) if result is None else result
             changed = _written(tensors, before)
@@ -445,6 +547,9 @@ class _Functions(TorchFunctionMode):
             return result
         finally:
             self.depth -= 1
+
+    def _recorded(self, x: Any) -> Any:
+        return Ref(self.tape.read(x)) if isinstance(x, Tensor) else int(x) if isinstance(x, _Size) else x
 
     def _fake_copy(self, x: Any, func: Any, kwargs: Any) -> Any:
         """Replace a real tensor that a call may write, such as an unregistered one of the model, by a fake copy."""
@@ -470,17 +575,6 @@ class _Kernels(TorchDispatchMode):
         return self.functions.call(func, args, kwargs or {})
 
 
-def tensors_in(tree: Any) -> list[Tensor]:
-    """Every tensor in nested tuples, lists and dicts."""
-    if isinstance(tree, Tensor):
-        return [tree]
-    if isinstance(tree, (list, tuple)):
-        return [t for item in tree for t in tensors_in(item)]
-    if isinstance(tree, dict):
-        return [t for item in tree.values() for t in tensors_in(item)]
-    return []
-
-
 def _written(tensors: Sequence[Tensor], versions: Sequence[int]) -> list[Tensor]:
     """The tensors a call wrote; tensors on one memory have one version counter, and the first is the one written."""
     moved = (t for t, version in zip(tensors, versions, strict=True) if t._version != version)
@@ -488,15 +582,6 @@ def _written(tensors: Sequence[Tensor], versions: Sequence[int]) -> list[Tensor]
     for tensor in moved:
         first.setdefault(tensor.untyped_storage()._cdata, tensor)
     return list(first.values())
-
-
-def as_arguments(example_input: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments of a forward call: a tensor, a tuple or list of arguments, or a dict."""
-    if isinstance(example_input, Mapping):
-        return (), dict(example_input)
-    if isinstance(example_input, (tuple, list)):
-        return tuple(example_input), {}
-    return (example_input,), {}
 
 
 def record(model: nn.Module, example_input: Any, training: bool | None = None) -> Trace:
@@ -510,29 +595,42 @@ class Recorder:
     Args:
         model: any module; it is left exactly as found, also when its forward pass raises.
         example_input: a tensor, a tuple or list of positional arguments, or a dict of keyword arguments.
+        sizes: other sizes of some axes of the input's tensors.
     """
 
-    def __init__(self, model: nn.Module, example_input: Any) -> None:
-        self.model = model
+    def __init__(self, model: nn.Module, example_input: Any, sizes: Sizes | None = None) -> None:
+        self.model, self.example_input = model, example_input
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
         self.leaves = {id(p): Leaf("param", n) for n, p in model.named_parameters()}
         self.leaves |= {id(b): Leaf("buffer", n) for n, b in model.named_buffers()}
         self.tensors: dict[str, Tensor] = {}
         self.stored: dict[str, None] = {}
+        self.later: list[Trace] = []
+        self.comparisons: list[Comparison] = []
+        self.draws = False
         args = as_arguments(example_input)
-        check_dense(tensors_in(args))
+        given = tensors_in(args)
+        check_dense(given)
+        home = next((p.device for p in model.parameters() if not p.is_meta), torch.device("cpu"))
         with torch.inference_mode(False), torch.no_grad():
             for kind, named in (("param", model.named_parameters()), ("buffer", model.named_buffers())):
                 for name, tensor in named:
                     self.tensors[name] = _fake(self.fake, tensor)
                     self.leaves[id(self.tensors[name])] = Leaf(kind, name)
-            swap = {id(t): _fake(self.fake, t) for t in tensors_in(args)}
-        self.inputs = [swap[id(t)] for t in tensors_in(args)]
+            shapes = [[(sizes or {}).get((i, k), n) for k, n in enumerate(t.shape)] for i, t in enumerate(given)]
+            swap = {
+                id(t): _fake(self.fake, t, home, shape if sizes else None)
+                for t, shape in zip(given, shapes, strict=True)
+            }
+        self.inputs = [swap[id(t)] for t in given]
         self.leaves |= {id(t): Leaf("input", str(i)) for i, t in enumerate(self.inputs)}
-        self.arguments = map_leaves(lambda x: swap[id(x)] if isinstance(x, Tensor) else x, args)
+        self.arguments = map_tensors(lambda x: swap[id(x)], args)
 
     def record(self, training: bool | None = None) -> Trace:
         """Record one pass.
+
+        If the pass changes attributes of the model or variables that its code names, a second call follows. Where it
+        makes other calls than the first, both together are one of the traces in ``later``.
 
         Args:
             training: the mode to record, for all submodules; ``None`` records the model as it is.
@@ -546,19 +644,25 @@ class Recorder:
         alive = [(fake, value) for ref, value in made if (fake := ref()) is not None]
         made.clear()
         for value in self._replace_fakes(trace, alive) if alive else ():
-            call = next(call for call in trace.calls if value in call.outs)
-            self.stored.setdefault(f"`{call.name}` at '{call.where or 'the model'}'")
+            call = next((call for call in trace.calls if value in call.outs), None)
+            self.stored.setdefault(f"`{call.name}` at '{call.where or 'the model'}'" if call else "a call")
         return trace
 
-    def notes(self) -> list[str]:
-        """Remarks on results that the pass stored where they could not be removed."""
-        if not self.stored:
-            return []
-        return [
-            f"the forward pass stores the result of {', '.join([*self.stored][:3])} outside of the model (a class, a "
-            "global, a cache): a tensor without values may be there until it is stored again. If later calls read it, "
-            "the function may change"
-        ]
+    def doubts(self) -> list[str]:
+        """What the passes did that makes the next call another function of the weights."""
+        found = []
+        if self.stored:
+            found.append(
+                f"the forward pass stores the result of {', '.join([*self.stored][:3])} outside of the model (a class, "
+                "a global, a cache): a tensor without values may be there until it is stored again. If later calls "
+                "read it, the function may change"
+            )
+        if self.draws:
+            found.append(
+                "the forward pass draws random numbers of Python or NumPy: where they choose between branches, only "
+                "the branches taken were recorded"
+            )
+        return found
 
     def _pass(self, training: bool | None) -> tuple[Trace, list[tuple[weakref.ref[Tensor], int]]]:
         """The trace, and the fake tensors made on the way with their values: none should outlive the pass."""
@@ -572,25 +676,52 @@ class Recorder:
             untouched(self.model, tensors=False) as changed,
             restored_random_state([]),
             _quiet(),
+            _watching(self.comparisons),
         ):
             _plain_averages(self.model)
+            drawn = _drawn()
             inputs = tuple(tape.read(t) for t in self.inputs)
             try:
-                with caller_device(), self.fake, _Kernels(functions), functions:
-                    result = functional_call(self.model, self.tensors, *self.arguments)
+                result = self._call(functions)
+                outputs, first = tuple(tape.read(t) for t in outputs_in(result)), len(tape.calls)
+                kept = tuple(tape.read(t) for t in self._kept(tape, changed()))
+                if changed() or kept:
+                    again = tuple(tape.read(t) for t in outputs_in(self._call(functions)))
+                    kept = self._followed(tape, inputs, kept, first)
+                    both = Trace(tuple(tape.values), tuple(tape.calls), inputs, (*outputs, *again), kept)
+                    alone = replace(both, calls=both.calls[:first])
+                    if signature(alone) != signature(both, first):
+                        self.later.append(both)
             except Exception as error:
                 made = [(known.tensor, known.value) for known in self._made(tape)]
                 self._replace_fakes(Trace(tuple(tape.values), tuple(tape.calls), inputs, ()), made)
-                raise RecordError(explain(error, tape.module_names, mismatch(self.model, self.inputs))) from error
-            outputs = tuple(tape.read(t) for t in outputs_in(result))
-            kept = tuple(tape.read(t) for t in self._kept(tape, changed()))
+                raise RecordError(
+                    explain(error, tape.module_names, hint_on(error, self.model, self.example_input))
+                ) from error
+            self.draws |= drawn != _drawn()
         if not outputs:
             raise RecordError(
                 f"expected the forward pass to return at least one tensor, got {type(result).__name__}. "
                 "Return the output tensors (tuples, lists, dicts and dataclasses of tensors are fine)."
             )
         made = [(weakref.ref(known.tensor), known.value) for known in self._made(tape)]
-        return Trace(tuple(tape.values), tuple(tape.calls), inputs, outputs, kept), made
+        return Trace(tuple(tape.values), tuple(tape.calls[:first]), inputs, outputs, kept), made
+
+    def _call(self, functions: _Functions) -> Any:
+        with caller_device(), self.fake, _Kernels(functions), functions:
+            return functional_call(self.model, self.tensors, *self.arguments)
+
+    @staticmethod
+    def _followed(tape: Tape, inputs: tuple[int, ...], kept: tuple[int, ...], first: int) -> tuple[int, ...]:
+        """Of the values left in the model: those made from data, and those that the second call reads."""
+        data, read = set(inputs), set[int]()
+        for number, call in enumerate(tape.calls):
+            reads = {ref.id for ref in refs([*call.args, call.kwargs])}
+            if reads & data:
+                data.update(call.outs)
+            if number >= first:
+                read |= reads
+        return tuple(value for value in kept if value in data or value in read)
 
     def _made(self, tape: Tape) -> list[Known]:
         """The fake tensors that calls made."""
@@ -629,6 +760,24 @@ def _plain_averages(model: nn.Module) -> None:
 
 
 @contextmanager
+def _watching(comparisons: list[Comparison]) -> Iterator[None]:
+    """Append the comparisons of sizes that are made in the block."""
+    global _comparisons
+    before, _comparisons = _comparisons, comparisons
+    try:
+        yield
+    finally:
+        _comparisons = before
+
+
+def _drawn() -> tuple[Any, Any]:
+    """The states of the random generators of Python and NumPy."""
+    numpy = sys.modules.get("numpy")
+    state = numpy.random.get_state(legacy=False)["state"] if numpy else {}
+    return random.getstate(), [getattr(part, "tolist", lambda part=part: part)() for part in state.values()]
+
+
+@contextmanager
 def _quiet() -> Iterator[None]:
     """Silence logs that repeat a :class:`RecordError`, and warnings about the addresses of fake tensors."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
@@ -642,11 +791,19 @@ def _quiet() -> Iterator[None]:
         logger.disabled = found
 
 
-def _fake(mode: FakeTensorMode, tensor: Tensor) -> Tensor:
-    """A fake tensor of the same shape, strides, dtype and device; a parameter stays one."""
-    device = torch.device("cpu") if tensor.is_meta else tensor.device
+def _fake(
+    mode: FakeTensorMode, tensor: Tensor, home: torch.device | None = None, shape: Sequence[int] | None = None
+) -> Tensor:
+    """A fake tensor of the same shape, strides, dtype and device; a parameter stays one.
+
+    For a tensor on the meta device the device is ``home``. With a ``shape`` it has that shape instead.
+    """
+    device = home or torch.device("cpu") if tensor.is_meta else tensor.device
     with mode:
-        made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+        if shape is None or tuple(shape) == tuple(tensor.shape):
+            made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+        else:
+            made = torch.empty(shape, dtype=tensor.dtype, device=device)
     made._is_param = isinstance(tensor, nn.Parameter)  # type: ignore[attr-defined]
     return made
 

@@ -299,7 +299,6 @@ def test_another_function_is_refused_and_the_weights_are_put_back(wrap, monkeypa
     optimizer = optim.Adam(model.parameters())
     hidden(model, data()).sum().backward()
     optimizer.step()
-    assert not pathcond.extract_graph(model, data()).exact
     weights, state = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict()["state"])
     drawn = torch.get_rng_state()
     monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: pytest.fail("random state of all GPUs changed"))
@@ -318,7 +317,7 @@ def test_random_numbers_stay():
     python, numpy, drawn = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
     report = pathcond.rescale_(model, data())
     assert report.output_change < 1e-5
-    assert not report.notes
+    assert "draws random numbers of Python or NumPy" in report.notes[0]
     assert random.getstate() == python
     assert all(np.array_equal(a, b) for a, b in zip(np.random.get_state(), numpy, strict=True))  # noqa: NPY002
     assert torch.equal(torch.get_rng_state(), drawn)
@@ -385,14 +384,15 @@ def test_weights_that_autocast_keeps_copies_of():
     ("call", "error", "raised", "words"),
     [
         *((call, KeyboardInterrupt, KeyboardInterrupt, "only once") for call in (1, 2, 3, 4, 5)),
-        (5, RuntimeError, pathcond.RecordError, "only once.*restored"),  # after the weights were written
+        (2, RuntimeError, pathcond.RecordError, "only once.*restored"),  # after the weights were written
     ],
 )
 def test_a_forward_pass_that_stops_leaves_the_weights(call, error, raised, words):
     calls = itertools.count(1)
 
     def forward(s, x):
-        if next(calls) == call:
+        counts = error is KeyboardInterrupt or not isinstance(x, FakeTensor)
+        if counts and next(calls) == call:
             raise error("only once")
         return s.b(F.relu(s.a(x)))
 

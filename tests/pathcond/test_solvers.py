@@ -165,8 +165,8 @@ def random_g(graph, generator):
 
 def make_graph(groups, params, shapes, powers=()):
     return pathcond.ScaleGraph(
-        units=sum(groups), layers={}, groups=groups, params=params, shapes=shapes, frozen=(), notes=(), exact=True,
-        approximate=False, options={}, frozen_by_module={}, trace=None,
+        units=sum(groups), layers={}, groups=groups, params=params, shapes=shapes, frozen=(), notes=(),
+        exact_for=pathcond.ExactFor(("eval", "train"), 1), options={}, frozen_by_module={}, trace=None,
         powers=torch.tensor(powers, dtype=torch.int64).reshape(-1, 2),
     )  # fmt: skip
 

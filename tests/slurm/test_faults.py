@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from paper.runs import Spec
+from paper.runs import Spec, digest
 from tests.slurm.cluster import wait_for
 from tests.slurm.runs import Running, Sent, plain, specs, tables
 from tests.workflow.tree import Tree
@@ -38,7 +38,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Future[dic
         yield pool.submit(plain, tree, lengthened(tree).values())
 
 
-JOBS = ("cifar_nv-00", "cifar_nv-01")
+JOBS: list[str] = []  # names of the two batches, which end in a digest of their runs
 
 
 @pytest.fixture
@@ -47,6 +47,8 @@ def cells(tree: Sent, undisturbed: Future[dict[str, bytes]]) -> Iterator[list[st
     tree.keep(set(EXPERIMENTS))
     found = lengthened(tree)
     names = list(found)
+    pairs = (sorted(names[:2]), sorted(names[2:]))
+    JOBS[:] = [f"cifar_nv-{digest({'runs': [[name, None] for name in pair]})}" for pair in pairs]
     yield [next(name for name in names if f"/{method}-" in name) for method in ("baseline", "pathcond")]
     assert tables(tree, names) == undisturbed.result()
     assert tree.due(TARGET) == {}

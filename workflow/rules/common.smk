@@ -83,10 +83,16 @@ def forced(rule, work=None):
 
 source = shlex.quote(f"{CHECKOUT}/src")
 prefix = f"set -euo pipefail; export PYTHONPATH={source}:${{{{PYTHONPATH:-}}}}; "
-if DeploymentMethod.CONDA not in workflow.deployment_settings.deployment_method:
+if not {DeploymentMethod.CONDA, DeploymentMethod.APPTAINER}.intersection(
+    workflow.deployment_settings.deployment_method
+):
     # Jobs use the Python that runs Snakemake, even if its environment is not activated.
     prefix += f"export PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH; "
 shell.prefix(prefix)
+
+
+# For --sdm apptainer; built by `apptainer build pathcond.sif containers/apptainer.def`.
+container: f"{CHECKOUT}/pathcond.sif"
 
 
 wildcard_constraints:

@@ -28,9 +28,9 @@ use rule measure as measure_time with:
     threads: CORES
     resources:
         gpu=int(DEVICE != "cpu"),
-    # An experiment that times something has all cores and the GPU for itself.
-    message:
-        "measure_time {wildcards.batch}: {params.work}"
     params:
         again=forced("measure_time"),
         work=forced("measure_time", work="measure"),
+    # An experiment that times something has all cores and the GPU for itself.
+    message:
+        "measure_time {wildcards.batch}: {params.work}"

@@ -21,7 +21,7 @@ class LogSpace(fields.Block):
 
     first: fields.Number
     last: fields.Number
-    count: fields.AtLeast2
+    count: fields.GridSize
 
     @property
     def values(self) -> list[float]:

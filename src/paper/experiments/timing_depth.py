@@ -73,16 +73,23 @@ def plot(table: pd.DataFrame) -> plotting.Figure:
 
 
 def _depth(axes: plotting.Axes, table: pd.DataFrame) -> None:
-    for step, method, label in (("epoch", "baseline", "one training epoch"), ("total", "pathcond", "rescaling")):
+    top = {step: 1e3 * table.loc[table["step"] == step, "seconds_mean"].max() for step in ("total", "epoch")}
+    ratio = float(top["epoch"] / top["total"])  # of the two axes
+    for step, method, label in (("total", "pathcond", "rescaling"), ("epoch", "baseline", "one training epoch")):
         rows = table.query(f"step == {step!r}").sort_values("hidden_layers")
-        x, mean, deviation = rows["hidden_layers"], rows["seconds_mean"], rows["seconds_sd"].fillna(0.0)
+        unit = 1e3 / (ratio if step == "epoch" else 1.0)
+        mean, deviation = unit * rows["seconds_mean"], unit * rows["seconds_sd"].fillna(0.0)
         look = METHODS[method]
-        axes.errorbar(x, mean, yerr=deviation, color=look.colour, marker=look.marker, label=label)
+        axes.errorbar(rows["hidden_layers"], mean, deviation, color=look.colour, marker=look.marker, label=label)
+    other = axes.secondary_yaxis("right", functions=(lambda value: value * ratio, lambda value: value / ratio))
+    other.set_ylabel("one training epoch (ms)", color=METHODS["baseline"].colour)
+    axes.set_ylabel("rescaling (ms)", color=METHODS["pathcond"].colour)
+    axes.set_ylim(0.0, 1.5 * top["total"])
     sizes = dict(sorted(zip(table["hidden_layers"], table["parameters"], strict=True)))
     names = [f"{size / 1e6:.1f}M" if size >= 1e6 else f"{size / 1e3:.1f}k" for size in sizes.values()]
     axes.set_xticks(list(sizes), [f"{layers:.0f}\n{name}" for layers, name in zip(sizes, names, strict=True)])
-    axes.set(yscale="log", xlabel="hidden layers, parameters", ylabel="seconds", title="Rescaling of MLPs, by depth")
-    axes.legend(loc="best")
+    axes.set(xlabel="hidden layers, parameters", title="Rescaling of MLPs, by depth")
+    axes.legend(loc="upper left")
 
 
 def _split(axes: plotting.Axes, table: pd.DataFrame) -> None:
@@ -168,9 +175,9 @@ EXPERIMENT = Experiment(
     title="Cost by depth and by step",
     where="appendix H.1",
     caption=(
-        "Time of the rescaling of MLPs against depth, beside the time of one training epoch (a). Means over {repeats} "
-        "runs; bars are one standard deviation. Shares of the four steps in the time of the rescaling, for each "
-        "network of Figure 6 (b)."
+        "Time of the rescaling of MLPs against depth, with the time of one training epoch on an axis of its own (a); "
+        "both axes are linear. Means over {repeats} runs; bars are one standard deviation. Shares of the four steps in "
+        "the time of the rescaling, for each network of Figure 6 (b)."
     ),
     settings=Settings,
     plot=plot,

@@ -110,15 +110,26 @@ def _attention_paths(p: PathSums, call: Call, a: Arguments) -> None:
 
 
 def _batched_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
-    data_product_scales(s, call, a["input"], a["mat2"])
+    x, y = a["input"], a["mat2"]
+    views = s.parameter(x), s.parameter(y)
+    if views[0] is None and views[1] is None:
+        data_product_scales(s, call, x, y)
+    elif views[0] is None:
+        _einsum_layer(s, call, "bij", "bjk", "bik", x, y)
+    elif views[1] is None:
+        _einsum_layer(s, call, "bjk", "bij", "bik", y, x)
+    else:
+        s.freeze_through(call)
 
 
 def _batched_paths(p: PathSums, call: Call, a: Arguments) -> None:
     x, y = a["input"], a["mat2"]
     if x.id in p.sums and y.id in p.sums:
         data_product_paths(p, call, x, y)
-    else:
+    elif p.depends_on_data(x if y.id in p.sums else y):
         p.barrier(call)
+    else:
+        p.product(call, [x, y], torch.bmm)
 
 
 def _added_batched_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
@@ -267,7 +278,7 @@ OPERATIONS = [
         _attention_scales, _attention_paths, namespaces=[F],
     ),
     *entries("einsum", "einsum", "equation", _einsum_scales, _einsum_paths, namespaces=[torch], layer=True),
-    *entries("bmm", "bmm", "input mat2", _batched_scales, _batched_paths),
+    *entries("bmm", "bmm", "input mat2", _batched_scales, _batched_paths, layer=True),
     *entries(
         "baddbmm", "baddbmm", "input batch1 batch2 beta alpha", _added_batched_scales, _added_batched_paths
     ),

@@ -128,6 +128,7 @@ class ScalePropagation:
     experts: list[Experts] = field(default_factory=list)
     frozen_parameters: dict[str, Reason] = field(default_factory=dict)
     approximate: set[str] = field(default_factory=set)
+    moves: list[list[tuple[str, Tensor, list[int]]]] = field(default_factory=list)  # by trace; see pathcond.graph
     # The trace at hand, its values' group maps, and the state of the call at hand.
     trace: Trace = Trace((), (), (), ())
     constants: Constants | None = None
@@ -208,6 +209,11 @@ class ScalePropagation:
         """Indices of the layers that some groups belong to."""
         firsts = torch.tensor([layer.first for layer in self.layers])
         return (torch.bucketize(groups.unique(), firsts, right=True) - 1).unique().tolist() if len(groups) else []
+
+    def with_layers(self, groups: Tensor) -> Tensor:
+        """Some groups, and all others of the layers that they belong to."""
+        layers = [self.layers[index] for index in self.layers_of(groups[groups > 0])]
+        return torch.cat([groups[:0], *(torch.arange(x.first, x.first + x.size) for x in layers)])
 
     def freeze(self, groups: Tensor, reason: Reason) -> None:
         """Fix the scale of every group in a map at one."""

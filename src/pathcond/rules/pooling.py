@@ -72,6 +72,48 @@ def _reduce_paths(p: PathSums, call: Call, a: Arguments, kind: str) -> None:
     p.sum(call, [a["input"]], lambda x: _reduced(kind, x, dims, p.pooling).reshape(shape))
 
 
+# ---- sums at indices, and the largest entries
+
+
+def _scatter_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
+    """Entries along an axis are added, averaged or maximised at positions that the indices give."""
+    dim, source = a["dim"], a.get("src", a.get("source"))
+    if not isinstance(source, Ref) or not isinstance(dim, int) or a.get("reduce") == "prod":
+        s.freeze_through(call)
+        return
+    s.groups(a["index"])
+    base, added = s.groups(a["input"]), s.groups(source)
+    kept = [axis for axis in range(base.ndim) if axis != dim % max(base.ndim, 1)]
+    base, added = (s.collapse(groups, kept, mixed_positions(call)) for groups in (base, added))
+    s.set_result(call, s.tie(base, added, mixed_positions(call)))
+
+
+def _scatter_paths(p: PathSums, call: Call, a: Arguments) -> None:
+    source, index = a.get("src", a.get("source")), p.constant(a["index"])
+    if not p.on_path(source) or index is None or a.get("alpha", 1) != 1 or a.get("reduce", "sum") != "sum":
+        p.barrier(call)
+        return
+    shape, dim = p.trace.values[call.outs[0]].shape, a["dim"]
+    add = torch.index_add if "index_add" in call.name else torch.scatter_add
+    terms = [a["input"]] if p.on_path(a["input"]) else []
+    p.add(call, [source, *terms], lambda x, *base: add(base[0] if base else x.new_zeros(shape), dim, index, x))
+
+
+def _largest_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
+    """Entries along an axis are ordered, which positive scales leave as it is if they are the same."""
+    groups, dim = s.groups(a["input"]), a.get("dim", -1)
+    kept = [axis for axis in range(groups.ndim) if axis != dim % max(groups.ndim, 1)]
+    s.set_result(call, s.collapse(groups, kept, mixed_positions(call)))
+
+
+def _largest_paths(p: PathSums, call: Call, a: Arguments) -> None:
+    if a["input"].id not in p.sums:
+        p.barrier(call)
+        return
+    shape, dim = p.trace.values[call.outs[0]].shape, a.get("dim", -1)
+    p.sum(call, [a["input"]], lambda x: _reduced("extreme", x, (dim,), p.pooling).expand(shape))
+
+
 # ---- resampling
 
 
@@ -205,6 +247,11 @@ OPERATIONS = [
     *entries(
         "grid_sample", "grid", "input grid mode padding_mode align_corners", _grid_scales, _grid_paths, namespaces=[F]
     ),
+    *entries("index_add", "scatter", "input dim index source", _scatter_scales, _scatter_paths),
+    *entries("scatter_add", "scatter", "input dim index src", _scatter_scales, _scatter_paths),
+    *entries("scatter_reduce", "scatter", "input dim index src reduce", _scatter_scales, _scatter_paths),
+    *entries("topk", "largest", "input k dim", _largest_scales, _largest_paths),
+    *entries("sort", "largest", "input dim", _largest_scales, _largest_paths),
     *entries("mean", "mean", "input dim keepdim", _reduce_scales, partial(_reduce_paths, kind="mean")),
     *entries("sum", "sum", "input dim keepdim", _reduce_scales, partial(_reduce_paths, kind="sum")),
     *entries(

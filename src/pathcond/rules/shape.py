@@ -160,11 +160,11 @@ def _piece_of(view: ParamView, whole: Tensor, piece: Tensor) -> ParamView | None
         if own is not None:
             starts[own], sizes[own] = starts[own] + start, 1
     for k, n in enumerate(piece.shape):
-        i = by_stride.get(piece.stride(k)) if n > 1 else None
-        own = None if i is None else view.axes[i]
-        if n == 1:
+        if n == 1 or piece.stride(k) == 0:  # of size one, or broadcast
             axes.append(None)
             continue
+        i = by_stride.get(piece.stride(k))
+        own = None if i is None else view.axes[i]
         if i is None or own is None or own in axes or first[i] + n > whole.shape[i]:
             return None
         sizes[own] = n

@@ -1,0 +1,183 @@
+"""Example inputs: one or several, the tensors in them, and other sizes that a model may be called with."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import fields, is_dataclass
+from types import FunctionType, MethodType, ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from pathcond.checks import PathCondError, mismatch
+
+_OPAQUE = (nn.Module, type, ModuleType, FunctionType, MethodType, torch.Generator, torch.dtype, DataLoader)
+_DEEPEST = 4  # objects within objects that are searched for tensors
+
+
+class Inputs:
+    """Several example inputs of one model: a scale is free only if it is free in the forward pass on each of them.
+
+    Give one example for each kind of call that the model is used with: other lengths, an optional argument present and
+    absent, each value of an argument that chooses a branch.
+
+    Args:
+        *examples: each is what a single example input may be: a tensor, a tuple or list of positional arguments, or a
+            dict of keyword arguments. The first is the one on which statistics are measured and diag(G) is computed.
+
+    Example:
+        >>> import torch, pathcond
+        >>> class Net(torch.nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.a, self.b = torch.nn.Linear(3, 8), torch.nn.Linear(8, 2)
+        ...     def forward(self, x, shift=None):
+        ...         h = torch.relu(self.a(x))
+        ...         return self.b(h if shift is None else h + shift)
+        >>> x, shift = torch.ones(1, 3), torch.ones(1, 8)
+        >>> pathcond.extract_graph(Net(), x).units
+        8
+        >>> pathcond.extract_graph(Net(), pathcond.Inputs(x, (x, shift))).units
+        0
+    """
+
+    def __init__(self, *examples: Any) -> None:
+        if not examples or any(isinstance(example, Inputs) for example in examples):
+            raise PathCondError(f"expected one or more example inputs in Inputs(...), got {examples!r}.")
+        self.examples = examples
+
+    def __repr__(self) -> str:
+        return f"Inputs of {len(self.examples)} examples"
+
+
+def examples_in(example_input: Any) -> tuple[Any, ...]:
+    """The example inputs, one by one."""
+    return example_input.examples if isinstance(example_input, Inputs) else (example_input,)
+
+
+def as_arguments(example_input: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments of a forward call on the first example: a tensor, a tuple or list, or a dict."""
+    example = examples_in(example_input)[0]
+    if isinstance(example, Mapping):
+        return (), dict(example)
+    if isinstance(example, (tuple, list)):
+        return tuple(example), {}
+    return (example,), {}
+
+
+def map_tensors(change: Callable[[Tensor], Any], tree: Any, inside: frozenset[int] = frozenset()) -> Any:
+    """``tree`` with ``change`` applied to its tensors: in containers, in dataclasses, in attributes of objects."""
+    if isinstance(tree, Tensor):
+        return change(tree)
+    if isinstance(tree, tuple):
+        items = [map_tensors(change, item, inside) for item in tree]
+        return getattr(type(tree), "_make", tuple)(items)
+    if isinstance(tree, list):
+        return [map_tensors(change, item, inside) for item in tree]
+    if isinstance(tree, dict):
+        made = {} if type(tree) is dict else copy(tree)
+        for key, item in tree.items():
+            made[key] = map_tensors(change, item, inside)
+        return made
+    if isinstance(tree, _OPAQUE) or id(tree) in inside or len(inside) > _DEEPEST:
+        return tree
+    names = [f.name for f in fields(tree)] if is_dataclass(tree) else list(getattr(tree, "__dict__", ()))
+    held = {name: getattr(tree, name) for name in names if hasattr(tree, name)}
+    mapped = {name: map_tensors(change, item, inside | {id(tree)}) for name, item in held.items()}
+    changed = {name: item for name, item in mapped.items() if item is not held[name]}
+    if not any(True for item in changed.values() for _ in tensors_in(item)):
+        return tree
+    made = copy(tree)
+    for name, item in changed.items():
+        object.__setattr__(made, name, item)
+    return made
+
+
+def tensors_in(tree: Any) -> list[Tensor]:
+    """Every tensor that :func:`map_tensors` finds, in order."""
+    found: list[Tensor] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return tensor
+
+    map_tensors(note, tree)
+    return found
+
+
+def hint_on(error: Exception, model: nn.Module, example_input: Any) -> str:
+    """What may be wrong with an example input on which a model raised an error, in words; else empty."""
+    hint = mismatch(model, tensors_in(as_arguments(example_input)))
+    if isinstance(error, TypeError) and isinstance(examples_in(example_input)[0], Mapping):
+        hint += "A dict is passed as keyword arguments; pass (batch,) where the forward pass takes the dict itself. "
+    return hint
+
+
+# ---- other calls of the same model
+
+Sizes = dict[tuple[int, int], int]  # new size by number of the tensor and axis
+_LARGEST = 8192  # size that is tried
+
+
+def other_sizes(shapes: Sequence[tuple[int, ...]]) -> list[list[Sizes]]:
+    """For each axis of the inputs, ways to change its size, from the most to the least likely to be accepted.
+
+    The first axes are a batch if they have one size. Other axes of one size, such as height and width, or the tokens
+    and their mask, are changed together and, if the model refuses that, each alone.
+    """
+    axes = [(i, k) for i, shape in enumerate(shapes) for k in range(len(shape))]
+    size = {(i, k): shapes[i][k] for i, k in axes}
+    batch = [axis for axis in axes if axis[1] == 0 and size[axis] == size[axes[0]]]
+    seen: set[tuple[int, int]] = set()
+    found: list[list[Sizes]] = []
+    for first in axes:
+        joint = batch if first in batch else [a for a in axes if a not in batch and size[a] == size[first]]
+        if first not in seen and size[first]:
+            seen.update(joint)
+            n = size[first]
+            ways = [dict.fromkeys(joint, n + 1), dict.fromkeys(joint, 2 * n)]
+            if len(joint) > 1:
+                ways += [{axis: n + 1} for axis in joint]
+            found.append([way for i, way in enumerate(ways) if way not in ways[:i]])
+    return found
+
+
+def sizes_beyond(
+    shapes: Sequence[tuple[int, ...]], ways: Sequence[list[Sizes]], size: int, number: int, other: int
+) -> Iterator[Sizes]:
+    """Sizes for which a comparison of ``number``, made from ``size``, with ``other`` may come out differently."""
+    sides = (other, other + 1) if number < other else (other, other - 1) if number > other else (other + 1, other - 1)
+    wanted = [size + side - number for side in sides]
+    wanted += [size * side // number for side in sides] if number not in (0, size) else []
+    for joint in (way[0] for way in ways):
+        i, k = next(iter(joint))
+        if shapes[i][k] == size:
+            yield from (dict.fromkeys(joint, n) for n in dict.fromkeys(wanted) if 0 < n <= _LARGEST and n != size)
+
+
+def left_out(model: nn.Module, examples: Sequence[Any]) -> list[str]:
+    """Arguments of the forward pass that no example gives, and those that all give by the same plain value."""
+    try:
+        signature = inspect.signature(model.forward)
+    except (TypeError, ValueError):
+        return []
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    given: dict[str, list[Any]] = {name: [] for name, p in signature.parameters.items() if p.kind not in variadic}
+    for example in examples:
+        args, kwargs = as_arguments(example)
+        try:
+            bound = signature.bind(*args, **kwargs).arguments
+        except TypeError:
+            return []
+        for name in given:
+            given[name].append(bound.get(name, signature.parameters[name].default))
+    found = []
+    for name, values in given.items():
+        plain = all(value is None or isinstance(value, (bool, int, float, str)) for value in values)
+        if plain and all(value == values[0] for value in values):
+            found.append(f"{name}={values[0]!r}")
+    return found

@@ -1,0 +1,455 @@
+"""Other calls than the recorded one: networks keep their function on them, or units are frozen, or it is said."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import prune
+
+import pathcond
+from tests.cases import Lambda, mlp
+
+D = torch.float64
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, dtype=D, generator=torch.Generator().manual_seed(seed))
+
+
+def parameter(*shape: int) -> nn.Parameter:
+    return nn.Parameter(torch.randn(shape, dtype=D))
+
+
+def build(forward: Callable[..., Any], **parts: Any) -> nn.Module:
+    torch.manual_seed(0)
+    return Lambda(forward, **{n: parameter(*p) if isinstance(p, tuple) else p for n, p in parts.items()}).double()
+
+
+class Net(nn.Module):
+    """A network whose forward pass is a function with named arguments."""
+
+    def __init__(self, forward: Callable[..., Any], **parts: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        for name, part in parts.items():
+            setattr(self, name, parameter(*part) if isinstance(part, tuple) else part)
+        self.double()
+        self.forward = forward.__get__(self)
+
+
+@torch.no_grad()
+def change(model: nn.Module, graph: pathcond.ScaleGraph, *calls: Any) -> float:
+    """The largest relative change of the output on some calls, in both modes, under random scales."""
+    scaled = copy.deepcopy(model)
+    u = torch.randn(graph.units, dtype=D, generator=torch.Generator().manual_seed(1))
+    pathcond.apply_scales_(scaled, graph, u)
+    worst = 0.0
+    for call in calls:
+        args = call if isinstance(call, tuple) else (call,)
+        for mode in (False, True):
+            before, after = (m.train(mode)(*copy.deepcopy(args)) for m in (model, scaled))
+            worst = max(worst, float((before - after).abs().amax() / before.abs().amax()))
+    return worst
+
+
+def linear(n: int = 8, m: int = 6) -> nn.Linear:
+    return nn.Linear(n, m)
+
+
+def _crop(s: Any, x: Tensor) -> Tensor:
+    h = s.a(x) + s.pos[:, :, : x.shape[2], : x.shape[3]]
+    return s.b(F.relu(h)).mean((2, 3))
+
+
+def _heads(s: Any, x: Tensor) -> Tensor:
+    n, t, _ = x.shape
+    h = F.relu(s.a(x)).reshape(n, 2, t, 3).transpose(1, 2).reshape(n, t, 6)  # right for one token alone
+    return s.b(F.relu(s.c(h))).sum(1)
+
+
+def _recurrent(s: Any, x: Tensor) -> Tensor:
+    h = torch.zeros(len(x), 6, dtype=x.dtype)
+    for t in range(x.shape[1]):
+        h = F.relu(s.a(x[:, t]) + s.c(h))
+    return s.b(h)
+
+
+def _joined(s: Any, x: Tensor) -> Tensor:
+    h = torch.zeros(len(x), 6, dtype=x.dtype)
+    for t in range(x.shape[1]):
+        h = F.relu(s.c(torch.cat((x[:, t], h), 1)))
+    return s.b(h)
+
+
+def _wide(s: Any, x: Tensor) -> Tensor:
+    h = F.relu(F.linear(x, s.w[: s.width], s.v[: s.width]))
+    return F.linear(h, s.u[:, : s.width])
+
+
+tokens, images = normal(2, 3, 8), normal(2, 2, 4, 4)
+longer, larger = normal(2, 5, 8, seed=1), normal(2, 2, 6, 5, seed=1)
+PARTS = {"a": (8, 6), "b": (6, 2)}
+TABLE = (7, 6)
+READ_IN_PART: dict[str, tuple[Callable[[], nn.Module], Any, tuple[Any, ...]]] = {
+    "positions": (lambda: build(lambda s, x: s.b(F.relu(s.a(x) + s.pos[: x.shape[1]])), a=linear(), b=linear(6, 2),
+                                pos=TABLE), tokens, (longer, normal(2, 7, 8))),
+    "last positions": (lambda: build(lambda s, x: s.b(F.relu(s.a(x) + s.pos[-x.shape[1] :])), a=linear(),
+                                     b=linear(6, 2), pos=TABLE), tokens, (longer,)),
+    "crop": (lambda: build(_crop, a=nn.Conv2d(2, 6, 1), b=nn.Conv2d(6, 2, 1), pos=(1, 6, 9, 9)), images, (larger,)),
+    "kernel": (lambda: build(
+        lambda s, x: s.b(F.conv1d(F.relu(s.a(x)).mT, s.k[..., : x.shape[1]]).flatten(1)), a=linear(), b=linear(4, 2),
+        k=(4, 6, 7)), tokens, (longer,)),
+    "mixing": (lambda: build(
+        lambda s, x: s.b(F.relu(s.mix[: x.shape[1], : x.shape[1]] @ F.relu(s.a(x)))).mean(1), a=linear(),
+        b=linear(6, 2), mix=(7, 7)), tokens, (longer,)),
+    "slimmable": (lambda: build(_wide, w=(6, 8), v=(6,), u=(2, 6)), normal(3, 8), (normal(5, 8, seed=1),)),
+    "one step": (lambda: build(_recurrent, a=linear(), c=linear(6, 6), b=linear(6, 2)), normal(2, 1, 8),
+                 (tokens, longer)),
+    "one step, joined": (lambda: build(_joined, c=linear(14, 6), b=linear(6, 2)), normal(2, 1, 8), (tokens,)),
+    "nn.RNN": (lambda: build(lambda s, x: s.b(s.r(x)[0][:, -1]), r=nn.RNN(8, 6, nonlinearity="relu", batch_first=True),
+                             b=linear(6, 2)), normal(2, 1, 8), (tokens,)),
+    "batch of one in channels": (lambda: build(
+        lambda s, x: s.b(F.relu(s.a(x)).permute(1, 0, 2).reshape(6, -1).t()), a=nn.Conv1d(8, 6, 1), b=linear(6, 2)),
+        normal(1, 8, 3), (normal(2, 8, 3, seed=1),)),
+    "batch folded into channels": (lambda: build(
+        lambda s, x: s.b(F.relu(s.a(x)).view(6, -1).t()), a=nn.Conv1d(8, 6, 1), b=linear(6, 2)),
+        normal(1, 8, 3), (normal(2, 8, 3, seed=1),)),
+    "heads of one token": (lambda: build(_heads, a=linear(), c=linear(6, 6), b=linear(6, 2)), normal(2, 1, 8),
+                           (tokens, longer)),
+    "channels by length": (lambda: build(
+        lambda s, x: s.b(h := F.relu(s.a(x))).mean(1) + h[..., : x.shape[1]].sum((1, 2), keepdim=True)[:, 0],
+        a=linear(), b=linear(6, 2)), normal(2, 1, 8), (tokens, longer, normal(2, 6, 8))),
+    "channel by length": (lambda: build(
+        lambda s, x: s.b(h := F.relu(s.a(x))).mean(1) + h[..., x.shape[1]].sum(1, keepdim=True),
+        a=linear(), b=linear(6, 2)), normal(2, 1, 8), (tokens, longer)),
+    "branch on the batch": (lambda: build(
+        lambda s, x: s.b(F.relu(s.a(x)) if len(x.shape) and x.shape[0] < 9 else s.a(x).tanh()), a=linear(),
+        b=linear(6, 2)), normal(3, 8), (normal(4, 8), normal(9, 8), normal(20, 8))),
+    "branch on half the length": (lambda: build(
+        lambda s, x: s.b(F.relu(s.a(x)) if x.size(1) // 2 <= 4 else s.a(x).tanh()), a=linear(), b=linear(6, 2)),
+        tokens, (longer, normal(2, 12, 8))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", READ_IN_PART)
+def test_inputs_of_other_sizes(name):
+    make, x, others = READ_IN_PART[name]
+    model = make()
+    model.width = 4
+    graph = pathcond.extract_graph(model, x)
+    assert change(model, graph, x, *others) < 1e-9
+    model.width = 6  # of the slimmable network; a graph without a signature fits any model with its parameters
+    assert change(model, replace(graph, signature=""), x) < 1e-9
+
+
+def test_positions_are_free_once_all_are_read():
+    """The whole table is read on an input of its length, which is tried where the model takes it."""
+    make, x, others = READ_IN_PART["positions"]
+    assert pathcond.extract_graph(make(), x).units == 6
+    cut = build(lambda s, x: s.b(F.relu(s.a(x) + s.pos[: min(x.shape[1], 6)])), a=linear(), b=linear(6, 2), pos=TABLE)
+    graph = pathcond.extract_graph(cut, x)
+    assert (graph.units, graph.frozen_units) == (0, 6)
+    assert "read a part only" in graph.frozen[0].reason
+
+
+# ---- other arguments
+
+
+def optional(self, x, shift=None, steps: int = 1):
+    h = F.relu(self.a(x))
+    h = h if shift is None else h + shift
+    for _ in range(steps - 1):
+        h = F.relu(self.c(h)).tanh()
+    return self.b(h)
+
+
+def test_arguments_that_are_left_out_are_said_or_given():
+    model, x, shift = Net(optional, a=linear(), b=linear(6, 2), c=linear(6, 6)), normal(3, 8), normal(3, 6)
+    graph = pathcond.extract_graph(model, x)
+    assert graph.exact_for.fixed == ("shift=None", "steps=1")
+    assert "shift=None" in str(graph.exact_for)
+    both = pathcond.extract_graph(model, pathcond.Inputs(x, (x, shift), {"x": x, "steps": 2}))
+    assert (both.units, both.exact_for.inputs, both.exact_for.fixed) == (0, 3, ())
+    assert change(model, both, x, (x, shift), (x, None, 2)) < 1e-9
+
+
+@pytest.mark.parametrize("function", ["extract_graph", "rescale_", "scale_groups", "verify_mapping"])
+def test_every_function_takes_several_inputs(function):
+    model, x = Net(optional, a=linear(), b=linear(6, 2), c=linear(6, 6)), normal(3, 8)
+    inputs = pathcond.Inputs(x, (x, normal(3, 6)))
+    if function == "verify_mapping":
+        mapping = [{"smooth_layer": "a", "balance_layers": ["b"]}]
+        (found,), (first,) = (pathcond.verify_mapping(model, each, mapping) for each in (inputs, x))
+        assert (found.change or 0) > 1e-3
+        assert first.change == 0
+        return
+    result = getattr(pathcond, function)(model, inputs)
+    assert not result.free if function == "scale_groups" else result.units == 0
+    with pytest.raises(pathcond.PathCondError, match="one or more example inputs"):
+        pathcond.Inputs()
+
+
+@dataclass
+class Batch:
+    x: Tensor
+    order: Tensor
+
+
+def test_indices_in_a_dataclass_are_an_input():
+    model = build(lambda s, batch: s.b(F.relu(s.a(batch.x))[:, batch.order]), a=linear(), b=linear(6, 2))
+    x, order = normal(3, 8), torch.arange(6)
+    graph = pathcond.extract_graph(model, Batch(x, order))
+    assert change(model, graph, Batch(x, order), Batch(x, order.flip(0))) < 1e-9
+    assert graph.units == 1  # the channels share one scale, because any order may come
+
+
+# ---- state
+
+
+class Counter(nn.Module):
+    calls = 0
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.a, self.b, self.kind, self.n, self.box = linear(), linear(6, 2), kind, 0, []
+        self.register_buffer("last", torch.zeros(6, dtype=D))
+        self.double()
+
+    def odd(self, h: Tensor) -> bool:
+        if self.kind == "attribute":
+            self.n += 1
+            return self.n % 2 == 1
+        if self.kind == "class":
+            Counter.calls += 1
+            return Counter.calls % 2 == 1
+        if self.kind == "container":
+            self.box.append(1)
+            return len(self.box) % 2 == 1
+        self.last = h.mean(0)
+        return True
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.relu(self.a(x)) + (self.last if self.kind == "buffer" else 0)
+        return self.b(h if self.odd(h) else h.tanh())
+
+
+@pytest.mark.parametrize("kind", ["attribute", "class", "container", "buffer"])
+def test_a_second_call_that_differs_from_the_first(kind):
+    torch.manual_seed(0)
+    model = Counter(kind)
+    assert pathcond.extract_graph(model, normal(3, 8)).units == 0
+    assert (model.n, Counter.calls, model.box, float(model.last.sum())) == (0, 0, [], 0.0)
+
+
+def test_state_in_hooks_and_closures():
+    count = 0
+
+    def hook(module, args, out):
+        nonlocal count
+        count += 1
+        return out if count % 2 else out.tanh()
+
+    model = mlp(8, 6, 2).double()
+    model[1].register_forward_hook(hook)
+    assert pathcond.extract_graph(model, normal(3, 8)).units == 0
+    assert count == 0
+
+
+def test_random_numbers_of_python_are_said():
+    model = build(lambda s, x: s.b(F.relu(s.a(x)) if random.random() < 0.5 else s.a(x).tanh()), a=linear(),
+                  b=linear(6, 2))  # fmt: skip
+    random.seed(next(seed for seed in range(20) if random.Random(seed).random() < 0.4))  # the branch of the ReLU
+    with pytest.warns(pathcond.PathCondWarning, match="random numbers"):
+        assert pathcond.extract_graph(model, normal(3, 8)).units == 6
+
+
+# ---- graphs of other models
+
+
+@pytest.mark.parametrize("act", [nn.Tanh, nn.Hardtanh, nn.GELU])
+def test_a_graph_of_another_network_is_refused(act, tmp_path):
+    x = normal(4, 8)
+    relu, other = mlp(8, 6, 2).double(), mlp(8, 6, 2, act=act).double()
+    report = pathcond.rescale_(relu, x)
+    report.save(tmp_path / "scales")
+    before = copy.deepcopy(other.state_dict())
+    for attempt in (
+        lambda: pathcond.apply_scales_(other, report.graph, report.solution.u),
+        lambda: pathcond.apply_scales_(other, pathcond.load_scales(tmp_path / "scales")),
+        lambda: pathcond.rescale_(other, x, graph=report.graph),
+    ):
+        with pytest.raises(pathcond.ApplyError, match="Extract a graph of this model"):
+            attempt()
+    assert all(torch.equal(before[k], v) for k, v in other.state_dict().items())
+    pathcond.apply_scales_(mlp(8, 6, 2).double(), pathcond.load_scales(tmp_path / "scales"))
+    relu[1] = act()
+    with pytest.raises(pathcond.ApplyError, match="Extract a graph of this model"):
+        pathcond.rescale_(relu, x, graph=report.graph)
+
+
+# ---- the model, its input, and the check
+
+
+def test_the_batch_stays_with_a_normalization_and_an_operation_in_place():
+    x = normal(16, 8).float()
+    model = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(8, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 2))
+    before = x.clone()
+    pathcond.rescale_(model, x)
+    assert torch.equal(x, before)
+
+
+class Cached(nn.Module):
+    cache: dict[str, Tensor] = {}  # noqa: RUF012 - a cache of the class is what is tested
+    slot: Any = None
+
+    def __init__(self, fail: bool) -> None:
+        super().__init__()
+        self.a, self.b, self.fail = nn.Linear(8, 6), nn.Linear(6, 2), fail
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.relu(self.a(x))
+        Cached.cache["x"], Cached.slot = x, h
+        y = self.b(h) + Cached.cache["x"].sum() * 0
+        if self.fail and self.training and float(y.detach().sum()) > 0:
+            return y * 2
+        return y
+
+
+@pytest.mark.parametrize("fail", [False, True])
+def test_a_cache_of_the_class_holds_no_fake_tensor(fail):
+    model, x = Cached(fail), normal(4, 8).float()
+    before = model.eval()(x).detach()
+    Cached.cache.clear()
+    pathcond.rescale_(model.train(), x)
+    assert type(Cached.slot) is not torch._subclasses.fake_tensor.FakeTensor
+    assert all(type(t) is Tensor for t in Cached.cache.values())
+    torch.testing.assert_close(model.eval()(x), before)
+
+
+def softplus_as_relu(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pathcond.rules import TABLE
+
+    monkeypatch.setitem(TABLE, F.softplus, TABLE[F.relu])
+
+
+def test_a_small_change_is_no_rounding(monkeypatch):
+    """Softplus with a large beta is a ReLU up to 0.4%, far above rounding in float32."""
+    softplus_as_relu(monkeypatch)
+    torch.manual_seed(0)
+    model = mlp(8, 32, 2, act=lambda: nn.Softplus(beta=60.0))
+    x = torch.randn(64, 8)
+    with pytest.raises(pathcond.PathCondError, match="changed by"):
+        pathcond.rescale_(model, x)
+
+
+def test_a_constant_output_is_noted():
+    model, x = mlp(8, 6, 2), torch.randn(4, 8)
+    nn.init.zeros_(model[2].weight)
+    report = pathcond.rescale_(model, x, objective="norms")
+    assert any("the same for every example" in note for note in report.notes)
+    assert not pathcond.rescale_(mlp(8, 6, 2), x).notes
+
+
+@pytest.fixture
+def one_process():
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.filterwarnings("ignore")
+def test_sharded_models_are_refused(version, one_process):
+    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+
+    model = mlp(8, 6, 2)
+    if version == 1:
+        model = FullyShardedDataParallel(model, device_id=torch.device("cpu"))
+    else:
+        fully_shard(model, mesh=torch.distributed.device_mesh.init_device_mesh("cpu", (1,)))
+        model(torch.ones(1, 8))  # its parameters are plain tensors now
+    with pytest.raises(pathcond.PathCondError, match="before it is sharded"):
+        pathcond.rescale_(model, torch.ones(1, 8))
+
+
+# ---- operations
+
+
+def edges(s: Any, x: Tensor, source: Tensor, target: Tensor, how: str) -> Tensor:
+    h = F.relu(s.a(x))
+    picked = h[source]
+    if how == "index_add":
+        h = torch.zeros_like(h).index_add(0, target, picked)
+    elif how == "index_add_":
+        h = h.new_zeros(h.shape).index_add_(0, target, picked)
+    else:
+        h = h.scatter_add(0, target[:, None].expand_as(picked), picked)
+    return s.b(F.relu(s.c(h)))
+
+
+@pytest.mark.parametrize("how", ["index_add", "index_add_", "scatter_add"])
+def test_sums_over_the_edges_of_a_graph_free_all_units(how):
+    model = build(lambda s, *a: edges(s, *a, how), a=linear(), c=linear(6, 6), b=linear(6, 2))
+    x, ends = normal(5, 8), torch.randint(5, (2, 9), generator=torch.Generator().manual_seed(0))
+    graph = pathcond.extract_graph(model, (x, *ends))
+    assert (graph.units, graph.frozen_units) == (12, 0)
+    assert change(model, graph, (x, *ends), (x, *ends.flip(1)[:, :7])) < 1e-9
+    assert len(pathcond.compute_diag_g(model, (x, *ends))) == 6
+
+
+UNITS: dict[str, tuple[Callable[[], nn.Module], Tensor, int]] = {
+    "topk": (lambda: build(lambda s, x: s.b(F.relu(s.a(x)).topk(2, 1)[0].flatten(1)), a=linear(), b=linear(12, 2)),
+             tokens, 6),
+    "three factors": (lambda: build(
+        lambda s, x: s.b(F.relu(torch.einsum("bti,ij,jk->btk", x, s.u, s.v))), u=(8, 5), v=(5, 6), b=linear(6, 2)),
+        tokens, 11),
+    "bmm": (lambda: build(
+        lambda s, x: torch.bmm(F.relu(torch.bmm(x, s.u)), s.v), u=(2, 8, 5), v=(2, 5, 3)), tokens, 10),
+    "bmm from the left": (lambda: build(
+        lambda s, x: torch.bmm(s.v, F.relu(torch.bmm(s.u, x))), u=(2, 5, 3), v=(2, 4, 5)), tokens, 10),
+    "pruned": (lambda: pruned(mlp(8, 6, 2).double()), normal(3, 8), 6),
+}  # fmt: skip
+
+
+def pruned(model: nn.Module) -> nn.Module:
+    prune.l1_unstructured(model[0], "weight", 0.3)
+    prune.ln_structured(model[2], "weight", 0.5, n=2, dim=1)
+    return model
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_operations_that_scales_cross(name):
+    make, x, units = UNITS[name]
+    model = make()
+    graph = pathcond.extract_graph(model, x)
+    assert (graph.units, graph.frozen_units) == (units, 0), graph.frozen
+    if name != "pruned":  # a copy of a pruned module needs a leaf
+        assert change(model, graph, x, normal(*x.shape, seed=3)) < 1e-9
+    assert pathcond.rescale_(model, x, damping=1.0).output_change < 1e-12
+
+
+def test_a_training_mode_that_draws_is_left_out_with_a_warning():
+    """As in BART, whose layers are dropped at random in training."""
+    model = build(lambda s, x: s.b(F.relu(s.a(x)) if not s.training or torch.rand([]) < 0.9 else s.c(x)), a=linear(),
+                  b=linear(6, 2), c=linear()).train()  # fmt: skip
+    with pytest.warns(pathcond.PathCondWarning, match="train mode could not be recorded"):
+        graph = pathcond.extract_graph(model, normal(3, 8))
+    assert graph.exact_for.modes == ("eval",)
+
+
+def test_a_dict_as_the_only_argument():
+    model, x = build(lambda s, batch: s.b(F.relu(s.a(batch["x"]))), a=linear(), b=linear(6, 2)), normal(3, 8)
+    assert pathcond.rescale_(model, ({"x": x},)).units == 6
+    for function in (pathcond.rescale_, pathcond.extract_graph):
+        with pytest.raises(pathcond.RecordError, match=r"pass \(batch,\)"):
+            function(model, {"x": x})

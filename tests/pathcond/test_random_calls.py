@@ -1,0 +1,256 @@
+"""Random networks called with other inputs than the recorded one: other sizes, orders, branches, optional arguments.
+
+Each keeps its function in float64 and both modes, or the report says that it was not shown for such a call. The slow
+test makes 2,000 networks; ``PROGRAMS=n`` sets another number.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import random
+import warnings
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import pathcond
+
+D, WIDTH, TABLE = torch.float64, 6, 7
+STEPS = """linear linear linear relu relu relu leaky norm dropout conv positions last_positions clipped_positions
+    column_positions mixing kernel right_heads wrong_heads right_fold wrong_fold constant_order given_order given_tokens
+    channels_by_length channel_by_length roll_by_length branch_on_batch branch_on_length branch_on_half split_by_batch
+    branch_on_training shift steps recurrent recurrent_joined layer_by_length narrow_width topk sort scatter pool
+    residual residual cat_zeros class_token counter memory square einsum expanded_bias tanh window write_by_length
+    optional_gain two_sizes"""
+
+
+class Program(nn.Module):
+    """Steps on a value of shape (batch, tokens, 6); ``kinds`` has one name and one number for each."""
+
+    def __init__(self, kinds: list[tuple[str, int]]) -> None:
+        super().__init__()
+        self.kinds, self.calls = kinds, 0
+        w = WIDTH
+        for i, (kind, n) in enumerate(kinds):
+            rows = 2 * w if kind in ("recurrent_joined", "cat_zeros") else w
+            self.add_module(f"l{i}", nn.Linear(rows, w))
+            if kind in ("layer_by_length", "recurrent", "branch_on_length", "split_by_batch"):
+                self.add_module(f"m{i}", nn.Linear(w, w))
+            shape = {
+                "positions": (TABLE, w), "last_positions": (TABLE, w), "clipped_positions": (TABLE, w),
+                "column_positions": (w, TABLE), "mixing": (TABLE, TABLE), "kernel": (w, w, TABLE), "window": (w, w, 3),
+                "narrow_width": (w, w), "class_token": (1, 1, w), "expanded_bias": (w,), "optional_gain": (w,),
+                "einsum": (w, w),
+            }.get(kind)  # fmt: skip
+            if shape:
+                self.register_parameter(f"p{i}", nn.Parameter(torch.randn(shape)))
+            if kind == "conv":
+                self.add_module(f"c{i}", nn.Conv1d(w, w, 3, padding=1))
+            if kind == "norm":
+                self.add_module(f"c{i}", (nn.LayerNorm, nn.BatchNorm1d)[n % 2](w))
+            if kind == "memory":
+                self.register_buffer(f"b{i}", torch.zeros(w))
+            if kind == "constant_order":
+                self.register_buffer(f"b{i}", torch.randperm(w))
+        self.stem, self.head = nn.Linear(4, w), nn.Linear(w, 3)
+
+    def forward(self, x: Tensor, order: Tensor, shift: Tensor | None = None, steps: int = 1) -> Tensor:
+        h = self.stem(x)
+        older = h
+        for i, (kind, n) in enumerate(self.kinds):
+            made = self.step(i, kind, n, h, older, order, shift, steps)
+            older, h = (h if h.shape == made.shape else made), made
+        return self.head(h).mean(1)
+
+    def part(self, name: str) -> Any:
+        return getattr(self, name, None)
+
+    def step(
+        self, i: int, kind: str, n: int, h: Tensor, older: Tensor, order: Tensor, shift: Tensor | None, steps: int
+    ) -> Tensor:
+        batch, length, w = h.shape
+        layer, other, p, c, b = (self.part(f"{name}{i}") for name in "lmpcb")
+        if kind in ("linear", "relu", "leaky", "tanh"):
+            act = {"relu": F.relu, "leaky": F.leaky_relu, "tanh": torch.tanh}.get(kind)
+            return layer(h) if act is None else act(h)
+        if kind == "norm":
+            return c(h) if isinstance(c, nn.LayerNorm) else c(h.mT).mT
+        if kind == "dropout":
+            return F.dropout(h, 0.3, self.training)
+        if kind == "conv":
+            return c(h.mT).mT
+        if kind in ("positions", "last_positions", "clipped_positions", "column_positions"):
+            if length > TABLE:
+                return h
+            table = {
+                "positions": lambda: p[:length], "last_positions": lambda: p[-length:],
+                "clipped_positions": lambda: F.pad(p[: min(length, n % 5 + 1)], (0, 0, 0, max(0, length - n % 5 - 1))),
+                "column_positions": lambda: p[:, :length].t(),
+            }[kind]()  # fmt: skip
+            return h + table
+        if kind == "mixing":
+            return p[:length, :length] @ h if length <= TABLE else h
+        if kind == "kernel":
+            size = min(length, TABLE)
+            return F.conv1d(F.pad(h.mT, (size - 1, 0)), p[..., :size]).mT
+        if kind == "window":
+            return F.conv1d(F.pad(h.mT, (2, 0)), p[..., : 3 if length > 1 else 1])[..., -length:].mT
+        if kind == "right_heads":
+            return h.reshape(batch, length, 2, 3).transpose(1, 2).transpose(1, 2).reshape(batch, length, w)
+        if kind == "wrong_heads":
+            return h.reshape(batch, 2, length, 3).transpose(1, 2).reshape(batch, length, w)
+        if kind == "right_fold":
+            return h.permute(2, 0, 1).reshape(w, -1).t().reshape(batch, length, w)
+        if kind == "wrong_fold":
+            return h.transpose(1, 2).reshape(w, -1).t().reshape(batch, length, w)
+        if kind == "constant_order":
+            return h[..., b]
+        if kind == "given_order":
+            return h[..., order] if n % 2 else h.gather(-1, order.expand(batch, length, w))
+        if kind == "given_tokens":
+            return h.index_select(1, order % length)
+        if kind == "channels_by_length":
+            return layer(h) + h[..., :length].sum(-1, keepdim=True)
+        if kind == "channel_by_length":
+            return layer(h) + h[..., length % w, None]
+        if kind == "roll_by_length":
+            return h.roll(length, -1)
+        if kind == "write_by_length":
+            h = h.clone()
+            h[..., : length % w] = 0.5 * h[..., w - length % w :]
+            return h
+        if kind == "branch_on_batch":
+            return F.relu(h) if batch < n % 6 + 1 else torch.sin(h)
+        if kind == "branch_on_length":
+            return F.relu(layer(h)) if length <= n % 6 + 1 else torch.sigmoid(other(h))
+        if kind == "branch_on_half":
+            return F.relu(h) if (length + 1) // 2 != n % 3 + 1 else h.flip(-1)
+        if kind == "split_by_batch":
+            return layer(h) if batch % 2 else other(h)
+        if kind == "two_sizes":
+            return h if batch > length else h.flip(-1)
+        if kind == "branch_on_training":
+            return F.relu(h) if self.training else F.leaky_relu(h, 0.2)
+        if kind == "shift":
+            return h if shift is None else h + shift
+        if kind == "optional_gain":
+            return F.relu(h) if shift is None else F.relu(h * p)
+        if kind == "steps":
+            for _ in range(steps):
+                h = F.relu(layer(h))
+            return h
+        if kind in ("recurrent", "recurrent_joined"):
+            state, found = torch.zeros(batch, w, dtype=h.dtype), []
+            for t in range(length):
+                joined = torch.cat((h[:, t], state), -1)
+                state = F.relu(layer(joined) if kind == "recurrent_joined" else layer(h[:, t]) + other(state))
+                found.append(state)
+            return torch.stack(found, 1)
+        if kind == "layer_by_length":
+            return (layer if length < n % 4 + 1 else other)(h)
+        if kind == "narrow_width":
+            size = min(w, length + n % 3 + 1)
+            return F.pad(F.linear(h[..., :size], p[:size, :size]), (0, w - size))
+        if kind == "topk":
+            return h.topk(max(1, length - 1), 1)[0]
+        if kind == "sort":
+            return h.sort(1)[0]
+        if kind == "scatter":
+            return torch.zeros_like(h).index_add(1, order % length, h[:, order % length])
+        if kind == "pool":
+            return h.amax(1, keepdim=True) if n % 2 else h.mean(1, keepdim=True)
+        if kind == "residual":
+            return h + older if older.shape == h.shape else h
+        if kind == "cat_zeros":
+            return layer(torch.cat((h, torch.zeros_like(h)), -1))
+        if kind == "class_token":
+            return torch.cat((p.expand(batch, -1, -1), h), 1)
+        if kind == "counter":
+            self.calls += 1
+            return F.relu(h) if self.calls % 2 else torch.sin(h)
+        if kind == "memory":
+            out = h - b
+            setattr(self, f"b{i}", h.detach().mean((0, 1)))
+            return out
+        if kind == "square":
+            return F.relu(h) ** 2
+        if kind == "einsum":
+            return torch.einsum("bti,ij,jk->btk", h, p, layer.weight)
+        return h + p.expand(batch, length, w)
+
+
+def make_program(seed: int) -> tuple[Program, tuple[Any, ...], list[tuple[Any, ...]]]:
+    """A network, its example input, and other calls of it."""
+    draw = random.Random(seed)  # noqa: S311
+    torch.manual_seed(seed)
+    model = Program([(draw.choice(STEPS.split()), draw.randrange(60)) for _ in range(draw.randint(2, 7))]).double()
+
+    def call(batch: int, length: int, **more: Any) -> tuple[Any, ...]:
+        order = torch.tensor(draw.sample(range(WIDTH), WIDTH))
+        return torch.randn(batch, length, 4, dtype=D), order, *more.values()
+
+    example = call(draw.randint(1, 4), draw.randint(1, 4))
+    sizes = [(draw.randint(1, 8), draw.randint(1, TABLE)) for _ in range(4)]
+    others = [call(*size) for size in sizes]
+    others.append(call(*sizes[0], shift=torch.randn(WIDTH, dtype=D)))
+    others.append(call(*sizes[1], shift=None, steps=3))
+    return model, example, [example, *others]
+
+
+@torch.no_grad()
+def output(model: Program, call: tuple[Any, ...], mode: bool) -> Tensor:
+    torch.manual_seed(0)
+    model = copy.deepcopy(model).train(mode)  # each call is the first, and the one after it
+    first = model(*call)
+    return torch.cat((first, model(*call)))
+
+
+def verdict(seed: int) -> str:
+    """``exact``, ``frozen`` (without any unit), ``said``, or what changed and by how much."""
+    model, example, calls = make_program(seed)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        graph = pathcond.extract_graph(model, example)
+    if not graph.units:
+        return "frozen"
+    scaled = copy.deepcopy(model)
+    u = torch.randn(graph.units, dtype=D, generator=torch.Generator().manual_seed(seed))
+    pathcond.apply_scales_(scaled, graph, u)
+    for call in calls:
+        if (len(call) > 2 and "shift=None" not in graph.exact_for.fixed) or (
+            len(call) > 3 and "steps=1" not in graph.exact_for.fixed
+        ):
+            return f"seed {seed}: arguments that were left out are not named"
+        for mode in (False, True):
+            try:
+                before = output(model, call, mode)
+            except (RuntimeError, ValueError, IndexError):
+                continue  # the network does not take such a call
+            worst = float((before - output(scaled, call, mode)).abs().amax() / before.abs().amax().clamp(min=1e-30))
+            if worst > 1e-7:
+                if said or len(call) > 2:
+                    return "said"
+                return f"seed {seed}: {model.kinds} on {[tuple(t.shape) for t in call[:2]]}: {worst:.1e}"
+    return "exact"
+
+
+def run(seeds: range) -> None:
+    found = Counter(v if (v := verdict(seed)) in ("exact", "frozen", "said") else f"FAIL {v}" for seed in seeds)
+    failed = [text for text in found if text.startswith("FAIL")]
+    assert not failed, "\n".join(failed)
+    assert found["exact"] > 0.25 * len(seeds), found  # not by freezing and warning alone
+    assert found["said"] < 0.4 * len(seeds), found
+
+
+def test_some_random_networks():
+    run(range(40))
+
+
+@pytest.mark.slow
+def test_many_random_networks():
+    run(range(100, 100 + int(os.environ.get("PROGRAMS", "2000"))))

@@ -1,0 +1,58 @@
+"""The workflow from other folders and other workflows, and the configuration that Snakemake merges there."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from paper import config
+from tests.workflow.tree import ROOT, Tree, jobs
+
+CHAIN = {"measure toy", "aggregate toy", "figure toy", "claim toy", "toy"}
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Tree:
+    return Tree.fresh(tmp_path_factory.mktemp("sources") / "tree", ("toy",))
+
+
+def test_another_working_directory_with_and_without_a_configuration(sources: Tree, tmp_path: Path):
+    for text in ("", "experiments: {toy: {steps: 0}}\n"):
+        if text:
+            (tmp_path / "config.yaml").write_text(text)
+        done = sources.snakemake("-n", "toy", "--directory", str(tmp_path))
+        if text:
+            assert "experiments.toy.steps: expected at least 1, got 0" in done.stdout
+        else:
+            assert set(jobs(done.stdout)) == CHAIN, done.stdout[-3000:]
+
+
+def test_a_copy_of_the_configuration_does_not_cancel_the_preset(sources: Tree):
+    done = sources.snakemake("-n", "-p", "toy", "--configfile", "config.yaml", "--snakefile", "workflow/Snakefile")
+    assert set(jobs(done.stdout)) == CHAIN, done.stdout[-3000:]
+    assert "--preset tiny --over '{}'" in done.stdout or "--preset tiny --over {}" in done.stdout
+
+
+def test_import_as_a_module(sources: Tree, tmp_path: Path):
+    (tmp_path / "Snakefile").write_text(
+        f"""
+module pathcond:
+    snakefile: "{sources.folder}/Snakefile"
+    config: {{"preset": "tiny"}}
+
+use rule * from pathcond
+"""
+    )
+    done = Tree(tmp_path).snakemake("-n", "toy")
+    assert set(jobs(done.stdout)) == CHAIN, done.stdout[-3000:]
+
+
+def test_broken_json_is_called_so(sources: Tree):
+    done = sources.snakemake("-n", experiments='{"toy": {"lr": ')
+    assert done.returncode == 1
+    assert "experiments: expected JSON, got" in done.stdout
+
+
+def test_the_schema_is_that_of_the_configuration():
+    there = json.loads((ROOT / "config/schema.json").read_text())
+    assert there == json.loads(json.dumps(config.schema())), "run `make schema`"
