@@ -139,7 +139,10 @@ class ScaleGraph:
 
     def __getstate__(self) -> dict[str, Any]:
         """All fields but the trace, which holds functions; caches are left out too."""
-        return {f.name: getattr(self, f.name) for f in fields(self)} | {"trace": None, "_known": WeakKeyDictionary()}
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "_known"} | {"trace": None}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self.__dict__.update(state, _known=WeakKeyDictionary())
 
     @property
     def approximate(self) -> bool:

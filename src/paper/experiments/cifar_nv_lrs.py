@@ -55,9 +55,8 @@ def _at_largest(table: pd.DataFrame) -> Estimate:
 def _small(table: pd.DataFrame) -> Estimates:
     saved = {lr: found for lr, found in _saved(table).items() if lr <= LR}
     gains = {lr: accuracy_gain(runs(table, lr=lr)) for lr in saved}
-    return {f"epochs earlier at lr {lr:g}": found for lr, found in saved.items()} | {
-        f"points of best test accuracy at lr {lr:g}": found for lr, found in gains.items()
-    }
+    found: Estimates = {f"epochs earlier at lr {lr:g}": estimate for lr, estimate in saved.items()}
+    return found | {f"points of best test accuracy at lr {lr:g}": estimate for lr, estimate in gains.items()}
 
 
 _CLAIMS = (

@@ -60,7 +60,7 @@ def _difference(here: tuple[pd.Series, str, str], there: tuple[pd.Series, str, s
         return None
     bounds = {here[1], {AT_LEAST: AT_MOST, AT_MOST: AT_LEAST, "": ""}[there[1]]} - {""}
     difference = (here[0] - there[0]).dropna()
-    return None if len(bounds) > 1 or difference.empty else Estimate.of(difference, *bounds)
+    return None if len(bounds) > 1 or difference.empty else Estimate.of(difference, next(iter(bounds), ""))
 
 
 def _trend_of_scales(table: pd.DataFrame) -> Estimate:

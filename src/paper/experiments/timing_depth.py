@@ -81,7 +81,7 @@ def _depth(axes: plotting.Axes, table: pd.DataFrame) -> None:
         mean, deviation = unit * rows["seconds_mean"], unit * rows["seconds_sd"].fillna(0.0)
         look = METHODS[method]
         axes.errorbar(rows["hidden_layers"], mean, deviation, color=look.colour, marker=look.marker, label=label)
-    other = axes.secondary_yaxis("right", functions=(lambda value: value * ratio, lambda value: value / ratio))
+    other = axes.secondary_yaxis("right", functions=(lambda v: np.multiply(v, ratio), lambda v: np.divide(v, ratio)))
     other.set_ylabel("one training epoch (ms)", color=METHODS["baseline"].colour)
     axes.set_ylabel("rescaling (ms)", color=METHODS["pathcond"].colour)
     axes.set_ylim(0.0, 1.5 * top["total"])

@@ -55,7 +55,7 @@ def plot(table: pd.DataFrame) -> plotting.Figure:
         gains(place, one, sigmas, "sigma")
         accuracy = one[one["method"] == "baseline"].set_index("sigma")["accuracy"]
         place.set_yticks(range(len(sigmas)), [rf"$\sigma$ = {s:g}" + f"\n{accuracy[s]:.1f}%" for s in sigmas])
-        place.set_title(LABELS.get(name, name))
+        place.set_title(LABELS.get(name) or name)
     plotting.letters(axes)
     key(figure, rows)
     return figure
