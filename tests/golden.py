@@ -27,7 +27,7 @@ CPU = torch.device("cpu")
 # One network and method for each code path of training, two seeds each; other runs differ in settings only.
 TRAINED = ("mlp_2x16/enorm", "mlp_2x16/pathcond-lr0.001", "mlp_2x16_gelu/pathcond", "cifar_nv/enorm-lr0.001",
          "cifar_nv/pathcond-lr0.001", "autoencoder_c2/pathcond-lr0.001", "mlp_2x16/rows", "mlp_2x16/exact",
-         "mlp_2x16_adamw/pathcond", "mlp_2x16_muon/pathcond", "resnet18_tiny/full")  # fmt: skip
+         "mlp_2x16_adamw/pathcond", "mlp_2x16_muon/pathcond", "resnet18/full-lr0.1", "mnist_mlp/norms")  # fmt: skip
 
 
 def specs() -> dict[str, Spec]:

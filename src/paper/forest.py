@@ -5,6 +5,7 @@ A row of the figure is one entry of :data:`ROWS`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -64,6 +65,7 @@ ROWS = {
         *(
             Row("Unequal starts (sigma 2), scales without bound", label, "unequal_gain", f"{case}, sigma 2, free")
             for case, label in PRACTICE.items()
+            if case.startswith("mnist")
         ),
     ),
 }
@@ -98,7 +100,7 @@ def draw(claims: Sequence[Mapping[str, Any]]) -> plotting.Figure:
                 place.text(0.0, at, group, transform=place.get_yaxis_transform(), fontsize="x-small", weight="bold")
                 at += 1.0
             ends = [value if end is None else end for end in (low, high)]
-            colour = _colour(unit, ends[0], ends[1])
+            colour = _colour(unit, -math.inf if low is None else low, math.inf if high is None else high)
             place.plot(ends, [at, at], color=colour, linewidth=1.2)
             place.plot(value, at, color=colour, marker="o", markersize=3.5)
             ticks.append((at, row.label))

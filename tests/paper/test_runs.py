@@ -41,7 +41,7 @@ def test_a_run_is_one_seed():
 def test_experiments_share_runs():
     plan = PLANS["paper"]
     shared = set(plan.asked["mlp_depth"]) & set(plan.asked["mlp_depth_lrs"])
-    assert len(shared) == 7 * 3 * 3  # depths, methods, seeds at lr 1e-3
+    assert len(shared) == 7 * 3 * 10  # depths, methods, seeds at lr 1e-3
     assert len(plan.asked["mlp_depth"]) == 210
 
 

@@ -43,9 +43,10 @@ def plot(table: pd.DataFrame) -> plotting.Figure:
     """Epochs to the target and best test accuracy against depth, side by side."""
     table = _with_batchnorm(table)
     cells = table[table["panel"] == "cell"]
-    figure, axes = plotting.panels(1, 2, plotting.PAGE, 2.4)
+    figure, axes = plotting.panels(1, 2, plotting.PAGE, 2.6)
     plotting.reach(axes[0], table, "hidden_layers")
-    axes[0].set(xlabel="hidden layers", ylabel="epochs to the target", title="Train accuracy reaches the target")
+    plotting.epochs_axis(axes[0], table)
+    axes[0].set(xlabel="hidden layers", title="Train accuracy reaches the target")
     percent = table.assign(**{name: 100 * table[name] for name in table if name.startswith("best_test_accuracy")})
     plotting.accuracies(axes[1], percent, "hidden_layers", "best_test_accuracy")
     axes[1].set(xlabel="hidden layers", ylabel="best test accuracy (%)", title="Best test accuracy")

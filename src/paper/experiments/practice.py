@@ -20,7 +20,7 @@ from paper import settings as fields
 from paper.experiments.base import Experiment, Runs
 from paper.lazy import pd
 from paper.methods import METHODS
-from paper.verdicts import Claim, Estimate, at_least, at_most, some
+from paper.verdicts import AT_LEAST, AT_MOST, Claim, Estimate, at_least, at_most, some
 
 BASELINE, DEFAULT = "baseline", "half"  # DEFAULT: what the library does
 CASE = ["network", "epochs", "sigma"]  # columns that tell one comparison from another
@@ -117,7 +117,8 @@ def gain(row: Any) -> Estimate:
     """The gain of a row of the panel `best`; open on the side on which a better rate may lie beyond those tried."""
     low, high = -math.inf if row.baseline_at_end else row.low, math.inf if row.at_end else row.high
     ends = [name for name, there in (("baseline", row.baseline_at_end), ("method", row.at_end)) if there]
-    return Estimate(row.gain, low, high, note=f"{' and '.join(ends)} at an end of the rates" if ends else "")
+    bound = "" if len(ends) != 1 else AT_MOST if row.baseline_at_end else AT_LEAST
+    return Estimate(row.gain, low, high, bound, note=f"{' and '.join(ends)} at an end of the rates" if ends else "")
 
 
 # The figure

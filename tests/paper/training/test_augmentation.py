@@ -111,7 +111,7 @@ def test_statistics_are_measured_on_the_first_images():
         ("baseline", {"optimiser": {"name": "muon"}}, True),
         ("teleport", {"optimiser": {"name": "adamw"}}, True),
         ("baseline", {"augmentation": "flip_crop"}, False),
-        ("full", {}, False),
+        ("full", {}, True),
     ],
 )
 def test_which_runs_train_together(method, settings, batched):

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 import torch
@@ -81,15 +80,15 @@ def test_what_a_killed_write_left_goes_with_it(tmp_path):
 def test_a_folder_that_another_job_removes_in_between_is_made_again(tmp_path, monkeypatch):
     mine, other = (Checkpoint(tmp_path, make_spec(MLP, lr=lr)) for lr in (0.1, 0.2))
     other.write(STATE)
-    inner, calls = Path.touch, []
+    inner, calls = os.open, []
 
-    def late(path, **options):
+    def late(path, *options):
         if not calls:
             other.remove()
         calls.append(path)
-        inner(path, **options)
+        return inner(path, *options)
 
-    monkeypatch.setattr(Path, "touch", late)
+    monkeypatch.setattr(os, "open", late)
     mine.write(STATE)
     assert len(calls) == 2
     assert files(tmp_path) == {mine.path.name}
