@@ -60,21 +60,26 @@ class Workflow:
 
     def inputs(self, stage: str, batch: str) -> list[str]:
         """What a job of training or measurement reads: data, start weights, rescalings."""
-        specs, folder = self.specs(stage, batch), f"results/{self.preset}"
+        specs = self.specs(stage, batch)
         datasets = {spec.get("dataset", spec.get("settings", {}).get("dataset")) for spec in specs} - {None}
         found = [f"results/data/{dataset}.pt" for dataset in sorted(datasets)]
         if stage == "train":
             scaled = {runs.family(spec) for spec in specs if runs.has_scales(spec)}
-            found += [f"{folder}/init/{family}.json" for family in sorted(set(map(runs.family, specs)))]
-            found += [f"{folder}/rescale/{family}.json" for family in sorted(scaled)]
+            found += [self.starts(family, rescaled=False) for family in sorted(set(map(runs.family, specs)))]
+            found += [self.starts(family, rescaled=True) for family in sorted(scaled)]
         return found
 
     def starts(self, family: str, rescaled: bool) -> str:
-        """Digest of the start weights, or rescalings, that a family of networks has at this configuration."""
+        """Index of the start weights, or rescalings, of a family of networks, with a digest of what it lists.
+
+        The name changes with the content: Snakemake does not look at jobs behind one that runs again and whose outputs
+        are ancient to them, so a changed parameter would keep new runs from being trained.
+        """
         path = runs.scales_path if rescaled else runs.start_path
         specs = self.plan.training(family).values()
         found = {path(self.results, spec).name for spec in specs if not rescaled or runs.has_scales(spec)}
-        return runs.digest({"starts": sorted(found)})
+        digest = runs.digest({"starts": sorted(found)})
+        return f"results/{self.preset}/{'rescale' if rescaled else 'init'}/{family}-{digest}.json"
 
     def work(self, stage: str, batch: str, again: str) -> str:
         """What a job will do, in words."""

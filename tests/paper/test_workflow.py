@@ -1,6 +1,7 @@
 """The functions of the rules, without Snakemake: inputs of jobs, what is forced, judged and refused."""
 
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -34,7 +35,12 @@ def write(flow, batch):
 def test_a_job_reads_data_start_weights_and_rescalings_whether_or_not_its_runs_exist(flow):
     one = flow()
     batch = batch_of(one)
-    expected = ["results/data/generated.pt", "results/tiny/init/mlp_gelu.json", "results/tiny/rescale/mlp_gelu.json"]
+    starts = [one.starts("mlp_gelu", rescaled) for rescaled in (False, True)]
+    assert [re.sub("-[0-9a-f]{12}", "", name) for name in starts] == [
+        "results/tiny/init/mlp_gelu.json",
+        "results/tiny/rescale/mlp_gelu.json",
+    ]
+    expected = ["results/data/generated.pt", *starts]
     assert one.inputs("train", batch.name) == expected
     assert one.work("train", batch.name, "") == "6 of 6 runs are computed"
     write(one, batch)

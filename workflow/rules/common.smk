@@ -47,8 +47,8 @@ except WorkflowError:  # on a cluster, where the profile sets the threads
     CORES = 1
 MORE_PAGES = ["claims", "configuration", "runtimes"]
 DATA = "results/data/{dataset}"
-INIT = "results/{preset}/init/{family}.json"
-RESCALE = "results/{preset}/rescale/{family}.json"
+INIT = "results/{preset}/init/{family}-{starts}.json"
+RESCALE = "results/{preset}/rescale/{family}-{starts}.json"
 TRAIN = "results/{preset}/train/{batch}.json"
 MEASURE = "results/{preset}/measure/{batch}.json"
 AGGREGATE = "results/{preset}/aggregate/{experiment}.csv"
@@ -99,6 +99,7 @@ wildcard_constraints:
     preset=PRESET,
     dataset="[a-z0-9_]+",
     family="[a-z0-9_]+",
+    starts="[0-9a-f]{12}",
     batch=r"[a-z0-9_+]+-[0-9a-f]{12}",
     experiment="|".join(EXPERIMENTS),
     suffix="pdf|png",

@@ -9,7 +9,8 @@ rule download:
     conda:
         "../../environment.yml"
     params:
-        directory=lambda wildcards: (
+        # It depends on `output`, so that another folder is no reason to download again.
+        directory=lambda wildcards, output: (
             ["--directory", FLOW.config.top.data.directory]
             if FLOW.config.top.data.directory
             else []

@@ -3,11 +3,10 @@ rule init:
     output:
         INIT,
     log:
-        "logs/{preset}/init/{family}.log",
+        "logs/{preset}/init/{family}-{starts}.log",
     conda:
         "../../environment.yml"
     params:
-        starts=lambda wildcards: FLOW.starts(wildcards.family, rescaled=False),
         over=over,
         again=forced("init"),
     message:

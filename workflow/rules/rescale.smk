@@ -1,15 +1,14 @@
 rule rescale:
     """Save the rescaling of start weights: log-scales, objective per sweep, residual and time."""
     input:
-        ancient(INIT),
+        lambda wildcards: ancient(FLOW.starts(wildcards.family, rescaled=False)),
     output:
         RESCALE,
     log:
-        "logs/{preset}/rescale/{family}.log",
+        "logs/{preset}/rescale/{family}-{starts}.log",
     conda:
         "../../environment.yml"
     params:
-        starts=lambda wildcards: FLOW.starts(wildcards.family, rescaled=True),
         over=over,
         again=forced("rescale"),
     message:
