@@ -98,6 +98,7 @@ test-site: env build/docs/.installed ## the site in a browser, the tutorials, th
 	$(PY) -m pytest $(PYTEST_FLAGS) -m site tests/site
 
 test-slow: export OMP_NUM_THREADS := 1
+test-slow: export PROGRAMS ?= 300
 test-slow: env ## the few tests that take long each
 	$(PY) -m pytest $(PYTEST_FLAGS) -m slow
 

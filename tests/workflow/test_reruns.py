@@ -136,6 +136,7 @@ def test_a_deleted_or_damaged_run_is_named_with_the_command_that_computes_it(tre
     assert "3 runs are missing or damaged. `rm results/tiny/train/mlp_depth-" in done.stdout
     for index in re.findall(r"results/tiny/train/mlp_depth\S+\.json", done.stdout.split("`rm ")[1].split("`")[0]):
         (tree.folder / index).unlink()
+    tree.run("mlp_depth", "-R", "aggregate")  # the same command
     tree.run()
     now = tree.results()
     assert changed(runs, now) == {deleted, damaged, unrecorded}
