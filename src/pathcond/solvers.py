@@ -400,7 +400,7 @@ class Problem:
             rest = 1.0 - float(old.sum())
             if rest < 1e-6:
                 rest = math.exp(float(self.log_sum(u, (lo, hi))) - log_sum)
-            later = old.flip(0).cumsum(0).flip(0) - old
+            later = _before(old.flip(0)).flip(0)
             span = (-bound - u[lo:hi], bound - u[lo:hi])
             choose = self._one_by_one if len(terms) == 2 and bool(self.balance[lo:hi].any()) else self._in_rounds
             change = choose(terms, self.balance[lo:hi], self.still[lo:hi], rest, later, span)
@@ -454,7 +454,7 @@ class Problem:
         """
         new, change = _total(terms), torch.zeros_like(later)
         for _ in range(len(later) + 1):
-            d = (rest + later + new.cumsum(0) - new).clamp(min=0)
+            d = rest + later + _before(new)
             root = (terms[-1] - terms[1]) / 2 if len(terms) == 2 else self._newton_root(terms, balance, d, change)
             change = torch.where(dead, 0.0, torch.minimum(torch.maximum(root, span[0]), span[1]))
             fresh = _total({k: x + k * change for k, x in terms.items()})
@@ -574,6 +574,11 @@ def _gather(logs: Tensor, positions: Tensor, size: int) -> Tensor:
 
 def _total(terms: Mapping[int, Tensor]) -> Tensor:
     return sum((x.exp() for x in terms.values()), start=torch.zeros(()))
+
+
+def _before(values: Tensor) -> Tensor:
+    """Sum of the values before each, without cancellation: a small sum beside a large value keeps its digits."""
+    return torch.cat([values.new_zeros(1), values.cumsum(0)[:-1]])
 
 
 def _slope(logs: Tensor, slopes: Tensor) -> tuple[Tensor, Tensor]:
