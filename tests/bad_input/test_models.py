@@ -53,7 +53,7 @@ def boom(s, x):
 MODELS = {
     "a function": (lambda: torch.relu, X, PathCondError, "expected a torch.nn.Module, got builtin_function"),
     "nothing": (lambda: None, X, PathCondError, "expected a torch.nn.Module, got NoneType"),
-    "a class": (lambda: nn.Linear, X, PathCondError, "expected a torch.nn.Module, got type"),
+    "a class": (lambda: nn.Linear, X, PathCondError, "expected a model, got the class Linear"),
     "an empty model": (nn.Sequential, X, PathCondError, "expected a model with parameters, got Sequential without"),
     "no parameters": (nn.ReLU, X, PathCondError, "expected a model with parameters, got ReLU without any"),
     "NaN weights": (lambda: with_entry(float("nan")), X, PathCondError, r"1 NaN or infinite entries of 30 in '1\.w"),
@@ -136,7 +136,7 @@ def test_sharded_parameters_are_refused(tmp_path):
         model = mlp()
         fully_shard(model, mesh=distributed.init_device_mesh("cpu", (1,)))
         for call in (pathcond.rescale_, pathcond.extract_graph, pathcond.compute_diag_g):
-            with pytest.raises(PathCondError, match=r"got '1\.weight', a DTensor.*before it is sharded"):
+            with pytest.raises(PathCondError, match="before it is sharded"):
                 call(model, X)
     finally:
         distributed.destroy_process_group()
