@@ -9,6 +9,7 @@ from __future__ import annotations
 from paper import plotting
 from paper.aggregate import trained
 from paper.experiments.base import Experiment
+from paper.experiments.cifar_nv import CurveGrid
 from paper.lazy import pd
 from paper.settings import Block, DepthGrid, grids_of_blocks
 from paper.verdicts import LR, Claim, accuracy_gain, at_least, by, epochs_ratios, runs, some
@@ -23,6 +24,7 @@ class Settings(Block):
     mlp: DepthGrid
     bounded: DepthGrid | None = None
     longer: DepthGrid | None = None  # without BatchNorm
+    cifar_nv: CurveGrid | None = None
 
 
 def _with_batchnorm(table: pd.DataFrame) -> pd.DataFrame:

@@ -34,7 +34,7 @@ RESIDUAL = ("resnet18", "densenet", "vit_tiny", "gpt")
 
 
 class Settings(fields.Block):
-    """A training grid for each network, under its name."""
+    """Training grids under the names of their networks; `_8` has 8 epochs, `_more` has more seeds or rates."""
 
     vgg11_bn: fields.TrainingGrid | None = None
     vgg16_bn: fields.TrainingGrid | None = None
@@ -44,13 +44,19 @@ class Settings(fields.Block):
     densenet: fields.TrainingGrid | None = None
     vit_tiny: fields.TrainingGrid | None = None
     gpt: fields.TrainingGrid | None = None
+    densenet_more: fields.TrainingGrid | None = None
+    vit_tiny_more: fields.TrainingGrid | None = None
+    vgg11_bn_8: fields.TrainingGrid | None = None
+    vgg16_bn_8: fields.TrainingGrid | None = None
+    mobilenetv2_8: fields.TrainingGrid | None = None
+    resnet18_8: fields.TrainingGrid | None = None
 
 
 def all_grids(settings: Settings) -> Iterator[dict[str, Any]]:
     """The training grids of the networks that are there."""
     for name in type(settings).model_fields:
         if (grid := getattr(settings, name)) is not None:
-            yield {**fields.plain(grid), "network": name}
+            yield {**fields.plain(grid), "network": name.removesuffix("_more").removesuffix("_8")}
 
 
 # The table

@@ -35,6 +35,7 @@ class Settings(Block):
     vgg_0: TrainingGrid | None = None
     vgg_1: TrainingGrid | None = None
     vgg_2: TrainingGrid | None = None
+    vgg_2_lower: TrainingGrid | None = None
 
 
 def all_grids(settings: Settings) -> Iterator[dict[str, Any]]:
