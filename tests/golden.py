@@ -39,7 +39,7 @@ def specs() -> dict[str, Spec]:
 
 
 def results(folder: Path) -> Iterator[tuple[str, Spec, dict[str, Any]]]:
-    """Compute every watched run in a folder, and summarise it."""
+    """Compute every watched run in a folder, and summarize it."""
     torch.set_num_threads(1)
     prepare("generated", folder / "data" / "generated.pt")
     for name, spec in specs().items():

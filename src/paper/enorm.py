@@ -1,4 +1,4 @@
-"""Equi-normalisation (Stock et al., ICLR 2019): balance what enters and what leaves every unit, once per step.
+"""Equi-normalization (Stock et al., ICLR 2019): balance what enters and what leaves every unit, once per step.
 
 Symbols: ``lambda_h`` scale of unit h, ``c_l`` coefficient of weight l. Along one unit
 ``F = sum_l c_l |W_l|_p^p = in lambda^p + out lambda^-p + rest`` is least where ``lambda^(2p) = out / in``. Within a
@@ -34,7 +34,7 @@ class ENorm:
     whose incoming or outgoing norm is zero or not finite keeps its scale. So do units of which some parameter carries
     the inverse scale, as attention keys do, or another power of it, as behind a squared ReLU.
 
-    Biases (parameters that are added) have no part in the norms. The scale of a normalisation, where it enters a unit,
+    Biases (parameters that are added) have no part in the norms. The scale of a normalization, where it enters a unit,
     is a weight, and its shift a bias.
 
     Averages of gradients in the optimizer's state (SGD's ``momentum_buffer``, Adam's ``exp_avg``) are divided by their

@@ -102,7 +102,8 @@ def draw(claims: Sequence[Mapping[str, Any]]) -> plotting.Figure:
             ends = [value if end is None else end for end in (low, high)]
             colour = _colour(unit, -math.inf if low is None else low, math.inf if high is None else high)
             place.plot(ends, [at, at], color=colour, linewidth=1.2)
-            place.plot(value, at, color=colour, marker="o", markersize=3.5)
+            open_ = {"marker": "<" if low is None else ">", "markerfacecolor": "white"}
+            place.plot(value, at, color=colour, markersize=3.5, **(open_ if None in (low, high) else {"marker": "o"}))
             ticks.append((at, row.label))
             at += 1.0
         place.axvline(NONE[unit], color=plotting.GREY, linewidth=0.8, linestyle="--", zorder=1)
@@ -114,7 +115,9 @@ def draw(claims: Sequence[Mapping[str, Any]]) -> plotting.Figure:
         place.grid(visible=False, axis="y")
     plotting.letters(axes)
     plotting.note(
-        figure, "bars: 95% intervals; green: PathCond is better, orange: it is worse, black: neither is shown"
+        figure,
+        "bars: 95% intervals; green: PathCond is better, orange: it is worse, black: neither is shown\n"
+        "open triangle: a bound, and the effect may lie beyond it (the best rate is an end of those tried)",
     )
     return figure
 

@@ -1,6 +1,6 @@
 """Methods that are compared: what each does to the start weights, after a step, and between epochs.
 
-A new method is one entry here, with its label and colour, and its name in config.yaml. This module does not import
+A new method is one entry here, with its label and color, and its name in config.yaml. This module does not import
 torch, because the workflow reads it each time it starts.
 """
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from paper.cli import PaperError
 
-# Okabe and Ito's palette: distinguishable with all common kinds of colour blindness.
+# Okabe and Ito's palette: distinguishable with all common kinds of color blindness.
 BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, RED, PINK = (
     "#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7",
 )  # fmt: skip
@@ -24,7 +24,7 @@ class Method:
 
     Attributes:
         label: its name in figures.
-        colour: colour of its curves.
+        colour: color of its curves.
         marker: marker of its points.
         dash: line style of its curves.
         rescale: apply PathCond to the start weights.
@@ -37,7 +37,7 @@ class Method:
         pooling: ``plain`` (the paper's conv figures) or ``exact``.
         enorm: balance the layers' norms after every step.
         teleport: epochs between two rescalings during training; 0 for never.
-        statistics: ``running`` (the paper's) or ``input``: those of normalisations are measured on a batch.
+        statistics: ``running`` (the paper's) or ``input``: those of normalizations are measured on a batch.
         bound: bound on every abs(log lambda); None for none.
         damping: factor by which the log-scales are multiplied.
         smooth: scales cross GELU and the like.
@@ -90,9 +90,9 @@ METHODS: dict[str, Method] = {
     "optimum": Method("optimum", PINK, "<", rescale=True, solver="optimum"),
     "teleport": Method("exact BatchNorm, every 10 epochs", BLACK, "*", rescale=True, batchnorm="affine", teleport=10),
     "layer_lrs": Method("learning rate per layer", VIOLET, ">", "--", rescale=True, part="rates"),
-    "full": _library("ten sweeps", RED, "o"),
-    "free": _library("ten sweeps, no bound", BLUE, "p", bound=None),
-    "half": _library("half of them (default)", SKY, "h", damping=DAMPING),
+    "full": _library("full (ten sweeps)", RED, "o"),
+    "free": _library("full, no bound", BLUE, "p", bound=None),
+    "half": _library("half (library's default)", SKY, "h", damping=DAMPING),
     "every_epoch": _library("default, every epoch", OLIVE, "*", damping=DAMPING, teleport=1),
     "norms": _library("least norms", GREEN, "D", objective="norms", bound=None, statistics="running"),
     "bounded": Method("PathCond, bounded", PINK, "v", rescale=True, bound=BOUND),

@@ -129,7 +129,7 @@ def _vgg(plan_name: str, width: float, batchnorm: bool) -> nn.Module:
 
 
 def _init_convolutions(module: nn.Module) -> None:
-    """Initialise convolutions as torchvision does: He's initialisation by outputs, and no bias."""
+    """Initialize convolutions as torchvision does: He's initialization by outputs, and no bias."""
     for layer in module.modules():
         if isinstance(layer, nn.Conv2d):
             nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
@@ -138,7 +138,7 @@ def _init_convolutions(module: nn.Module) -> None:
 
 
 def resnet18(width: float = 1.0) -> nn.Module:
-    """ResNet-18 with a 3x3 stem and without max-pool, initialised like torchvision's; `width` multiplies channels."""
+    """ResNet-18 with a 3x3 stem and without max-pool, initialized like torchvision's; `width` multiplies channels."""
     from torchvision.models.resnet import BasicBlock
 
     before = _channels(64, width)
@@ -222,7 +222,7 @@ class GPTBlock(nn.Module):
 
 
 class GPT(nn.Module):
-    """Decoder-only transformer with learned positions and a head of its own; initialised like GPT-2."""
+    """Decoder-only transformer with learned positions and a head of its own; initialized like GPT-2."""
 
     def __init__(self, vocabulary: int, context: int = 128, width: int = 192, layers: int = 6, heads: int = 3) -> None:
         super().__init__()
@@ -278,7 +278,7 @@ def make(
 
     With the seeding ``torch`` its layers are drawn right after ``torch.manual_seed(seed)``, as in the authors' code.
 
-    The initialisation is torch's ``default`` (Kaiming uniform with a = sqrt(5), so variance 1 / (3 fan_in)), or ``he``:
+    The initialization is torch's ``default`` (Kaiming uniform with a = sqrt(5), so variance 1 / (3 fan_in)), or ``he``:
     weights of variance 2 / fan_in, biases as by default.
     """
     _check_choice("initialisation", initialisation, INITIALISATIONS)

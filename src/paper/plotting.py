@@ -1,6 +1,6 @@
 """The look of all figures, and the panels that figures of trained networks share.
 
-Sizes, colours and labels are defined once: those of methods in `paper.methods`, all others here. Runs that miss the
+Sizes, colors and labels are defined once: those of methods in `paper.methods`, all others here. Runs that miss the
 target or diverge are marked, never dropped. `paper.aggregate` describes the tables of trained networks.
 """
 
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 
 # Widths of the paper's columns, in inches.
 COLUMN, PAGE = 3.25, 6.75
-# Colour, marker and label of the paper's networks, where a figure compares them.
+# Color, marker and label of the paper's networks, where a figure compares them.
 NETWORKS = {
     "mlp": (BLUE, "o", "MLP"),
     "cifar_nv": (ORANGE, "s", "CIFAR-NV"),
     "resnet18_c": (GREEN, "^", "ResNet-18-C"),
     "resnet18_c_held": (PINK, "D", "ResNet-18-C, paper's units"),
 }
-# Colours and labels of the steps of the rescaling, where a figure splits its time.
+# Colors and labels of the steps of the rescaling, where a figure splits its time.
 STEPS = {"diag_g": (SKY, "diag(G)"), "graph": (GREEN, "graph"), "solve": (RED, "solve"), "apply": (YELLOW, "apply")}
-# Colours and markers for all other values, used in this order.
+# Colors and markers for all other values, used in this order.
 UNDER = {"markersize": 6.0, "linewidth": 2.2}  # of the baseline, so that it is seen under another method
 SERIES = ((BLUE, "o"), (ORANGE, "s"), (GREEN, "^"), (PINK, "D"), (SKY, "v"), (BLACK, "P"))
 
@@ -150,7 +150,7 @@ def note(figure: Figure, text: str) -> None:
 
 
 def stamp(figure: Figure, text: str) -> None:
-    """Grey lines of similar length under the figure and its note: preset, images, epochs, seeds, hardware."""
+    """Gray lines of similar length under the figure and its note: preset, images, epochs, seeds, hardware."""
     parts = text.split(SEPARATOR)
     widest = round(LINE * figure.get_figwidth())
     fewest = len(_wrapped(parts, widest))
@@ -474,7 +474,7 @@ def legend(
 
 
 def _by_method(table: pd.DataFrame, x: str) -> Iterator[tuple[pd.DataFrame, dict[str, Any]]]:
-    """The rows of the panel `cell` of each method, with its colour and marker."""
+    """The rows of the panel `cell` of each method, with its color and marker."""
     cells = panel(table, "cell")
     for name in methods(table):
         look: dict[str, Any] = {"color": METHODS[name].colour, "marker": METHODS[name].marker}

@@ -2,7 +2,7 @@
 
 python -m paper.report --preset PRESET --output FOLDER
 
-The report is one file that holds each page and each table, so figures have few colours and tables are short
+The report is one file that holds each page and each table, so figures have few colors and tables are short
 (:func:`short`). The full ones are under `figures` and `results`.
 """
 
@@ -127,7 +127,7 @@ def written(table: pd.DataFrame) -> str:
 
 
 def few_colours(figure: Path) -> bytes:
-    """A figure as PNG with few colours, a third of its size."""
+    """A figure as PNG with few colors, a third of its size."""
     from PIL import Image
 
     content = io.BytesIO()

@@ -26,7 +26,7 @@ def generator(seed: int, purpose: str, *names: object) -> torch.Generator:
 
 @contextmanager
 def seeded(seed: int, purpose: str, *names: object) -> Iterator[None]:
-    """Torch's own generator, which initialises layers, seeded within the block; its state is restored afterwards."""
+    """Torch's own generator, which initializes layers, seeded within the block; its state is restored afterwards."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(number(seed, purpose, *names))
         yield

@@ -264,7 +264,7 @@ class Adam(Block):
 
     name: Literal["adam", "adamw"]
     weight_decay: NonNegative = 0.0
-    decay_vectors: Flag = True  # false: biases and gains of normalisations have no weight decay, as usual
+    decay_vectors: Flag = True  # false: biases and gains of normalizations have no weight decay, as usual
 
 
 class Muon(Block):
@@ -355,7 +355,7 @@ class TrainingGrid(TrainingSetup):
             way = "enorm" if METHODS[name].enorm else "teleport" if METHODS[name].teleport else ""
             if way and self.optimiser.name == "muon":
                 why = (
-                    "it leaves what is no matrix to adamw, and the averages of two optimisers cannot follow a rescaling"
+                    "it leaves what is no matrix to adamw, and the averages of two optimizers cannot follow a rescaling"
                 )
                 raise ValueError(f"optimiser.name: expected sgd or adam with {way}, got muon: {why}; drop {name}")
         return self
@@ -424,7 +424,7 @@ def grids_of_blocks(settings: Block) -> Iterator[dict[str, Any]]:
 
 
 def named_by_optimiser(grid: Mapping[str, Any]) -> dict[str, Any]:
-    """A training grid with its optimiser in the network's name, unless that is plain SGD."""
+    """A training grid with its optimizer in the network's name, unless that is plain SGD."""
     name = grid["optimiser"]["name"]
     if name == "sgd":
         name = "momentum" if grid["optimiser"].get("momentum") else ""
@@ -465,7 +465,7 @@ def misfits(model: Mapping[str, Any], dataset: str) -> Iterator[Misfit]:
             expected = f"{data.channels} x s x s, where s is at most {data.side}, the side of the images of {dataset}"
             yield "model.inputs", f"expected {expected}, got {model['inputs']}"
     elif data.channels != 3:
-        yield "model.kind", f"expected mlp or autoencoder for the grey images of {dataset}, got {model['kind']}"
+        yield "model.kind", f"expected mlp or autoencoder for the gray images of {dataset}, got {model['kind']}"
     elif model["image"] > data.side:
         yield "model.image", f"expected at most {data.side}, the side of the images of {dataset}, got {model['image']}"
     if model.get("outputs", data.classes) != data.classes:

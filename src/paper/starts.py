@@ -53,12 +53,12 @@ def log_scales(
 ) -> tuple[Any, dict[str, Tensor], dict[str, str]]:
     """The scale graph of a run's network, and its rescaling: u, objective, mean_update; residual, seconds, result.
 
-    A saved solution is read from the `folder` of the results. A method that measures statistics of normalisations needs
+    A saved solution is read from the `folder` of the results. A method that measures statistics of normalizations needs
     a batch of images on the device of the network.
     """
     how, measured = spec["rescaling"], spec["rescaling"].get("statistics") == "input"
     if measured and batch is None:
-        raise ValueError(f"{runs.key(spec)}: expected a batch to measure the statistics of normalisations on")
+        raise ValueError(f"{runs.key(spec)}: expected a batch to measure the statistics of normalizations on")
     x = batch if measured else models.example_input(spec["model"])
     # Smooth activations let scales pass in the paper's methods; for ReLU the option changes nothing.
     smooth = how.get("smooth", True)
@@ -146,7 +146,7 @@ def rescale(
 ) -> float:
     """Rescale a network in place by a method's settings, unless it diverged; returns the largest abs(log lambda).
 
-    The state of the optimiser is rescaled with it, if there is one.
+    The state of the optimizer is rescaled with it, if there is one.
     """
     if not is_finite(module):
         return 0.0

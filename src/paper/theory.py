@@ -4,7 +4,7 @@ Symbols of the paper and their names here:
 
     n_0 .. n_L     widths             L + 1 widths: input, hidden layers, output
     sigma_k^2      weight_variances   second moment of a weight in layer k = 0 .. L-1, which maps n_k to n_{k+1} units
-    a_k            a                  n_k sigma_k^2; standard initialisations have one `a` for all layers
+    a_k            a                  n_k sigma_k^2; standard initializations have one `a` for all layers
     E[g_i]         ExpectedDiagonal   expected entry of diag(G), the same for all parameters of one kind in one layer
 
 The bias of layer k is added to the n_{k+1} units that the layer feeds. All formulas here are correct but those of
@@ -45,9 +45,9 @@ def expected_general(widths: Sequence[int], weight_variances: Sequence[float], b
 
 
 def expected_standard(widths: Sequence[int], a: float, biases: bool = True) -> ExpectedDiagonal:
-    """The same for a standard initialisation: n_k sigma_k^2 = a in all layers.
+    """The same for a standard initialization: n_k sigma_k^2 = a in all layers.
 
-    He initialisation with the ReLU gain has a = 2; the default of `torch.nn.Linear` has a = 1/3 and biases with the
+    He initialization with the ReLU gain has a = 2; the default of `torch.nn.Linear` has a = 1/3 and biases with the
     same variance.
 
     Example:

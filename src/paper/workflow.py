@@ -6,6 +6,7 @@ Nothing here writes or deletes a file. Jobs look their runs up by the name of th
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import shutil
@@ -15,13 +16,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from paper import config, plan, results, runs
+from paper import cli, config, plan, results, runs
 from paper.cli import PaperError
 from paper.experiments import EXPERIMENTS
 from paper.runs import Spec
 from paper.verdicts import in_words
 
 FORCED = "PATHCOND_FORCED"  # tells the jobs of a cluster what the command line of Snakemake forces
+USUAL_SECONDS = {"train": 12.0, "measure": 12.0}  # of a job of a small preset; those of other rules take three
+TELL_EVERY = 10.0  # seconds
 LONGEST_OVERRIDES = 100_000  # bytes; Linux takes 131,071 in one argument
 
 
@@ -132,7 +135,8 @@ class Workflow:
 
     def note(self, experiment: str) -> str:
         """The line printed below a figure: its preset and the amounts of data, training and seeds."""
-        return note(self.preset, self.config.plain[experiment], self.without(experiment))
+        papers = None if self.preset == config.PAPER else self._papers[0].plain[experiment]
+        return note(self.preset, self.config.plain[experiment], self.without(experiment), papers)
 
     def caption(self, experiment: str) -> str:
         """The caption of a figure."""
@@ -192,20 +196,44 @@ _CODE = {
 _TEMPLATES = {"report": "*.html.j2", "docs": "*.md.j2"}
 
 
-def note(preset: str, settings: Mapping[str, Any], without: str = "") -> str:
+def note(preset: str, settings: Mapping[str, Any], without: str = "", papers: Mapping[str, Any] | None = None) -> str:
     """The line printed below a figure: its preset, the amounts of data, training and seeds, and what is missing.
 
-    Of several training grids, those of one kind of network are described together.
+    Of several training grids, those of one kind of network are described together. Where the settings are not
+    `papers`, those of the paper follow.
     """
-    blocks = [value for value in settings.values() if isinstance(value, Mapping) and "epochs" in value]
+    found = [f"preset: {preset}", *_described(settings)]
+    if papers is not None:
+        papers = {key: value for key, value in papers.items() if settings.get(key) is not None}
+        theirs = _described(papers)
+        if theirs != found[1:]:
+            found += [f"in the paper: {theirs[0]}", *theirs[1:]]
+        if _networks(papers) != _networks(settings):
+            found.append("networks are smaller than in the paper")
+    return "  ·  ".join([part for part in (*found, without) if part])
+
+
+def _blocks(settings: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [value for value in settings.values() if isinstance(value, Mapping) and "epochs" in value]
+
+
+def _networks(settings: Mapping[str, Any]) -> list[Any]:
+    return [block.get(name) for block in (settings, *_blocks(settings)) for name in ("model", "networks", "width")]
+
+
+def _described(settings: Mapping[str, Any]) -> list[str]:
+    """The amounts of an experiment, or of each kind of network that its training grids have."""
+    blocks = _blocks(settings)
     kinds: dict[str, list[Mapping[str, Any]]] = {}
     for block in blocks:
         kinds.setdefault(block.get("model", {}).get("kind", ""), []).append(block)
-    found = [f"preset: {preset}"]
+    same: dict[tuple[str, ...], list[str]] = {}
     for kind, grids in kinds.items() if kinds else [("", [settings])]:
-        first, *more = _amounts(grids) or [""]
-        found += [f"{kind}: {first}" if len(blocks) > 1 else first, *more]
-    return "  ·  ".join([part for part in (*found, without) if part])
+        same.setdefault(tuple(_amounts(grids)), []).append(kind)
+    found = []
+    for (first, *more), names in [(amounts or ("",), names) for amounts, names in same.items()]:
+        found += [f"{', '.join(names)}: {first}" if len(blocks) > 1 else first, *more]
+    return found
 
 
 def _amounts(blocks: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -221,7 +249,8 @@ def _amounts(blocks: Sequence[Mapping[str, Any]]) -> list[str]:
         ("draws", "draws"), ("samples", "inputs"), ("repeats", "repeats"),
     ):  # fmt: skip
         if numbers := values(name):
-            found.append(f"{' or '.join(f'{number:,}' for number in numbers)} {text}")
+            one = text.replace("batches", "batch") if numbers == [1] else text
+            found.append(f"{' or '.join(f'{number:,}' for number in numbers)} {one}")
     if values("epochs") and (targets := values("target")):
         found.append(f"target {' or '.join(f'{100 * target:g}' for target in targets)}% train accuracy")
     seeds = [(block.get("seeding"), block.get("precision"), block["seeds"]) for block in blocks if "seeds" in block]
@@ -233,6 +262,30 @@ def _amounts(blocks: Sequence[Mapping[str, Any]]) -> list[str]:
         differ = any(len(of_block) != count for *_, of_block in seeds)
         found.append(f"{'up to ' * differ}{count} seed{'s' * (count > 1)}")
     return found
+
+
+class TimeLeft(logging.Handler):
+    """After a job, tells about how long the rest takes, from the usual share of each rule in the time.
+
+    Args:
+        jobs: the jobs that will run, each with `jobid` and `rule.name`.
+    """
+
+    def __init__(self, jobs: Iterable[Any]) -> None:
+        super().__init__()
+        self.left = {job.jobid: USUAL_SECONDS.get(job.rule.name, 3.0) for job in jobs if job.rule.name != "all"}
+        self.total, self.began = sum(self.left.values()), time.monotonic()
+        self.told = self.began
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Called with each event of Snakemake."""
+        now = time.monotonic()
+        if self.left.pop(getattr(record, "job_id", None), None) is None or now - self.told < TELL_EVERY or not self.left:
+            return
+        rest = sum(self.left.values())
+        seconds = (now - self.began) * rest / (self.total - rest)
+        cli.say(f"about {max(1, round(seconds / 60))} min left" if seconds > 45 else "less than a minute left")
+        self.told = now
 
 
 def add_sacct(folder: Path) -> None:

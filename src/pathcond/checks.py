@@ -71,7 +71,8 @@ def check_model(model: nn.Module, values: bool = True) -> None:
     if isinstance(model, type):
         raise PathCondError(f"expected a model, got the class {model.__name__}. Create one first.")
     if not isinstance(model, nn.Module):
-        raise PathCondError(f"expected a torch.nn.Module, got {type(model).__name__}. Wrap the function in a module.")
+        way = "The model is the first argument." if isinstance(model, Tensor) else "Wrap the function in a module."
+        raise PathCondError(f"expected a torch.nn.Module, got {type(model).__name__}. {way}")
     if isinstance(model, nn.DataParallel):
         raise PathCondError("expected the model itself, got it in nn.DataParallel. Pass model.module, which it holds.")
     sharded = {kind.__name__ for m in model.modules() for kind in type(m).__mro__} & {

@@ -103,8 +103,8 @@ def compute_diag_g(
             reads as data; token ids and masks keep their values. With ``statistics="input"`` all values matter.
         pooling: ``exact``: a maximum counts as a sum over its window and an average's coefficient is squared.
             ``plain``: pools are left as they are, as in the paper's convolutional figures.
-        statistics: ``running``: BatchNorm enters with its running statistics, and a normalisation without any ends the
-            paths. ``input``: every normalisation enters with the statistics that it has on the example input in
+        statistics: ``running``: BatchNorm enters with its running statistics, and a normalization without any ends the
+            paths. ``input``: every normalization enters with the statistics that it has on the example input in
             training mode, where there are enough values to measure them.
         smooth: whether paths cross GELU and the like as if they were the identity; by default as in ``graph``, and
             False without one.
@@ -305,11 +305,11 @@ def _near_underflow(parameters: Mapping[str, Tensor], p: PathSums, largest: Mapp
     return tiny or gap < _GAP
 
 
-# ---- statistics of normalisations, measured on the example input
+# ---- statistics of normalizations, measured on the example input
 
 
 class _Measure(TorchFunctionMode):
-    """Measures the slope of every normalisation in a forward pass, by module and number of the call within it."""
+    """Measures the slope of every normalization in a forward pass, by module and number of the call within it."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -329,7 +329,7 @@ class _Measure(TorchFunctionMode):
 
 
 def _normalizations(trace: Trace) -> Iterator[tuple[tuple[str, int], Call]]:
-    """The normalisations of a trace, by module and number of the call within it."""
+    """The normalizations of a trace, by module and number of the call within it."""
     calls: dict[str, int] = {}
     for call in trace.calls:
         operation = TABLE.get(call.fn)
@@ -339,15 +339,15 @@ def _normalizations(trace: Trace) -> Iterator[tuple[tuple[str, int], Call]]:
 
 
 def has_normalization(trace: Trace) -> bool:
-    """Whether a trace has a normalisation whose statistics can be measured."""
+    """Whether a trace has a normalization whose statistics can be measured."""
     return any(True for _ in _normalizations(trace))
 
 
 def measure_slopes(model: nn.Module, example_input: Any, trace: Trace) -> dict[tuple[str, int], Tensor]:
-    """Squared slopes ``1 / (var + eps)`` of the normalisations of a trace on the example input, in training mode.
+    """Squared slopes ``1 / (var + eps)`` of the normalizations of a trace on the example input, in training mode.
 
     Returns:
-        Slopes by module and number of the call within it. Normalisations with too few values are left out; there are
+        Slopes by module and number of the call within it. Normalizations with too few values are left out; there are
         no slopes at all if the model does not run in training mode on this input.
     """
     if not has_normalization(trace):

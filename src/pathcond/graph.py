@@ -37,6 +37,7 @@ from pathcond.inputs import (
     tensors_in,
 )
 from pathcond.isolation import on_cpu
+from pathcond.progress import at_step
 from pathcond.rules import TABLE, Operation
 from pathcond.rules.base import FROZEN, ZERO, ParamView, Reason, ScalePropagation, Use
 from pathcond.tracing import Call, Constants, Recorder, Ref, Trace, record, refs, signature
@@ -245,7 +246,7 @@ def extract_graph(
         example_input: a tensor, a tuple or list of positional arguments, or a dict of keyword arguments; or several
             of these, as :class:`pathcond.Inputs`, for calls that the first does not show.
         batchnorm: ``affine``: the scale and shift of a BatchNorm enter the unit (exact in every mode). ``exclude``: the
-            weights before it do, as in the paper (exact only in eval mode at initialisation, and for one rescaling).
+            weights before it do, as in the paper (exact only in eval mode at initialization, and for one rescaling).
         shortcuts: ``tie``: the channels along identity shortcuts share one scale. ``freeze``: they keep their scale.
         smooth: let scales cross GELU, SiLU and the like; the function is then kept only approximately.
         strict: raise, instead of freezing, where an operation without a rule would freeze hidden units.
@@ -298,6 +299,7 @@ def extract_graph(
             traces.append(later)
             _propagate(s, later, Constants(later, model))
         doubts += recorder.doubts()
+    at_step("graph, other sizes of the input")
     sizes = _record_other_sizes(model, s, recorders[0], traces)
     for name in overlapping:
         s.freeze_parameter(name, Reason("param", "", f"parameter '{name}' shares memory with another parameter"))

@@ -21,6 +21,7 @@ from pathcond.apply import Check, scale_parameters_, trial
 from pathcond.checks import PathCondError, RecordError, check_choice, check_flags, check_model
 from pathcond.graph import ScaleGraph, extract_graph
 from pathcond.isolation import on_cpu
+from pathcond.progress import at_step
 from pathcond.rules.base import owner
 
 _EXACT = 1.0e-9  # relative change of the output up to which a function counts as kept
@@ -517,7 +518,9 @@ def verify_mapping(
     check_flags(offset=offset)
     offsets = {name: scales.offset for name, scales in graph.params.items()} if graph is not None and offset else {}
     reports = []
-    for smooth, balance, fault in [found for entry in entries for found in _resolve(modules, *entry)]:
+    resolved = [found for entry in entries for found in _resolve(modules, *entry)]
+    for i, (smooth, balance, fault) in enumerate(resolved):
+        at_step(f"{smooth}, {i + 1} of {len(resolved)}", i / len(resolved))
         scaled, size, why = _scaled_entries(modules, smooth, balance) if not fault else ([], 0, fault)
         if why:
             reports.append(MappingCheck(smooth, balance, 0, None, "cannot be applied", why))

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from pathcond.checks import PathCondError, mismatch
 
-_OPAQUE = (nn.Module, type, ModuleType, FunctionType, MethodType, torch.Generator, torch.dtype, DataLoader)
+_OPAQUE = (nn.Module, type, ModuleType, FunctionType, MethodType, torch.Generator, torch.dtype, DataLoader, Iterator)
 _DEEPEST = 4  # objects within objects that are searched for tensors
 
 

@@ -16,6 +16,8 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor, nn
 
+from pathcond.progress import progress
+
 _BOXES = (list, dict, set, deque)
 _USUAL_BOXES = frozenset({*_BOXES, OrderedDict})
 _SIMPLE = frozenset({int, float, bool, str, type(None), nn.Parameter, torch.dtype, torch.device, torch.Size})
@@ -267,19 +269,20 @@ _R = TypeVar("_R")
 
 
 def on_cpu(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Run a function with the CPU as default device; within :func:`caller_device` it is the caller's."""
+    """Run a public function with the CPU as default device , the caller's in :func:`caller_device`; with progress."""
 
     @wraps(function)
     def run(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         device = torch.get_default_device()
-        if device.type == "cpu":
-            return function(*args, **kwargs)
-        token = _asked.set(device)
-        try:
-            with torch.device("cpu"):
+        with progress(function.__name__):
+            if device.type == "cpu":
                 return function(*args, **kwargs)
-        finally:
-            _asked.reset(token)
+            token = _asked.set(device)
+            try:
+                with torch.device("cpu"):
+                    return function(*args, **kwargs)
+            finally:
+                _asked.reset(token)
 
     return run
 

@@ -13,7 +13,7 @@ from pathcond.checks import PathCondError
 def plot(report: Any, axes: Any = None) -> Any:
     """Draw the scale of every channel by module: one point per channel, 1 is the scale before.
 
-    Orange points are at the bound, grey crosses have no path; frozen channels are counted above their module.
+    Orange points are at the bound, gray crosses have no path; frozen channels are counted above their module.
     """
     try:
         import matplotlib.pyplot as plt

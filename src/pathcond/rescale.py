@@ -31,6 +31,7 @@ from pathcond.diag_g import has_normalization, scaled_diag_g
 from pathcond.graph import ExactFor, Frozen, ScaleGraph, extract_graph
 from pathcond.inputs import as_arguments, tensors_in
 from pathcond.isolation import on_cpu
+from pathcond.progress import at_step
 from pathcond.roles import roles_of
 from pathcond.solvers import Result, Solution, SolverOptions, balance_norms, balance_paths
 
@@ -38,6 +39,7 @@ from pathcond.solvers import Result, Solution, SolverOptions, balance_norms, bal
 DEFAULT_CLAMP = 1.5  # bound on |log lambda| of the sweeps
 DEFAULT_DAMPING = 0.5  # fraction of the log-scales of the sweeps that is applied, for objective="paths"
 _MOVED = 1.0e-3  # a unit moved if its |log lambda| is above this
+_STEPS = 6  # of a call: check, graph, diag_g, solve, apply, check
 _FEW = 0.1  # if a smaller fraction of the hidden units moved, a warning gives the reasons
 
 
@@ -62,10 +64,11 @@ class Rescaling:
         output_change: largest change of the model's output on the example input, relative to its largest entry;
             infinite where finite entries became infinite or NaN, None if the check was turned off.
         exact_for: the calls for which the function was shown to be kept; see :class:`pathcond.ExactFor`.
-        statistics: ``input`` if normalisations entered with statistics measured on the example input, else
+        statistics: ``input`` if normalizations entered with statistics measured on the example input, else
             ``running``; ``unused`` with an objective without diag(G).
         notes: remarks, for example why the function is kept only approximately.
         norms: Euclidean norm of each scaled parameter, before and after.
+        fixed: mask of the units that ``trainable_only`` leaves alone, shape (units,).
         graph: the scale graph, which later calls can reuse.
         solution: the result of the solver.
     """
@@ -86,6 +89,7 @@ class Rescaling:
     statistics: str
     notes: tuple[str, ...]
     norms: Mapping[str, tuple[float, float]] = field(repr=False)
+    fixed: Tensor = field(repr=False)
     graph: ScaleGraph = field(repr=False)
     solution: Solution = field(repr=False)
 
@@ -164,10 +168,13 @@ class Rescaling:
             reasons = [f"{entry.units} frozen at '{entry.where or 'the model'}': {entry.reason}" for entry in frozen]
             shared = Counter(first[h] for h in everyone if first[h] != name)
             reasons += [f"{n} counted at '{other or 'the model'}', which shares them" for other, n in shared.items()]
-            moved, stuck = int(moving[free].sum()), int(dead[free].sum())
+            held = self.fixed[free - 1]
+            moved, kept, stuck = (int(mask.sum()) for mask in (moving[free], held, dead[free] & ~held))
+            if kept:
+                reasons.append(f"{kept} touch a parameter that does not train")
             if stuck:
                 reasons.append(f"{stuck} without a path at these weights")
-            if best := len(free) - moved - stuck:
+            if best := len(free) - moved - kept - stuck:
                 reasons.append(f"{best} at their best scale already")
             span = f"{float(scales.min()):.3g} .. {float(scales.max()):.3g}" if len(scales) else ""
             before, after = self._norms(name)
@@ -247,12 +254,12 @@ def rescale_(
     Args:
         model: any module that can be run on ``example_input``.
         example_input: a tensor, a tuple or list of positional arguments, or a dict of keyword arguments. A real
-            batch is best, because the statistics of normalisations are measured on it. The forward pass on it must
+            batch is best, because the statistics of normalizations are measured on it. The forward pass on it must
             take every branch that the model is used with.
         optimizer: the optimizer whose state is rescaled with the parameters; see :func:`pathcond.apply_scales_`.
         objective: what the scales are chosen for, in ten sweeps over all units. ``paths``: diag(G) as close to a
             constant as possible, as in the paper. ``norms``: a small sum of squared weights; biases have no part in it,
-            but are scaled with their unit, and a gain of a normalisation that enters a unit is a weight.
+            but are scaled with their unit, and a gain of a normalization that enters a unit is a weight.
         clamp: bound on every ``|log lambda|`` of the sweeps, before damping; None for none, as in the paper. Weights
             behind a squared ReLU are divided by ``lambda**2``.
         damping: factor in (0, 1] by which the log-scales of the sweeps are multiplied, so that
@@ -384,6 +391,7 @@ def rescale_with(
         statistics=chosen,
         notes=(*graph.notes, *notes, *more),
         norms={name: norms[name] for name in graph.params},
+        fixed=fixed,
         graph=graph,
         solution=solution,
     )
@@ -395,14 +403,14 @@ def rescale_with(
 def _choose_statistics(
     model: nn.Module, example_input: Any, graph: ScaleGraph
 ) -> tuple[Literal["input", "running"], tuple[str, ...]]:
-    """How normalisations enter diag(G), and a note if their statistics could not be measured."""
+    """How normalizations enter diag(G), and a note if their statistics could not be measured."""
     if not has_normalization(graph.trace_of(model, example_input)):
         return "running", ()
     tensors = [t for t in tensors_in(as_arguments(example_input)) if t.numel() > 1]
     if any(t.ndim and t.shape[0] > 1 and bool((t != t[:1]).any()) for t in tensors):
         return "input", ()
     return "running", (
-        "the statistics of the normalisations were not measured, because the example input is not a batch of different "
+        "the statistics of the normalizations were not measured, because the example input is not a batch of different "
         "examples: pass a real batch",
     )
 
@@ -446,7 +454,7 @@ def _warn_if_few(report: Rescaling) -> None:
                sorted(report.frozen, key=lambda entry: -entry.units)[:3]]  # fmt: skip
     if report.no_path:
         reasons.append(
-            f"{report.no_path} units have no path through them at the present weights (zero-initialised layers)"
+            f"{report.no_path} units have no path through them at the present weights (zero-initialized layers)"
         )
     rest = report.units - report.no_path - report.moved
     if rest:
@@ -468,6 +476,7 @@ class _Clock:
     @contextmanager
     def __call__(self, step: str) -> Iterator[None]:
         start = time.perf_counter()
+        at_step(step, len(self.seconds) / _STEPS)
         yield
         for device in self._devices:
             torch.cuda.synchronize(device)

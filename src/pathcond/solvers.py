@@ -126,7 +126,7 @@ def solve(
         g: diag(G) by parameter name, from :func:`pathcond.compute_diag_g`: the entries themselves in a plain mapping,
             ``g[name] * exp(g.log_scale[name])`` in a :class:`pathcond.DiagG`. Parameters left out do not count
             in p.
-        method: ``sweeps``: the paper's alternating minimisation. ``optimum``: the minimiser of F, by Newton's method.
+        method: ``sweeps``: the paper's alternating minimization. ``optimum``: the minimizer of F, by Newton's method.
         sweeps: number of sweeps over all units, for ``method="sweeps"``.
         clamp: bound on every ``|log lambda| = |u| / 2`` before damping; None for none. Units at the bound are counted
             in :attr:`Solution.clamped`.

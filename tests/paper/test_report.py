@@ -18,7 +18,7 @@ from paper.experiments import EXPERIMENTS
 from paper.workflow import Workflow
 
 ROOT = Path(__file__).parents[2]
-DRAWN = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)  # thousands of colours
+DRAWN = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)  # thousands of colors
 NASTY = "<script>alert(\"&\")</script> | 'x' <i>"
 EPOCHS = 10_000
 CURVES = pd.DataFrame({"panel": ["cell", *["curve"] * EPOCHS], "a": [1 / 3, *[2 / 3] * EPOCHS], "b": NASTY,

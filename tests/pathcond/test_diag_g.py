@@ -98,7 +98,7 @@ def test_pools_by_hand():
             torch.testing.assert_close(g["b.weight"], expected, rtol=1e-12, atol=0)
 
 
-# ---- normalisations with statistics of the example input
+# ---- normalizations with statistics of the example input
 
 NORMS = {
     "batch": (lambda: nn.BatchNorm2d(4), lambda h: 1 / (h.var((0, 2, 3), correction=0) + 1e-5)),
@@ -122,7 +122,7 @@ def normed(name: str) -> tuple[Lambda, Tensor]:
 
 @pytest.mark.parametrize("name", NORMS)
 def test_measured_slopes(name):
-    """A normalisation is the map with slope gain / std, where the variance is that of the example input."""
+    """A normalization is the map with slope gain / std, where the variance is that of the example input."""
     model, x = normed(name)
     state = copy.deepcopy(model.state_dict())
     slope = NORMS[name][1](model.a(x).detach())

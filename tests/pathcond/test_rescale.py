@@ -183,6 +183,8 @@ def test_plot_and_html_show_units_at_the_bound_and_frozen_ones():
 WRONG = {
     "a class": (lambda: (nn.Identity, torch.ones(2, 3)), "got the class Identity. Create one first"),
     "a batch (x, y)": (lambda: (mlp(3, 4, 2), (torch.ones(2, 3), torch.ones(2))), r"of a batch \(x, y\), pass x"),
+    "an iterator": (lambda: (mlp(3, 4, 2), iter(torch.utils.data.DataLoader([torch.ones(3)]))), "holds no tensor"),
+    "a tensor as model": (lambda: (torch.ones(2, 3), mlp(3, 4, 2)), "The model is the first argument"),
     "a loader": (lambda: (mlp(3, 4, 2), torch.utils.data.DataLoader([torch.ones(3)])), r"next\(iter\(loader\)\)\[0\]"),
 }
 
@@ -208,7 +210,7 @@ def _balanced() -> nn.Module:
 
 NOTHING_MOVED = {
     "frozen": (lambda: mlp(3, 8, 6, 2, act=nn.Tanh), r"8 units are frozen at '1'.*`tanh`.*6 units are frozen at '3'"),
-    "zero-initialised": (_zero_head, "14 units have no path.*zero-initialised"),
+    "zero-initialized": (_zero_head, "14 units have no path.*zero-initialized"),
     "at the optimum": (_balanced, "4 units are at their best scale"),
 }
 
@@ -221,7 +223,7 @@ def test_a_warning_says_why_nothing_moved(name):
     with pytest.warns(pathcond.PathCondWarning, match=f"moved 0 of .*{words}"):
         report = pathcond.rescale_(model, x)
     assert report.moved == 0
-    if name == "zero-initialised":
+    if name == "zero-initialized":
         assert report.no_path == 14
         assert "8 without a path at these weights" in report.table()
 
@@ -310,6 +312,7 @@ def test_only_units_of_trained_parameters_move(objective):
     before, y = copy.deepcopy(model.state_dict()), model(x)
     everything = pathcond.rescale_(copy.deepcopy(model), x, objective=objective)
     report = pathcond.rescale_(model, x, objective=objective, trainable_only=True)
+    assert f"{int(report.fixed.sum())} touch a parameter that does not train" in report.table()
     assert (everything.units, everything.moved, report.units, report.moved) == (14, 14, 14, 6)
     assert any("8 units keep their scale" in note for note in report.notes)
     torch.testing.assert_close(model(x), y, rtol=1e-10, atol=1e-10)

@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
+from snakemake.logging import logger
 from snakemake_interface_executor_plugins.settings import DeploymentMethod
 
 CHECKOUT = Path(workflow.current_basedir.get_path_or_uri(secret_free=True)).parents[1]
@@ -13,7 +14,7 @@ sys.path.insert(0, f"{CHECKOUT}/src")
 from paper import config as paper_config
 from paper.cli import PaperError
 from paper.experiments import EXPERIMENTS
-from paper.workflow import Workflow, add_sacct, again, code, has_gpu
+from paper.workflow import TimeLeft, Workflow, add_sacct, again, code, has_gpu
 
 # With --directory, a config.yaml in that folder overrides values of the checkout's.
 CONFIG = (
@@ -114,3 +115,4 @@ onstart:
                 FLOW.refuse(workflow.dag.needrun_jobs())
             except PaperError as error:
                 raise WorkflowError(str(error))
+        logger.addHandler(TimeLeft(workflow.dag.needrun_jobs()))

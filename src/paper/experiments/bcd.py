@@ -1,4 +1,4 @@
-"""Appendix: convergence of the alternating minimisation, by sweep, against the true optimum."""
+"""Appendix: convergence of the alternating minimization, by sweep, against the true optimum."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Settings(Block):
 
 
 def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
-    """One row per pooling, seed and sweep of one network at initialisation, without the units of BatchNorm.
+    """One row per pooling, seed and sweep of one network at initialization, without the units of BatchNorm.
 
     Columns network, pooling, seed, sweep (0 is the start), objective, normalised (F above its last value, as a
     fraction of the whole decrease), to_optimum (the same above the minimum of F), update (mean absolute change of
@@ -104,7 +104,7 @@ def plot(table: pd.DataFrame) -> plotting.Figure:
         place.xaxis.set_major_formatter("{x:g}")
         if last > USED:
             place.axvline(USED, color=plotting.GREY, linewidth=0.8, linestyle=":", zorder=1)
-    axes[0].set(ylabel="fraction of the decrease left", ylim=(-0.02, 1.02), title="Normalised objective")
+    axes[0].set(ylabel="fraction of the decrease left", ylim=(-0.02, 1.02), title="Normalized objective")
     axes[1].set(ylabel=r"mean $|u^{(k)} - u^{(k-1)}|$", yscale="log", title=r"Mean update of $u = 2\,\log\,\lambda$")
     looks = (plotting.NETWORKS[network] for network in networks)
     handles = [plotting.handle(color=colour, marker=marker, label=label) for colour, marker, label in looks]

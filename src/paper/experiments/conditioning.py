@@ -27,7 +27,7 @@ LEAST = 3  # networks of a rank correlation
 
 
 class Small(fields.Block):
-    """Networks without BatchNorm whose paths can be listed: all hidden widths with all initialisations and seeds."""
+    """Networks without BatchNorm whose paths can be listed: all hidden widths with all initializations and seeds."""
 
     inputs: fields.PositiveInt
     outputs: fields.PositiveInt
@@ -65,7 +65,7 @@ def parts(settings: Settings) -> Iterator[Part]:
 
 
 def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
-    """One row per network, initialisation, kernel and seed: the spectrum before and after the rescaling, in float64.
+    """One row per network, initialization, kernel and seed: the spectrum before and after the rescaling, in float64.
 
     Columns network, initialisation, kernel, seed, hidden_layers, compression, parameters, units, max_log_scale; and for
     both states, with the suffix _before or _after: rank (eigenvalues that are not zero), condition (of those), low (the
@@ -154,7 +154,7 @@ def numbers(values: torch.Tensor, state: str) -> dict[str, float]:
 
 
 def _images(settings: Mapping[str, Any], device: torch.device) -> torch.Tensor:
-    """The first training images, normalised, as the network takes them."""
+    """The first training images, normalized, as the network takes them."""
     from paper import data, models
     from paper.training.datasets import factors, per_input
 
@@ -335,8 +335,8 @@ def plot(table: pd.DataFrame) -> plotting.Figure:
 
 def _draw_paths(axes: plotting.Axes, rows: pd.DataFrame) -> None:
     looks = {
-        "default": (plotting.BLUE, "o", "default initialisation"),
-        "he": (plotting.ORANGE, "s", "He initialisation"),
+        "default": (plotting.BLUE, "o", "default initialization"),
+        "he": (plotting.ORANGE, "s", "He initialization"),
     }
     for name, part in rows.groupby("initialisation", sort=False):
         colour, marker, label = looks[str(name)]

@@ -49,15 +49,13 @@ def plot(table: pd.DataFrame) -> plotting.Figure:
     rows = -(-len(names) // 3)
     figure, axes = plotting.panels(rows, 3, plotting.PAGE, 0.5 + 1.75 * rows)
     for place, name in zip(axes, names, strict=False):
-        _bars(place, table[(table["network"] == name) & (table["panel"] == "run")])
+        _means(place, table[(table["network"] == name) & (table["panel"] == "run")])
         special = [text for end, text in ENDS.items() if name.endswith(end)]
         place.set_title(", ".join([_title(table[table["network"] == name]), *special]))
     plotting.letters(axes[: len(names)])
     for place in axes[len(names) :]:
         place.set_axis_off()
-    plotting.note(
-        figure, "learning rate 1e-3; bars: means over seeds with one standard deviation; open: target not reached"
-    )
+    plotting.note(figure, "learning rate 1e-3; means over seeds with one standard deviation; open: target not reached")
     return figure
 
 
@@ -67,7 +65,7 @@ def _title(rows: pd.DataFrame) -> str:
     return f"Autoencoder, c = {rows['compression'].iloc[0]:g}"
 
 
-def _bars(axes: plotting.Axes, rows: pd.DataFrame) -> None:
+def _means(axes: plotting.Axes, rows: pd.DataFrame) -> None:
     """Epochs to the target; where baseline and PathCond miss it, final train accuracy; final loss of autoencoders."""
     both = rows[rows["method"].isin([BASELINE, PATHCOND])]
     value, factor, label = "reached", 1.0, "epochs to target"
@@ -80,13 +78,14 @@ def _bars(axes: plotting.Axes, rows: pd.DataFrame) -> None:
         one, method = of(rows, name), plotting.METHODS[name]
         missed = value == "reached" and one["reached"].isna().any()
         values = factor * (one[value].fillna(one["epochs"]) if value == "reached" else one[value])
-        look = {"color": "white" if missed else method.colour, "edgecolor": method.colour, "linewidth": 0.8}
-        axes.barh(number, values.mean(), 0.7, xerr=values.std() if len(values) > 1 else 0.0, **look)
+        error = values.std() if len(values) > 1 else 0.0
+        if value == "reached":
+            look = {"color": "white" if missed else method.colour, "edgecolor": method.colour, "linewidth": 0.8}
+            axes.barh(number, values.mean(), 0.7, xerr=error, **look)
+        else:  # the axis does not start at zero, so the length of a bar would mislead
+            axes.errorbar(values.mean(), number, xerr=error, color=method.colour, marker=method.marker)
     axes.set_yticks(range(len(names)), [plotting.METHODS[name].label for name in names], fontsize="x-small")
     axes.set(xlabel=label, ylim=(len(names) - 0.4, -0.6))
-    if value != "reached":
-        low = factor * rows[value].min()
-        axes.set_xlim(left=0.9 * low)
     axes.grid(visible=False, axis="y")
 
 

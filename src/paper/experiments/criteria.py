@@ -1,4 +1,4 @@
-"""Appendix C: criteria that other work minimises, on products of numbers, each along an orbit of rescalings.
+"""Appendix C: criteria that other work minimizes, on products of numbers, each along an orbit of rescalings.
 
 Symbols of the paper and their names here:
 
@@ -32,7 +32,7 @@ class Settings(Block):
     seeds: SeedList
 
 
-# Points of each search grid; the next grid lies between the neighbours of the smallest value.
+# Points of each search grid; the next grid lies between the neighbors of the smallest value.
 POINTS, ROUNDS = 41, 6
 
 Criterion = Callable[["torch.Tensor", float], "torch.Tensor"]

@@ -1,4 +1,4 @@
-"""Ours: PathCond with other optimisers than plain SGD, each at its best learning rate."""
+"""Ours: PathCond with other optimizers than plain SGD, each at its best learning rate."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LABELS = {"momentum": "SGD with momentum", "adamw": "AdamW", "muon": "Muon"}
 
 
 class Settings(Block):
-    """A training grid of MLPs for each optimiser, and, if wanted, one of CIFAR-NV."""
+    """A training grid of MLPs for each optimizer, and, if wanted, one of CIFAR-NV."""
 
     mlp_momentum: DepthGrid
     mlp_adamw: DepthGrid
@@ -30,19 +30,19 @@ class Settings(Block):
 
 
 def all_grids(settings: Settings) -> Iterator[dict[str, Any]]:
-    """Every grid; the optimiser is part of a network's name."""
+    """Every grid; the optimizer is part of a network's name."""
     return map(named_by_optimiser, grids_of_blocks(settings))
 
 
 def table(runs: Runs, settings: Mapping[str, Any]) -> pd.DataFrame:
-    """The table of a trained experiment without its curves, with the optimiser of each run."""
+    """The table of a trained experiment without its curves, with the optimizer of each run."""
     found = trained(runs, settings)
     found = found[found["panel"] != "curve"]
     return found.assign(optimiser=found["network"].str.rpartition("_")[2])
 
 
 def plot(table: pd.DataFrame) -> plotting.Figure:
-    """Best test accuracy against the learning rate: a row of panels per network, a column per optimiser."""
+    """Best test accuracy against the learning rate: a row of panels per network, a column per optimizer."""
     cells = table[table["panel"] == "cell"]
     names = cells["network"].str.rpartition("_")[0].drop_duplicates().tolist()
     columns = [name for name in NAMES if name in set(cells["optimiser"])]
@@ -90,10 +90,10 @@ _CLAIMS = (
 
 EXPERIMENT = Experiment(
     name="optimisers",
-    title="Other optimisers",
+    title="Other optimizers",
     where="ours",
     caption=(
-        "Best test accuracy against the learning rate with other optimisers: MLPs, by their hidden layers, after "
+        "Best test accuracy against the learning rate with other optimizers: MLPs, by their hidden layers, after "
         "{mlp_momentum[epochs]} epochs, and CIFAR-NV. PathCond rescales at the start. The third curve, where there is "
         "one, is the rescaling that is exact with BatchNorm, at the start and again every ten epochs. Means over "
         "seeds; bars are one standard deviation."

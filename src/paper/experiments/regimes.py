@@ -1,4 +1,4 @@
-"""Figure 4: how far PathCond rescales networks with uneven widths and small weights, at initialisation."""
+"""Figure 4: how far PathCond rescales networks with uneven widths and small weights, at initialization."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def plot(table: pd.DataFrame) -> plotting.Figure:
     for (variance, rows), (colour, marker) in zip(table.groupby("variance"), cycle(plotting.SERIES), strict=False):
         rows = rows.sort_values("alpha").rename(columns={"median": "middle"})
         plotting.band(axes, rows, "alpha", {"color": colour, "marker": marker}, f"variance {variance:g}")
-    axes.set(xscale="log", yscale="log", title="Rescaling needed at initialisation")
+    axes.set(xscale="log", yscale="log", title="Rescaling needed at initialization")
     axes.set(xlabel=r"Dirichlet $\alpha$ (uneven to even layer widths)", ylabel=r"largest $|\log\,\lambda|$")
     axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
     axes.yaxis.set_minor_locator(ticker.NullLocator())
@@ -259,7 +259,7 @@ EXPERIMENT = Experiment(
     title="When PathCond has something to do",
     where="Figure 4",
     caption=(
-        "Largest |log λ| of PathCond at initialisation, against the Dirichlet concentration alpha of the widths of the "
+        "Largest |log λ| of PathCond at initialization, against the Dirichlet concentration alpha of the widths of the "
         "hidden layers (the larger, the more even), for {variances_count} variances of the weights. Medians over "
         "{seeds_count} networks; bands are the quartiles."
     ),

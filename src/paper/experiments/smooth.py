@@ -22,7 +22,7 @@ GRAPHS: dict[str, Callable[[float], float]] = {
     "silu": lambda x: x / (1 + math.exp(-x)),
     "relu": lambda x: max(x, 0.0),
 }
-LINES = {"default": ("-", "default initialisation"), "he": ("--", "He initialisation")}
+LINES = {"default": ("-", "default initialization"), "he": ("--", "He initialization")}
 KEYS = ("activation", "initialisation", "hidden_layers")
 
 
@@ -42,7 +42,7 @@ class Settings(Block):
 
 
 def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
-    """One row per activation, initialisation, depth and seed: relative output change of MLPs with BatchNorm.
+    """One row per activation, initialization, depth and seed: relative output change of MLPs with BatchNorm.
 
     At one seed and depth all activations share weights and inputs, which are normal. Everything is in float64, with
     BatchNorm left out of the units; in eval mode but for `train_error`.
@@ -255,7 +255,7 @@ EXPERIMENT = Experiment(
     where="appendix O",
     caption=(
         "GELU and SiLU beside ReLU (a), and the relative change of the output that the rescaling makes in MLPs with "
-        "these activations, against depth, for two initialisations (b). Means over {seeds_count} seeds; bands are one "
+        "these activations, against depth, for two initializations (b). Means over {seeds_count} seeds; bands are one "
         "standard deviation."
     ),
     settings=Settings,

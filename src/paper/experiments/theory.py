@@ -3,7 +3,7 @@
 Symbols of the paper and their names here:
 
     n_0 .. n_L       widths       input, hidden layers, output
-    sigma_k^2        variances    of a weight of layer k, and of its biases; a / n_k for a standard initialisation
+    sigma_k^2        variances    of a weight of layer k, and of its biases; a / n_k for a standard initialization
     E[g_i]           formula      expected entry of diag(G), the same for all parameters of one kind in one layer
 """
 
@@ -405,7 +405,7 @@ EXPERIMENT = Experiment(
     title="Expected diagonal of G",
     where="Proposition 5.1 and appendix J",
     caption=(
-        "Expected diag(G) of fully connected networks at initialisation, by layer and by a = n σ². Lines: corrected "
+        "Expected diag(G) of fully connected networks at initialization, by layer and by a = n σ². Lines: corrected "
         "formulas. Markers: means over {draws:,} random networks, with two standard errors. Crosses: the paper's "
         "formula where it differs, each joined to its curve."
     ),

@@ -60,7 +60,7 @@ def parts(settings: fields.Block) -> Iterator[Part]:
 
 
 def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
-    """One row per pooling, repeat and step of one network at initialisation, without the units of BatchNorm.
+    """One row per pooling, repeat and step of one network at initialization, without the units of BatchNorm.
 
     Every repeat starts from the same weights and repeats the whole rescaling, including the graph. Steps are
     interleaved, so that a slower phase of the machine affects all alike.
@@ -301,7 +301,7 @@ EXPERIMENT = Experiment(
     title="Cost of the rescaling",
     where="Figure 6",
     caption=(
-        "Time of the whole rescaling at initialisation as a fraction of one training epoch on CIFAR-10, for "
+        "Time of the whole rescaling at initialization as a fraction of one training epoch on CIFAR-10, for "
         "{networks_count} networks. Means over {repeats} runs after a warm-up; bars are one standard deviation. "
         "Dashed: the fractions that the paper prints, on its own hardware and with its own solver. The MLP has no "
         "pools, so both ways to count them are the same computation, drawn once."

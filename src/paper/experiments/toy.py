@@ -135,7 +135,7 @@ def _reached(loss: np.ndarray, target: float) -> float:
     return float(below[0]) if len(below) else np.nan
 
 
-_Look = tuple[str, str]  # colour and marker of a start
+_Look = tuple[str, str]  # color and marker of a start
 # Line style, width and label of a run.
 RUNS = {
     "raw": ("--", 1.1, "original start"),
@@ -267,7 +267,7 @@ EXPERIMENT = Experiment(
     caption=(
         "Gradient descent on f(x) = u relu(v x + w) from {starts_count} starts, each original and rescaled by "
         "PathCond. Loss (a). Trajectory of Φ = (uv, uw), beside the ideal one of gradient descent on Φ itself; star: "
-        "optimum (b). Trajectory of the parameters; grey: optima (c). Not in the paper: a start from which PathCond is "
+        "optimum (b). Trajectory of the parameters; gray: optima (c). Not in the paper: a start from which PathCond is "
         "slower (d)."
     ),
     settings=Settings,

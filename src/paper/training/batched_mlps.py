@@ -1,7 +1,7 @@
 """Train many MLPs of one shape together: parameters are stacked along a first axis of runs.
 
 For plain SGD, forward and backward pass are written out as batched GEMMs. The update of a weight is fused into the GEMM
-of its gradient, so each weight is written once per step. Other optimisers take gradients by autograd.
+of its gradient, so each weight is written once per step. Other optimizers take gradients by autograd.
 """
 
 from collections.abc import Mapping, Sequence
@@ -191,7 +191,7 @@ class BatchedMLPs:
 
 
 class BatchedTrainer(Trainer):
-    """Trains runs that share architecture, data, batch size, task, optimiser and schedule.
+    """Trains runs that share architecture, data, batch size, task, optimizer and schedule.
 
     Runs with ENorm are contiguous, and have plain SGD.
     """

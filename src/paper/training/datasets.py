@@ -1,4 +1,4 @@
-"""Data splits of a run on its device: images (uint8, normalised and augmented in use), or windows of a text."""
+"""Data splits of a run on its device: images (uint8, normalized and augmented in use), or windows of a text."""
 
 import math
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from paper import data, models
 from paper.cli import PaperError
 from paper.settings import odd_batch
 
-# Mean and standard deviation of each channel, by which the images of a data set are normalised.
+# Mean and standard deviation of each channel, by which the images of a data set are normalized.
 MOMENTS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
     "mnist": ((0.1307,), (0.3081,)),

@@ -1,4 +1,4 @@
-"""Train one network, any nn.Module with any optimiser, by autograd.
+"""Train one network, any nn.Module with any optimizer, by autograd.
 
 Augmentation, schedule and clipping work on the device, so on a GPU a step is part of a CUDA graph. The paper's networks
 are compiled there, and CIFAR-NV has bfloat16; others are not compiled, since many of them train for a short time.
@@ -28,7 +28,7 @@ from paper.training.optimisers import optimisers, rates, set_rate
 from paper.training.torch_layers import compiled
 from paper.training.trainer import Run, Trainer
 
-RESCALE_BATCH = 128  # images on which statistics of normalisations are measured
+RESCALE_BATCH = 128  # images on which statistics of normalizations are measured
 PRECISIONS = {
     "float32": "float32",
     "tf32": "float32 with TF32 products",
@@ -158,7 +158,7 @@ class ModuleTrainer(Trainer):
         return ENorm(self.module, x, self._single(), last_layer=False, graph=graph).step
 
     def _rescale(self) -> None:
-        """Rescale the weights by the settings of the method, and the optimiser state with them."""
+        """Rescale the weights by the settings of the method, and the optimizer state with them."""
         how, statistics = self.spec["rescaling"], self.spec["rescaling"].get("statistics", "running")
         with tf32(False):
             if statistics == "input":
@@ -172,9 +172,9 @@ class ModuleTrainer(Trainer):
             pathcond.apply_scales_(self.module, graph, solution.u, optimizer=optimizer)
 
     def _single(self) -> Optimizer:
-        """The optimiser whose state is rescaled with the weights."""
+        """The optimizer whose state is rescaled with the weights."""
         if len(self.optimisers) > 1:
-            reason = "muon leaves vectors to adamw, and the state of two optimisers cannot be rescaled"
+            reason = "muon leaves vectors to adamw, and the state of two optimizers cannot be rescaled"
             raise PaperError(f"optimiser: {reason}. Use sgd, adam or adamw with enorm and teleport.")
         return self.optimisers[0]
 

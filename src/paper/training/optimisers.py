@@ -1,4 +1,4 @@
-"""Optimisers and learning-rate schedules: torch.optim for one module, the same formulas for stacked networks.
+"""Optimizers and learning-rate schedules: torch.optim for one module, the same formulas for stacked networks.
 
 A run without `schedule` has a constant learning rate. On a GPU a schedule is a table on the device, where a CUDA graph
 reads the learning rate of its step.
@@ -112,7 +112,7 @@ def optimisers(
     factors: Mapping[str, float] | None = None,
     scheduled: bool = False,
 ) -> list[Optimizer]:
-    """The optimiser of a configuration; Muon takes matrices and kernels and leaves the rest to AdamW.
+    """The optimizer of a configuration; Muon takes matrices and kernels and leaves the rest to AdamW.
 
     `factors` of the learning rate are by parameter, 1 where left out. With `scheduled` the learning rate is a tensor on
     the device of the parameters, which :func:`set_rate` writes, for CUDA graphs.
@@ -167,7 +167,7 @@ def set_rate(found: Sequence[Optimizer], rate: float | Tensor) -> None:
 
 
 class StackedOptimiser:
-    """The optimiser of parameters stacked along a first axis of runs, by torch.optim's formulas.
+    """The optimizer of parameters stacked along a first axis of runs, by torch.optim's formulas.
 
     All state is on the device and changes in place. `vectors` says which parameters are biases or gains in the single
     networks. The `table` has the learning rate of each step and run, (steps, runs); `factors` are (runs,) for each
@@ -202,7 +202,7 @@ class StackedOptimiser:
         return [tensor for of_parameter in self.moments for tensor in of_parameter]
 
     def write_to(self, run: int, optimiser: Optimizer, parameters: Sequence[Tensor]) -> None:
-        """Copy the averages of one run to the torch.optim optimiser of its parameters."""
+        """Copy the averages of one run to the torch.optim optimizer of its parameters."""
         for p, vector, tensors in zip(parameters, self.vectors, self.moments, strict=True):
             for name, tensor in zip(self._moments(vector), tensors, strict=True):
                 optimiser.state[p][name] = tensor[run].to(p.device, copy=True).view_as(p)

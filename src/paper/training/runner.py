@@ -228,7 +228,7 @@ def can_batch(spec: Mapping[str, Any]) -> bool:
     norm_and_bias = model.get("batchnorm", True) and model.get("bias")  # batched MLPs have no biases before BatchNorm
     if model["kind"] not in FULLY_CONNECTED or norm_and_bias:
         return False
-    # ENorm of optimiser state, and settings of single modules, are supported only for runs that train alone.
+    # ENorm of optimizer state, and settings of single modules, are supported only for runs that train alone.
     moved = how.get("enorm") and not is_plain(spec)
     alone = any(name in spec for name in ("augmentation", "precision", "clip", "train_metrics"))
     return not moved and not alone

@@ -162,7 +162,7 @@ def _per_output(scale: Tensor, weight: Tensor) -> Tensor:
 
 
 def gather(images: Tensor, index: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-    """Normalised images by index: (R, B) indices give (R, B, n)."""
+    """Normalized images by index: (R, B) indices give (R, B, n)."""
     x = images.index_select(0, index.reshape(-1)).to(scale.dtype)
     return x.mul_(scale).add_(shift).view(*index.shape, -1)
 
@@ -170,13 +170,13 @@ def gather(images: Tensor, index: Tensor, scale: Tensor, shift: Tensor) -> Tenso
 def gather_next(
     images: Tensor, labels: Tensor | None, order: Tensor, positions: Tensor, scale: Tensor, shift: Tensor
 ) -> tuple[Tensor, Tensor | None]:
-    """Normalised images, and labels, at some positions of each run's order (R, N)."""
+    """Normalized images, and labels, at some positions of each run's order (R, N)."""
     index = order.index_select(1, positions)
     return gather(images, index, scale, shift), None if labels is None else labels[index]
 
 
 def normalise(images: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-    """All images of a uint8 table, normalised."""
+    """All images of a uint8 table, normalized."""
     return images.to(scale.dtype) * scale + shift
 
 

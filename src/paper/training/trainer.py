@@ -163,7 +163,7 @@ class Trainer(ABC):
             with torch.no_grad():
                 for tensor, value in before:
                     tensor.copy_(value)
-                for fresh in self._state_tensors():  # optimiser state that the warm-up created is reset to zero
+                for fresh in self._state_tensors():  # optimizer state that the warm-up created is reset to zero
                     if id(fresh) not in known:
                         fresh.zero_()
             self._graphs[name] = graph, result

@@ -94,7 +94,7 @@ def _bounded_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
 
 
 def _reciprocal_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
-    s.freeze_through(call, f"enters `{call.name}`, as in a normalisation")
+    s.freeze_through(call, f"enters `{call.name}`, as in a normalization")
 
 
 def barrier_paths(p: PathSums, call: Call, a: Arguments) -> None:
@@ -115,7 +115,7 @@ _ACTIVATIONS = ("relu", "leaky_relu", "rrelu", "prelu", "abs", "absolute", "clam
 def _behind_activation(constants: Constants | None, value: int) -> bool:
     """Whether a value is a piecewise linear activation, up to operations on it alone.
 
-    Powers of other values belong to normalisations and smooth activations written by hand, which freeze them anyway.
+    Powers of other values belong to normalizations and smooth activations written by hand, which freeze them anyway.
     """
     while constants is not None and (call := constants.maker(value)) is not None:
         if call.name.strip("_") in _ACTIVATIONS:
@@ -144,8 +144,9 @@ def _power_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
     if degree:
         s.set_result(call, s.power(s.groups(a["input"]), degree))
     elif isinstance(power, (int, float)) and isinstance(a["input"], Ref):
-        why = "of a value that is no activation, as in an RMSNorm or a GELU written by hand" if power == 2 else ""
-        s.freeze_through(call, f"crosses `{call.name}` with power {power:g} {why}".rstrip())
+        as_in = {2: " of a value that is no activation, as in an RMSNorm or a GELU written by hand",
+                 3: ", as in a GELU written by hand"}  # fmt: skip
+        s.freeze_through(call, f"crosses `{call.name}` with power {power:g}{as_in.get(power, '')}")
     else:
         s.freeze_through(call)
 
@@ -356,7 +357,7 @@ def _mul_paths(p: PathSums, call: Call, a: Arguments, divide: bool = False) -> N
     other = next((x for x in both if not p.on_path(x)), None)
     normalized = len(data) == 2 and (divide or not p.normalizers.isdisjoint(x.id for x in data))
     if normalized or (divide and not p.on_path(both[0])):
-        p.barrier(call)  # x / |x|, or x * rsqrt(mean(x**2)): a normalisation written by hand
+        p.barrier(call)  # x / |x|, or x * rsqrt(mean(x**2)): a normalization written by hand
     elif (len(data) == 2 and len(gated) == 1) or (other is not None and p.constant(other) is None):
         p.sum(call, gated, lambda x: x.expand(shape))  # the factor is a gate, or a mask made from token ids
     elif divide:

@@ -1,4 +1,4 @@
-"""Normalisations freeze the scale of the value they read; their gain and bias are parameters that enter new units."""
+"""Normalizations freeze the scale of the value they read; their gain and bias are parameters that enter new units."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from pathcond.tracing import Call
 
 
 def _normalized(s: ScalePropagation, call: Call, a: Arguments, shape: tuple[int, ...], tail: int) -> None:
-    """The value is normalised, so its own scale must stay; gain and bias start new groups."""
+    """The value is normalized, so its own scale must stay; gain and bias start new groups."""
     groups = s.groups(a["input"])
-    s.freeze(groups, Reason("norm", call.where, f"is normalised by `{call.name}`"))
+    s.freeze(groups, Reason("norm", call.where, f"is normalized by `{call.name}`"))
     view = s.parameter(a.get("weight"))
     made = s.new_groups(math.prod(shape), owner(view.name) if view else call.where, groups).reshape(shape)
     if view is None:
@@ -39,7 +39,7 @@ def _batch_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
         _channel_scales(s, call, a)
         return
     s.approximate.add(
-        "batchnorm='exclude' keeps the function only in eval mode at initialisation; it is meant to be applied once"
+        "batchnorm='exclude' keeps the function only in eval mode at initialization; it is meant to be applied once"
     )
     s.leave_parameter(a.get("weight"))
     s.leave_parameter(a.get("bias"))
@@ -53,7 +53,7 @@ def _layer_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
 def _norm_paths(p: PathSums, call: Call, a: Arguments, layer: bool = False) -> None:
     """Y = weight (x - mean) / sqrt(var + eps) + bias, with every term squared; paths also start at a fixed mean.
 
-    The statistics are those measured on data, else running ones. Without any, paths end in front of the normalisation
+    The statistics are those measured on data, else running ones. Without any, paths end in front of the normalization
     and new ones start behind it, at its gain and bias.
     """
     source, weight, bias = a["input"].id, a.get("weight"), a.get("bias")

@@ -7,8 +7,8 @@ is the same sum over the paths that start from it. The product of both at a para
 neither overflow nor vanish.
 
 Conventions: piecewise linear activations are dropped; a path of their square is a pair of paths; a maximum counts all
-its inputs; an average's coefficient is squared; a normalisation is the affine map that its statistics make it. Softmax,
-smooth activations, normalisations without statistics and operations without a rule are *barriers*: paths end in front
+its inputs; an average's coefficient is squared; a normalization is the affine map that its statistics make it. Softmax,
+smooth activations, normalizations without statistics and operations without a rule are *barriers*: paths end in front
 of them and new ones start behind them, so that G falls into blocks. See :class:`PathSums`.
 """
 
@@ -73,11 +73,11 @@ class PathSums:
         pooling: ``exact``, ``plain`` or ``all``; see :func:`pathcond.compute_diag_g`.
         smooth: whether paths cross smooth activations as if they were the identity.
         ones: every parameter counts as 1, and so does each path.
-        statistics: squared slope ``1 / (var + eps)`` of normalisations measured on data, by the value they make.
+        statistics: squared slope ``1 / (var + eps)`` of normalizations measured on data, by the value they make.
         largest: largest absolute entry of parameters and buffers, by name.
         sums: path sum of each value that a path leads to.
         gates: values without a path of their own, such as attention weights and masks; as a factor they count as 1.
-        normalizers: reciprocals of data; a value multiplied by one is normalised, which ends its paths.
+        normalizers: reciprocals of data; a value multiplied by one is normalized, which ends its paths.
         trainable: values with a parameter before them, the only ones whose gradient is needed.
         zero: values that are zeros by construction, such as the first state of a recurrent network.
         integer: values made from inputs of integers alone; ``weights``: values made from parameters alone.

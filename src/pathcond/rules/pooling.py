@@ -76,7 +76,7 @@ def _reduce_paths(p: PathSums, call: Call, a: Arguments, kind: str) -> None:
 
 
 def _scatter_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
-    """Entries along an axis are added, averaged or maximised at positions that the indices give."""
+    """Entries along an axis are added, averaged or maximized at positions that the indices give."""
     dim, source = a["dim"], a.get("src", a.get("source"))
     if not isinstance(source, Ref) or not isinstance(dim, int) or a.get("reduce") == "prod":
         s.freeze_through(call)

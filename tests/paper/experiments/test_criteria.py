@@ -1,4 +1,4 @@
-"""Criteria: values against autograd, minimisers against closed forms and against the library."""
+"""Criteria: values against autograd, minimizers against closed forms and against the library."""
 
 import math
 

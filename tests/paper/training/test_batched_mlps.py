@@ -32,7 +32,7 @@ MODELS = {
 
 
 class Pair:
-    """A stack, and its runs as modules with an optimiser each."""
+    """A stack, and its runs as modules with an optimizer each."""
 
     def __init__(self, modules, rates, task):
         self.modules = [module.double() for module in modules]

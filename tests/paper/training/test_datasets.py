@@ -1,4 +1,4 @@
-"""The images of a run: their number, none of them twice, normalised by the statistics of the data set."""
+"""The images of a run: their number, none of them twice, normalized by the statistics of the data set."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Optimisers of runs that train alone: the same steps as torch's, and a run that resumes exactly after a stop."""
+"""Optimizers of runs that train alone: the same steps as torch's, and a run that resumes exactly after a stop."""
 
 import copy
 
@@ -41,7 +41,7 @@ SETTINGS = {
 
 
 def torchs(name, module, lr):
-    """The same optimisers, built by hand from torch.optim."""
+    """The same optimizers, built by hand from torch.optim."""
     parameters = list(module.parameters())
     matrices = [p for p in parameters if p.ndim == 2]
     return {
