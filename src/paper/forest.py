@@ -102,8 +102,9 @@ def draw(claims: Sequence[Mapping[str, Any]]) -> plotting.Figure:
             ends = [value if end is None else end for end in (low, high)]
             colour = _colour(unit, -math.inf if low is None else low, math.inf if high is None else high)
             place.plot(ends, [at, at], color=colour, linewidth=1.2)
-            open_ = {"marker": "<" if low is None else ">", "markerfacecolor": "white"}
-            place.plot(value, at, color=colour, markersize=3.5, **(open_ if None in (low, high) else {"marker": "o"}))
+            marker = "<" if low is None else ">" if high is None else "o"
+            face = colour if marker == "o" else "white"
+            place.plot(value, at, color=colour, marker=marker, markerfacecolor=face, markersize=3.5)
             ticks.append((at, row.label))
             at += 1.0
         place.axvline(NONE[unit], color=plotting.GREY, linewidth=0.8, linestyle="--", zorder=1)

@@ -144,7 +144,7 @@ def _power_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
     if degree:
         s.set_result(call, s.power(s.groups(a["input"]), degree))
     elif isinstance(power, (int, float)) and isinstance(a["input"], Ref):
-        as_in = {2: " of a value that is no activation, as in an RMSNorm or a GELU written by hand",
+        as_in: dict[float, str] = {2: " of a value that is no activation, as in an RMSNorm or a GELU written by hand",
                  3: ", as in a GELU written by hand"}  # fmt: skip
         s.freeze_through(call, f"crosses `{call.name}` with power {power:g}{as_in.get(power, '')}")
     else:
