@@ -202,15 +202,6 @@ _CLAIMS = (
         unit="points",
         cases="depth",
     ),
-    Claim.ours(
-        "controls_silu",
-        "At lr 1e-3, MLPs with SiLU in place of ReLU need fewer epochs with PathCond too",
-        _EPOCHS.format("baseline over PathCond"),
-        _ratios(BASELINE, PATHCOND, SILU),
-        at_least(1.05),
-        unit="times",
-        cases="depth",
-    ),
 )
 
 

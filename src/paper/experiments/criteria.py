@@ -263,15 +263,6 @@ _CLAIMS = (
         at_most(TOLERANCE),
         unit="in log lambda",
     ),
-    Claim.ours(
-        "criteria_pathcond",
-        "For f = u v x, PathCond's objective is smallest at this rescaling too",
-        _FARTHEST,
-        _farthest(("pathcond",), chains=False),
-        at_most(TOLERANCE),
-        paper="not said, but implied",
-        unit="in log lambda",
-    ),
     Claim(
         "criteria_any_norm",
         "Parameters and gradient have their smallest norm at the same rescaling only for norms that treat all entries "

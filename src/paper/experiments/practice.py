@@ -178,7 +178,7 @@ def plot(table: pd.DataFrame) -> plotting.Figure:
 
 
 def estimates(
-    method: str, networks: Sequence[str] | None = None
+    method: str, networks: Sequence[str] | None = None, epochs: Sequence[int] | None = None
 ) -> Callable[[pd.DataFrame], dict[str, Estimate | None]]:
     """Gains of a method by network; a later budget than the first is named."""
 
@@ -188,7 +188,7 @@ def estimates(
         return {
             f"{row.network}" + (f" {row.epochs:g} epochs" if row.epochs != first else ""): gain(row)
             for row in rows.itertuples()
-            if networks is None or row.network in networks
+            if (networks is None or row.network in networks) and (epochs is None or row.epochs in epochs)
         }
 
     return found
@@ -200,14 +200,14 @@ _CLAIMS = (
         "practice_plain",
         "Deep plain networks with BatchNorm gain test accuracy with the library's default in two epochs",
         _GAIN,
-        estimates(DEFAULT, PLAIN),
+        estimates(DEFAULT, PLAIN, [2]),
         at_least(0.0),
         unit="points",
         cases="network",
     ),
     Claim.ours(
         "practice_depthwise",
-        "Networks of depthwise convolutions gain test accuracy with the library's default in two epochs",
+        "Networks of depthwise convolutions gain test accuracy with the library's default in two and in eight epochs",
         _GAIN,
         estimates(DEFAULT, DEPTHWISE),
         at_least(0.0),
@@ -228,15 +228,6 @@ _CLAIMS = (
         "The library's default makes no network worse",
         _GAIN,
         estimates(DEFAULT),
-        at_least(0.0),
-        unit="points",
-        cases="network",
-    ),
-    Claim.ours(
-        "practice_full",
-        "All of ten sweeps, within the bound, make no network worse",
-        _GAIN,
-        estimates("full"),
         at_least(0.0),
         unit="points",
         cases="network",

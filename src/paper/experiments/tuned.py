@@ -301,16 +301,6 @@ _CLAIMS = (
         cases="depth",
     ),
     Claim.ours(
-        "tuned_accuracy",
-        "With each method at its own best learning rate, the best test accuracy of MLPs is not lower with PathCond",
-        "best test accuracy, PathCond minus baseline, each at the rate where its mean is highest",
-        _over("hidden_layers", ACCURACY),
-        at_least(-0.5),
-        paper="not studied",
-        unit="points",
-        cases="depth",
-    ),
-    Claim.ours(
         "tuned_cifar_nv",
         "With each method at its own best learning rate, CIFAR-NV still gains test accuracy with PathCond",
         "best test accuracy, PathCond minus baseline, each at the rate where its mean over the seeds that all rates "
