@@ -1,4 +1,4 @@
-"""The configuration and the specs of runs, checked: every mistake is reported before anything runs.
+"""The configuration, checked: every mistake is reported before anything runs.
 
 `config.yaml` is the paper's protocol; `config/PRESET.yaml` overrides it with smaller values. An experiment's block may
 name a `setup`, whose settings it shares with others. The models of the blocks are in `paper.experiments`.
@@ -10,16 +10,15 @@ import copy
 import difflib
 import json
 import sys
-import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError
 
 from paper import runs
 from paper import settings as fields
@@ -109,78 +108,6 @@ class Config:
     def plain(self) -> dict[str, dict[str, Any]]:
         """Settings of each experiment as plain dictionaries."""
         return {name: fields.plain(settings) for name, settings in self.settings.items()}
-
-
-class Unscaled(fields.Block):
-    """The rescaling of a method that leaves the start weights as they are."""
-
-    rescale: Literal[False] = False
-    enorm: fields.Flag
-
-
-class Rescaled(fields.Block):
-    """The rescaling of a method that applies PathCond to the start weights."""
-
-    rescale: Literal[True]
-    part: Literal["both", "rows", "columns", "rates"]
-    batchnorm: Literal["exclude", "affine"]
-    solver: Literal["sweeps", "optimum"]
-    sweeps: fields.PositiveInt
-    pooling: fields.Pooling
-    teleport: fields.NonNegativeInt = 0
-    clamp: fields.Positive | None = None
-    enorm: fields.Flag = False
-    statistics: Literal["running", "input"] = "running"
-    bound: fields.Positive | None = None
-    damping: fields.Fraction = 1.0
-    smooth: fields.Flag = True
-    objective: Literal["paths", "norms"] = "paths"
-
-
-class TrainingSpec(fields.TrainingSetup):
-    """The spec of a training run."""
-
-    stage: Literal["train"]
-    preset: fields.Name
-    version: int
-    task: Literal["classify", "reconstruct", "predict_next"]
-    network: fields.Name
-    method: fields.Name
-    rescaling: Rescaled | Unscaled
-    lr: fields.LearningRate
-    seed: fields.NonNegativeInt
-
-    @model_validator(mode="after")
-    def _goes_together(self) -> TrainingSpec:
-        if self.task != (expected := runs.task(fields.plain(self.model))):
-            raise ValueError(f"task: expected {expected} for a network of kind {self.model.kind}, got {self.task}")
-        how = self.rescaling
-        teleport = isinstance(how, Rescaled) and how.teleport
-        if isinstance(how, Rescaled) and teleport:
-            if how.part != "both":
-                raise ValueError(f"rescaling.part: expected both with teleport, got {how.part}")
-            if how.objective != "paths":
-                raise ValueError(f"rescaling.objective: expected paths with teleport, got {how.objective}")
-        if self.optimiser.name == "muon" and (how.enorm or teleport):
-            way = "enorm" if how.enorm else "teleport"
-            raise ValueError(f"optimiser.name: expected sgd or adam with {way}, got muon")
-        return self
-
-
-_MEASURED = tuple(name for name, entry in EXPERIMENTS.items() if not entry.trained)
-Measured = Literal[_MEASURED] if _MEASURED else fields.Name  # type: ignore[valid-type]
-
-
-class MeasurementSpec(fields.Block):
-    """The spec of one part of a measurement."""
-
-    stage: Literal["measure"]
-    preset: fields.Name
-    experiment: Measured  # type: ignore[valid-type]
-    version: int
-    part: str = Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$")
-    settings: dict[str, Any]
-    rows: dict[fields.Name, list[Any]] | None = None
 
 
 # Reading
@@ -292,7 +219,7 @@ def read_queue(folder: Path, chosen: Config, names: Sequence[str] = ()) -> Itera
         try:
             yield from map(fields.named_by_optimiser, fields.grids(kind.model_validate(kept)))
         except ValidationError as error:
-            raise PaperError("\n".join(explain(error, kind, f"{path}: {name}"))) from error
+            raise PaperError("\n".join(explain(error, kept, f"{path}: {name}"))) from error
 
 
 def check(content: Mapping[str, Json]) -> Config:
@@ -302,7 +229,7 @@ def check(content: Mapping[str, Json]) -> Config:
     try:
         top = Top.model_validate(content)
     except ValidationError as error:
-        mistakes += explain(error, Top)
+        mistakes += explain(error, content)
     given = content.get("experiments")
     blocks: Mapping[str, Json] = given if isinstance(given, Mapping) else {}
     for name in blocks:
@@ -313,11 +240,12 @@ def check(content: Mapping[str, Json]) -> Config:
     for name, experiment in EXPERIMENTS.items():
         if not isinstance(blocks.get(name), Mapping):
             continue
+        block: Json = None
         try:
             block = _resolved(blocks[name], f"experiments.{name}", content, experiment.settings)
             settings[name] = experiment.settings.model_validate(block)
         except ValidationError as error:
-            mistakes += explain(error, experiment.settings, f"experiments.{name}")
+            mistakes += explain(error, block, f"experiments.{name}")
         except PaperError as error:
             mistakes.append(str(error))
     if top is not None and not mistakes:
@@ -369,44 +297,20 @@ def _unused(config: Config) -> Iterator[str]:
             yield f"missing.{number}: expected fields of a run that an experiment asks for, got {entry}; remove it."
 
 
-def check_specs(specs: Iterable[Mapping[str, Json]]) -> None:
-    """Check specs from a command line; a PaperError lists every mistake of the first that is wrong."""
-    for spec in specs:
-        _check_spec(spec)
-
-
-def _check_spec(spec: Mapping[str, Json]) -> None:
-    trained = spec["stage"] == "train"
-    model: type[BaseModel] = TrainingSpec if trained else MeasurementSpec
-    try:
-        model.model_validate(spec)
-        if not trained and EXPERIMENTS[spec["experiment"]].parts is None:  # one part, with all settings
-            model = EXPERIMENTS[spec["experiment"]].settings
-            model.model_validate(spec["settings"])
-    except ValidationError as error:
-        text = " ".join(explain(error, model))
-        raise PaperError(f"{runs.key(spec):.120}: {text} `make specs` writes complete specs.") from error
-    if not trained and spec["version"] != (version := EXPERIMENTS[spec["experiment"]].version):
-        raise PaperError(
-            f"{runs.key(spec):.120}: expected version {version} of this code, got {spec['version']}. "
-            "Write the specs again (`make specs`)."
-        )
-
-
 # Messages
 
 
-def explain(error: ValidationError, model: type[BaseModel], where: str = "") -> list[str]:
-    """Every mistake that pydantic found, as "dotted.path: expected this, got that; hint"."""
+def explain(error: ValidationError, content: Json, where: str = "") -> list[str]:
+    """Every mistake that pydantic found in the content, as "dotted.path: expected this, got that; hint"."""
     found = []
     missing: dict[str, list[str]] = {}
     for entry in error.errors():
-        path = [str(part) for part in entry["loc"]]
-        known, path = _walk(model, path)
+        path = _place(content, entry["loc"])
         if entry["type"] == "missing":
-            missing.setdefault(_dotted(where, path[:-1]), []).append(path[-1])
+            missing.setdefault(_dotted(where, path), []).append(str(entry["loc"][-1]))
         elif entry["type"] == "extra_forbidden":
-            found.append(f"{_dotted(where, path[:-1])}: unknown key {path[-1]!r}{_hint(path[-1], known)}")
+            near = _near(path[-1], _known(), "; config/schema.json lists the keys.")
+            found.append(f"{_dotted(where, path[:-1])}: unknown key {path[-1]!r}{near}")
         else:
             found.append(f"{_dotted(where, path)}: {_reason(entry)}")
     for place, names in missing.items():
@@ -459,42 +363,24 @@ def _hint(got: str, known: list[str]) -> str:
     return _near(got, known, f"; expected one of {', '.join(sorted(known))}.")
 
 
-def _walk(model: Any, path: list[str]) -> tuple[list[str], list[str]]:
-    """Keys that the block of an error may have, and the path without the names of alternatives of a union."""
-    known: list[str] = []
-    kept: list[str] = []
-    for part in path:
-        options = _options(model)
-        entries = getattr(model, "model_fields", None)
-        if entries is None and (chosen := [option for option in options if _is_called(option, part)]):
-            model = chosen[0]
+def _place(content: Json, path: Sequence[str | int]) -> list[str]:
+    """The place of a mistake in the content: pydantic's path without the names of alternatives that it adds."""
+    kept = []
+    for name in path:
+        try:
+            content = content[name]
+        except (KeyError, IndexError, TypeError):
             continue
-        kept.append(part)
-        if entries is not None:
-            known = list(entries)
-            model = entries[part].annotation if part in entries else None
-        else:
-            arguments = [argument for option in options for argument in typing.get_args(option)]
-            model = arguments[-1] if arguments else None
-    return known, kept
+        kept.append(str(name))
+    return kept
 
 
-def _options(model: Any) -> list[Any]:
-    """The alternatives of a union, through `Annotated`."""
-    origin = typing.get_origin(model)
-    if origin is typing.Annotated:
-        return _options(typing.get_args(model)[0])
-    if origin in (typing.Union, types.UnionType):
-        return [option for argument in typing.get_args(model) for option in _options(argument)]
-    return [model]
-
-
-def _is_called(option: Any, name: str) -> bool:
-    """Whether pydantic names an alternative like this: by its class, or by the value of its first field."""
-    if not isinstance(option, type) or not issubclass(option, BaseModel):
-        return False
-    first = next(iter(option.model_fields.values()))
-    return name == option.__name__ or name in typing.get_args(first.annotation)
+@cache
+def _known() -> list[str]:
+    """Every key that a configuration can have."""
+    blocks = schema()
+    return sorted({key for block in (blocks, *blocks["$defs"].values(), *blocks["properties"]["experiments"]
+                                     ["properties"].values()) for key in block.get("properties", ())})  # fmt: skip
 
 
 # The configuration for editors

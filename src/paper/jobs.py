@@ -10,7 +10,6 @@ import os
 import shutil
 import subprocess
 import tempfile
-from importlib.util import find_spec
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -48,14 +47,10 @@ def named(given: argparse.Namespace, stage: str) -> list[Spec]:
 
 
 def due(given: argparse.Namespace, specs: list[Spec]) -> list[Spec]:
-    """Those of the runs that are to be computed, after checking specs that come from files."""
+    """Those of the runs that are to be computed."""
     found = results.due(given.results, specs, given.again)
     if len(found) < len(specs):
         cli.say(f"{len(specs) - len(found)} of {len(specs)} runs exist and are reused")
-    if found and given.batch is None and find_spec("pydantic"):  # without it, specs were checked by `make specs`
-        from paper.config import check_specs
-
-        check_specs(found)
     return found
 
 
@@ -65,14 +60,16 @@ def write_index(given: argparse.Namespace, specs: list[Spec]) -> None:
         results.write_json(given.index, results.index_of(given.results, specs))
 
 
-def claim_gpu() -> None:
-    """Let this process see one GPU alone: the first that no other job of this machine has claimed.
+def claim_gpu() -> bool:
+    """Let this process see one GPU alone: the first that no other of our processes on this machine has claimed.
 
     Snakemake starts as many jobs as there are GPUs (`--resources gpu=4`) and leaves the choice to them; Slurm gives a
-    job its own. If all are taken, jobs share them evenly.
+    job its own. If all are taken, jobs share them evenly, and this returns False.
     """
     folder, visible = Path(tempfile.gettempdir()), [name for name in _gpus() if name]
-    for name in visible if len(visible) > 1 else ():
+    if len(visible) < 2:
+        return True
+    for name in visible:
         lock = FileLock(folder / f"pathcond-gpu-{os.getuid()}-{name}.lock")
         try:
             lock.acquire(timeout=0)
@@ -80,9 +77,9 @@ def claim_gpu() -> None:
             continue
         _held.append(lock)
         os.environ["CUDA_VISIBLE_DEVICES"] = name
-        return
-    if len(visible) > 1:
-        os.environ["CUDA_VISIBLE_DEVICES"] = visible[os.getpid() % len(visible)]
+        return True
+    os.environ["CUDA_VISIBLE_DEVICES"] = visible[os.getpid() % len(visible)]
+    return False
 
 
 def _gpus() -> list[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -152,14 +153,6 @@ def read_specs(texts: Sequence[str], stage: str, match: str = "") -> list[Spec]:
     return found
 
 
-def check_versions(specs: Sequence[Spec]) -> None:
-    """Refuse training runs of another version of the code."""
-    for spec in specs:
-        if spec.get("version") != TRAINING_VERSION:
-            text = f"expected version {TRAINING_VERSION} of this code, got {spec.get('version')}"
-            raise PaperError(f"{key(spec):.120}: {text}. Write the specs again (`make specs`).")
-
-
 def _read(text: str) -> Iterator[Spec]:
     try:
         content = json.loads(text if text.lstrip().startswith("{") else Path(text).read_text())
@@ -169,9 +162,21 @@ def _read(text: str) -> Iterator[Spec]:
         raise PaperError(f"{text[:60]}: expected JSON, got something else ({error}).") from error
     for spec in content if isinstance(content, list) else [content]:
         try:
-            if spec["stage"] in ("measure", "train") and spec["preset"] and key(spec):
-                yield spec
-                continue
+            found = _SPECS[spec["stage"]] <= spec.keys() and _KEY.fullmatch(f"{spec['preset']}/{key(spec)}")
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
-            pass
-        raise PaperError(f"{text[:60]}: expected specs as `make specs` writes them, got {spec!r:.200}.")
+            found = None
+        if not found:
+            raise PaperError(f"{text[:60]}: expected specs as `make specs` writes them, got {spec!r:.200}.")
+        if spec["stage"] == "train" and spec["version"] != TRAINING_VERSION:
+            got = f"expected version {TRAINING_VERSION} of this code, got {spec['version']}"
+            raise PaperError(f"{key(spec):.120}: {got}. Write the specs again (`make specs`).")
+        yield spec
+
+
+# What a spec has at least, by stage; their values were checked when the configuration was read. Keys are paths.
+_SPECS = {
+    "train": {"preset", "version", "task", "network", "model", "method", "rescaling", "optimiser", "lr", "epochs",
+              "dataset", "images", "validation", "test_images", "batch", "seed"},
+    "measure": {"preset", "version", "experiment", "part", "settings"},
+}  # fmt: skip
+_KEY = re.compile(r"(?!.*\.\.)[a-z0-9_]+(/[a-z0-9_.+-]+)+")

@@ -352,12 +352,12 @@ class TrainingGrid(TrainingSetup):
             if longer.lr not in self.lrs:
                 raise ValueError(f"longer: expected learning rates of lrs {self.lrs}, got {longer.lr}; add it to lrs")
         for name in self.methods:
-            way = "enorm" if METHODS[name].enorm else "teleport" if METHODS[name].teleport else ""
-            if way and self.optimiser.name == "muon":
-                why = (
-                    "it leaves what is no matrix to adamw, and the averages of two optimizers cannot follow a rescaling"
-                )
-                raise ValueError(f"optimiser.name: expected sgd or adam with {way}, got muon: {why}; drop {name}")
+            if METHODS[name].enorm and plain(self.optimiser) != {"name": "sgd"}:
+                why = "it does not rescale the averages of an optimizer"
+                raise ValueError(f"optimiser: expected plain sgd with enorm, got another: {why}; drop {name}")
+            if METHODS[name].teleport and self.optimiser.name == "muon":
+                why = "it leaves what is no matrix to adamw, and we rescale the averages of one optimizer"
+                raise ValueError(f"optimiser.name: expected sgd or adam with teleport, got muon: {why}; drop {name}")
         return self
 
 

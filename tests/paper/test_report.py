@@ -75,12 +75,6 @@ def test_tables_are_short_and_those_of_pages_are_the_same(pages):
         assert unquote(html.unescape(link)) == table
 
 
-def test_curves_do_not_make_the_report_large(pages):
-    assert len(CURVES) == EPOCHS + 1
-    sizes = {name: len(text) for name, text in pages.items() if name.partition(".")[0] in EXPERIMENTS}
-    assert max(sizes.values()) < 50_000, sizes
-
-
 def test_no_text_breaks_out_of_a_page(pages):
     for text in (text for name, text in pages.items() if name.endswith(".html")):
         assert "<script>alert" not in text

@@ -103,15 +103,6 @@ def test_a_result_is_replaced_when_its_successor_is_complete(result, monkeypatch
     assert not results.is_complete(result, since=later)
 
 
-def test_a_damaged_result_is_told_of_and_a_missing_one_is_not(result, capsys):
-    cut(result)
-    assert not results.is_complete(result)
-    assert capsys.readouterr().err.startswith(f"{result}: expected the sha256 ")
-    result.unlink()
-    assert not results.is_complete(result)
-    assert capsys.readouterr().err == ""
-
-
 def test_rows_that_a_result_lacks(tmp_path):
     spec = {**SPEC, "rows": {"alphas": [1.0, 2.0]}}
     path = tmp_path / f"{runs.key(spec)}.csv"

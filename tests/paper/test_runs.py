@@ -7,7 +7,6 @@ import pytest
 
 from paper import config, runs, settings
 from paper import plan as plans
-from paper.cli import PaperError
 
 ROOT = Path(__file__).parents[2]
 PLANS = {preset: plans.plan(config.read(ROOT, preset)) for preset in ("paper", "preview", "tiny")}
@@ -103,12 +102,6 @@ def test_missing_runs_are_left_out_and_said():
         s for s in plan.training().values() if s["network"] == "cifar_nv" and s["method"] == "enorm" and s["lr"] == 1e-4
     ]
     assert {name for name, missing in plan.missing.items() if missing} == {"cifar_nv_lrs", "tuned"}
-
-
-def test_specs_are_checked():
-    config.check_specs(PLANS["tiny"].specs.values())
-    with pytest.raises(PaperError, match=r"epochs: expected at least 1, got 0"):
-        config.check_specs([{**spec(), "epochs": 0}])
 
 
 def test_starts_are_shared_by_methods_and_rescalings_by_learning_rates():

@@ -127,14 +127,6 @@ def test_which_starts_keep_the_function(method, model, mode, kept):
     assert change < (1e-3 if method == "rows" else 1e-5) if kept else change > 0.01
 
 
-@pytest.mark.parametrize("name", NETWORKS)
-def test_other_methods_start_from_the_weights_of_the_seed(name):
-    for method in ("baseline", "enorm"):
-        began = initialize(make_spec(NETWORKS[name], method), 1)
-        assert_same(began.module, models.make(NETWORKS[name], 1), 0, 0)
-        assert began.max_log_scale == 0
-
-
 def test_gelu_bounds_the_scales():
     model = {"kind": "mlp", "inputs": 12, "hidden": [6, 6, 6], "outputs": 10, "activation": "gelu"}
     base = make_spec(model, clamp=0.05)

@@ -17,7 +17,6 @@ from paper.theory import (
     expected_standard,
     large_variance_limit,
     small_variance_limit,
-    toy_rescaled,
 )
 
 WIDTHS = (3, 5, 2, 4, 2)
@@ -67,12 +66,6 @@ def test_limits_are_reached(widths, limit, a):
     # The next order in a is really left out: these are limits, not the formula again.
     if len(widths) > 3:
         assert limit(widths, 0.5).edge != pytest.approx(expected_standard(widths, 0.5).edge, rel=1e-2)
-
-
-@pytest.mark.parametrize("start", [(0.0, 1.0, 1.0), (1.0, 0.0, 0.0), (math.nan, 1.0, 1.0), (1.0, math.inf, 0.0)])
-def test_toy_refuses_a_dead_neuron(start):
-    with pytest.raises(ValueError, match=r"toy example: expected finite .* got u="):
-        toy_rescaled(*start)
 
 
 def test_documented_examples():

@@ -131,16 +131,6 @@ def test_what_can_be_made_again():
     assert not verify.comparable(timed, torch.device("cuda"))
 
 
-def test_the_choice_follows_from_its_seed():
-    specs = list(RUNS.values())
-    first = verify.pick(specs, 5, 7)
-    assert first == verify.pick(specs[::-1], 5, 7)
-    assert len(first) == len({key(spec) for spec, _ in first}) == 5
-    assert first != verify.pick(specs, 5, 8)
-    assert len(verify.pick(specs, 10_000, 0)) == len(specs)
-    assert verify.pick([named("architectures")], 1, 0)[0][1] is None
-
-
 def command(monkeypatch, folder, data, *more):
     options = ("--folder", ROOT, "--preset", "tiny", "--results", folder, "--data", data)
     monkeypatch.setattr(sys, "argv", ["verify", *map(str, (*options, "--device", "cpu", *more))])

@@ -15,7 +15,6 @@ from torch import Tensor, nn, optim
 from torch._subclasses.fake_tensor import FakeTensor
 
 import pathcond
-from paper.enorm import ENorm
 from pathcond.apply import OPTIMIZER_STATE
 from tests.cases import BY_NAME, Lambda, mlp, random_scales
 
@@ -209,7 +208,6 @@ def test_unknown_state_is_refused_before_anything_is_changed(make):
         lambda: pathcond.rescale_(model, X, optimizer=optimizer),
         lambda: pathcond.apply_scales_(model, pathcond.extract_graph(model, X), torch.ones(11), optimizer=optimizer),
         lambda: pathcond.Teleport(model, X, every=1, optimizer=optimizer),
-        lambda: ENorm(model, X, optimizer),
     ):
         with pytest.raises(pathcond.PathCondError, match="optimizer=None"):
             call()

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from tests.slurm.cluster import Cluster, lacking
-from tests.slurm.runs import Sent
 
 
 @pytest.fixture(scope="session")
@@ -29,9 +28,3 @@ def cluster() -> Iterator[Cluster]:
         started.stop()
         signal.signal(signal.SIGTERM, before)
         shutil.rmtree(folder)
-
-
-@pytest.fixture
-def tree(cluster: Cluster, tmp_path: Path) -> Sent:
-    cluster.repair()  # after a test that failed
-    return Sent.fresh_on(cluster, tmp_path / "tree")

@@ -4,37 +4,49 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable
 from pathlib import Path
+from typing import Self
 
 import yaml
 
-from paper import config
-from paper.plan import plan
-from paper.runs import Spec, key
 from tests.slurm.cluster import Cluster, wait_for
 from tests.workflow.tree import Tree
 
+EXPERIMENTS = ("toy", "timing", "mlp_depth")
+# Training pauses after its checkpoints while there is a file `hold`, so that a test can harm it in the middle.
+HELD = "                saved = time.monotonic()\n"
+HOLD = f"{HELD}                while Path('hold').exists():\n                    time.sleep(0.05)\n"
+
 
 class Sent(Tree):
-    """A tree that runs on a cluster."""
+    """A tree that runs on a cluster: two jobs of two short training runs each, and two measurements."""
 
     cluster: Cluster
 
     @classmethod
-    def fresh_on(cls, cluster: Cluster, folder: Path, experiments: Iterable[str] | None = None) -> "Sent":
-        tree = cls(Tree.fresh(folder, experiments).folder)
+    def fresh_on(cls, cluster: Cluster, folder: Path) -> Self:
+        tree = cls(Tree.fresh(folder, EXPERIMENTS).folder)
         tree.cluster = cluster
+        tree.set("experiments.mlp_depth.hidden_layers", [2])
+        tree.set("experiments.mlp_depth.methods", ["baseline", "pathcond"])
+        tree.set("runs_per_job", {"fully_connected": 2})
+        tree.edit("workflow/rules/train.smk", "--index", "--save-every 0 --index")
+        tree.edit("src/paper/training/runner.py", HELD, HOLD)
         # What a site sets: its partitions, and what its nodes have.
         path = tree.folder / "profiles/slurm/config.yaml"
-        profile = yaml.safe_load(path.read_text())
-        profile["default-resources"] = {"mem_mb": 1000, "runtime": 5, "slurm_partition": "'cpu'"}
-        profile["set-resources"] = {
-            "train": {"gpu": 1, "mem_mb": 2000, "runtime": 5, "slurm_partition": "'gpu'"},
-            "measure_time": {"gpu": 1, "mem_mb": 2000, "slurm_partition": "'gpu'"},
+        gpu = {"gpu": 1, "mem_mb": 2000, "runtime": 5, "slurm_partition": "'gpu'"}
+        profile = yaml.safe_load(path.read_text()) | {
+            "default-resources": {"mem_mb": 1000, "runtime": 5, "slurm_partition": "'cpu'"},
+            "set-resources": {"train": gpu, "measure_time": gpu},
+            "set-threads": {"train": 1, "measure_time": 1},
         }
-        profile["set-threads"] = {"train": 1, "measure_time": 1}
         path.write_text(yaml.safe_dump(profile))
+        return tree
+
+    def again(self, folder: Path) -> Self:
+        """A copy, with all that was made."""
+        tree = type(self)(self.copy(folder).folder)
+        tree.cluster = self.cluster
         return tree
 
     def command(self, *arguments: str, preset: str = "tiny", **settings: object) -> list[str]:
@@ -46,74 +58,71 @@ class Sent(Tree):
         given = {**super().environment(), **self.cluster.environment()}
         return {**given, "PYTHONPATH": os.environ.get("PYTHONPATH", "")}  # where the executor may be
 
+    def plain(self) -> dict[str, tuple[bytes, int]]:
+        """The same results by the plain programs, without Snakemake and Slurm."""
+        specs = "specs.json"
+        for words in (
+            ("paper.plan", "--preset", "tiny", "--folder", ".", "--output", specs),
+            ("paper.data", "generated"),
+            ("paper.training", specs, "--device", "cpu"),
+            ("paper.experiments", "measure", specs, "--device", "cpu"),
+        ):
+            given = {**self.environment(), "PYTHONPATH": f"{self.folder}/src"}
+            done = subprocess.run(
+                [sys.executable, "-m", *words], cwd=self.folder, env=given, capture_output=True, text=True
+            )
+            assert done.returncode == 0, done.stderr
+        return self.results()
+
 
 class Running:
-    """A Snakemake that runs on a cluster, to be disturbed."""
+    """A Snakemake that runs on a cluster, held after the first checkpoints of both its training jobs."""
 
     def __init__(self, tree: Sent, *arguments: str) -> None:
-        self.tree, self.log = tree, tree.folder / "snakemake.out"
+        self.tree, self.log, self.hold = tree, tree.folder / "snakemake.out", tree.folder / "hold"
+        self.hold.touch()
         with self.log.open("wb") as output:
             self.process = subprocess.Popen(
                 tree.command(*arguments), cwd=tree.folder, env=tree.environment(), stdout=output, stderr=output
             )
 
-    def __enter__(self) -> "Running":
+    def __enter__(self) -> Self:
+        def ready() -> bool:
+            return len(self.tree.files("results/checkpoints/**/[!.]*.pt")) == 2 or self.process.poll() is not None
+
+        wait_for("two checkpoints", ready, 240)
+        assert self.process.poll() is None, self.said()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.hold.unlink(missing_ok=True)
         self.process.kill()
         self.process.wait()
 
     def said(self) -> str:
         return self.log.read_text()
 
-    def wait_for_checkpoint(self, name: str) -> None:
-        """Wait until a run has a checkpoint."""
-        path = self.tree.folder / f"results/checkpoints/tiny/{name}.pt"
-        wait_for(f"checkpoint of {name}", lambda: path.exists() or self.process.poll() is not None, 120)
-        assert self.process.poll() is None, self.said()
-
-    def job(self, name: str) -> tuple[str, str]:
-        """Number and node of the Slurm job of a batch."""
-        lines = self.tree.cluster.slurm("squeue", "--noheader", "--states=running", "--format=%i %N %k").splitlines()
-        ((number, node),) = (line.split()[:2] for line in lines if line.endswith(name.replace("/", "_")))
-        return number, node
+    def jobs(self) -> list[tuple[str, str]]:
+        """Number and node of the training jobs."""
+        lines = self.tree.cluster.slurm("squeue", "--noheader", "--states=running", "--format=%i|%N|%k").splitlines()
+        return [(number, node) for number, node, name in (line.split("|") for line in lines) if "rule_train" in name]
 
     def finish(self) -> str:
-        """Wait until it succeeds; returns its output."""
-        assert self.process.wait(900) == 0, self.said()
+        """Let it go on, and wait until it succeeds; returns its output."""
+        self.hold.unlink()
+        assert self.process.wait(600) == 0, self.said()
         return self.said()
 
 
-def specs(tree: Tree) -> dict[str, Spec]:
-    """Every run of a tree's tiny preset, by key."""
-    base, overlay = config.load(tree.folder / "config.yaml"), config.load(tree.folder / "config/tiny.yaml")
-    root = Path(__file__).parents[2]  # with all experiments, as this process has them
-    shipped = config.merged(config.load(root / "config.yaml"), config.load(root / "config/tiny.yaml"))
-    content = config.merged(config.merged(shipped, base), {**overlay, "preset": "tiny", "missing": []})
-    found, kept = plan(config.check(content)), base["experiments"]
-    return {name: found.specs[name] for experiment in kept for name in found.asked[experiment]}
+def numbers(found: dict[str, tuple[bytes, int]]) -> dict[str, bytes]:
+    """Tables without the times at which they were written, and without those that hold times."""
+    return {name: table for name, (table, _) in found.items() if "/timing/" not in name}
 
 
-def plain(tree: Tree, wanted: Iterable[Spec]) -> dict[str, bytes]:
-    """Tables that the plain programs make here, without Snakemake, by name."""
-
-    def call(*words: str) -> None:
-        command = [sys.executable, "-m", *words]
-        done = subprocess.run(command, cwd=tree.folder, env=tree.environment(), capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-
-    listed = list(wanted)
-    (tree.folder / "specs.json").write_text(json.dumps(listed, sort_keys=True))  # as `make specs` and the rules do
-    call("paper.data", "generated", "--output", "results/data")
-    stages = {spec["stage"] for spec in listed}
-    if "train" in stages:
-        call("paper.training", "specs.json", "--device", "cpu")
-    if "measure" in stages:
-        call("paper.experiments", "measure", "specs.json", "--device", "cpu")
-    return tables(tree, map(key, listed))
-
-
-def tables(tree: Tree, names: Iterable[str]) -> dict[str, bytes]:
-    """The bytes of tables, by name."""
-    return {name: (tree.folder / f"results/tiny/{name}.csv").read_bytes() for name in names}
+def trained(tree: Tree) -> dict[str, str]:
+    """Keys of the runs in the indices of training, with their checksums."""
+    return {
+        key: sha
+        for path in tree.files("results/tiny/train/*.json")
+        for key, sha in json.loads(path.read_text()).items()
+    }

@@ -75,3 +75,53 @@ def test_any_network_and_optimiser_can_be_trained(tmp_path: Path):
     tree.set("setups.cifar_nv.methods", ["baseline", "pathcond"])
     tree.run("cifar_nv")
     assert len(tree.files("results/tiny/train/classify/resnet18_c_silu/*.csv")) == 4
+
+
+DATASET = """
+def _generate_grey() -> Arrays:
+    images = [_stream(f"grey {count}", count, 8, 8).astype(np.uint8) for count in (64, 32)]
+    labels = [(np.arange(count) % 10).astype(np.uint8) for count in (64, 32)]
+    return dict(zip(ARRAYS, (images[0], labels[0], images[1], labels[1]), strict=True))
+
+
+_GREY = [hashlib.sha256(array.tobytes()).hexdigest() for array in _generate_grey().values()]
+DATASETS["grey"] = DatasetInfo(_identities("grey", *_GREY), generate=_generate_grey)
+
+
+def find("""
+NETWORK = """
+def linear(inputs: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(inputs, CLASSES))
+
+
+# ---- common"""
+SETTINGS = """
+class Linear(Block):
+    kind: Literal["linear"]
+    inputs: PositiveInt
+
+
+Network = Annotated[
+    Linear | MLP |"""
+
+
+def test_a_network_and_a_data_set_by_the_steps_of_contributing(tmp_path: Path):
+    tree = Tree.fresh(tmp_path / "tree", ("mlp_depth",))
+    tree.edit("src/paper/data.py", "\ndef find(", DATASET)
+    tree.edit(
+        "src/paper/settings.py", '    "mnist": Dataset(', '    "grey": Dataset(64, 32, 1, 8),\n    "mnist": Dataset('
+    )
+    tree.edit("src/paper/training/datasets.py", '    "mnist": ((', '    "grey": ((0.5,), (0.25,)),\n    "mnist": ((')
+    tree.edit("src/paper/models.py", "\n# ---- common", NETWORK)
+    tree.edit("src/paper/models.py", "autoencoder]", "autoencoder, linear]")
+    tree.edit("src/paper/models.py", '"autoencoder", *TEXT}', '"autoencoder", "linear", *TEXT}')
+    tree.edit("src/paper/settings.py", "\nNetwork = Annotated[\n    MLP |", SETTINGS)
+    model = {"kind": "linear", "inputs": 64}
+    tree.set("setups.mlp_cifar.model", model, preset="paper")
+    grid = {"model": model, "hidden_layers": [], "dataset": "grey", "images": 64, "test_images": 32}
+    for name, value in grid.items():
+        tree.set(f"setups.mlp_cifar.{name}", value)
+    for name, value in {"hidden_layers": [], "shown": None, "methods": ["baseline"]}.items():
+        tree.set(f"experiments.mlp_depth.{name}", value)
+    tree.run("results/tiny/aggregate/mlp_depth.csv")
+    assert len(tree.files("results/tiny/train/classify/linear/baseline-*.csv")) == 2

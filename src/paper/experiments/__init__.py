@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from paper.cli import PaperError
 from paper.experiments.base import Experiment, order
 from paper.lazy import pd, torch
 
@@ -36,9 +37,11 @@ EXPERIMENTS: dict[str, Experiment] = _found()
 
 def measured(spec: Mapping[str, Any], device: torch.device, data: Path | None = None) -> pd.DataFrame:
     """The table of a measurement on a device; `data` is the folder of the data sets, for settings that name one."""
-    experiment, settings = EXPERIMENTS[spec["experiment"]], {**spec["settings"], **spec.get("rows", {})}
-    if experiment.measure is None:
-        raise ValueError(f"{spec['experiment']}: expected a measured experiment, got one that is trained.")
+    name, settings = spec["experiment"], {**spec["settings"], **spec.get("rows", {})}
+    experiment = EXPERIMENTS.get(name)
+    if experiment is None or experiment.measure is None or spec["version"] != experiment.version:
+        expected, got = "a measured experiment at the version of this code", f"{name} {spec['version']}"
+        raise PaperError(f"specs: expected {expected}, got {got}. Write them again (`make specs`).")
     if "dataset" in settings and data is not None:
         settings["data"] = data / f"{settings['dataset']}.pt"
     return experiment.measure(settings, device)

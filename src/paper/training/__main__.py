@@ -1,8 +1,9 @@
 """Train runs: python -m paper.training SPEC... (JSON text, or a JSON file of one spec or a list; `make specs`).
 
-On a GPU, runs of one architecture train in one batch. Several GPUs share the batches. Runs that exist are reused. After
-a stop, the same command resumes. In a Slurm job it stops by itself before the job ends. Exit status: 0 all
-done, 2 invalid input, 75 time limit reached (run it again), 130 stopped with Ctrl-C (run it again).
+On a GPU, runs of one architecture train in one batch. A process uses one GPU; processes that are given the same specs
+share them. Runs that exist are reused. After a stop, the same command resumes. In a Slurm job it stops by itself before
+the job ends. Exit status: 0 all done, 2 invalid input, 75 time limit reached (run it again), 130 stopped with Ctrl-C
+(run it again).
 """
 
 import argparse
@@ -17,7 +18,7 @@ from datetime import datetime
 from pathlib import Path
 
 from paper import cli, jobs
-from paper.runs import Spec, check_versions
+from paper.runs import Spec
 
 OUT_OF_TIME = 75
 MARGIN = 30.0  # seconds before the end of a Slurm job, kept for the last epoch, its checkpoint and Snakemake
@@ -40,12 +41,18 @@ def main() -> None:
     parser.add_argument("--time-limit", type=seconds, metavar="SECONDS", help="checkpoint and stop after this long")
     parser.add_argument("--save-every", type=seconds, default=30.0, metavar="SECONDS", help="between checkpoints")
     parser.add_argument("--workers", type=cli.positive, default=1, metavar="N",
-                        help="processes per GPU, for networks that do not fill it")  # fmt: skip
+                        help="start this command N times: for several GPUs, or small networks")  # fmt: skip
+    parser.add_argument("--shared-gpu", action="store_true", help="record that other processes use the same GPU")
     parser.add_argument("--eager", action="store_true", help="neither CUDA graphs nor compilation, to find errors")
     given = parser.parse_args()
+    if given.workers > 1:
+        command = [sys.executable, "-m", "paper.training", *sys.argv[1:], "--workers", "1", "--shared-gpu"]
+        started = [subprocess.Popen(command) for _ in range(given.workers)]  # noqa: S603 - the words of this command
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, lambda got, _: [process.send_signal(got) for process in started])
+        sys.exit(max(process.wait() for process in started))
     specs = jobs.named(given, "train")
     if due := jobs.due(given, specs):
-        check_versions(due)
         _train(due, given)
     jobs.write_index(given, specs)
 
@@ -54,8 +61,7 @@ def _train(specs: list[Spec], given: argparse.Namespace) -> None:
     # Imported here: torch takes seconds, and a job whose runs all exist does not need it.
     from paper.training.runner import Options, TimeUp, train
 
-    if given.batch is not None:
-        jobs.claim_gpu()
+    shared = not jobs.claim_gpu() or given.shared_gpu
     device = cli.choose_device(given.device, given.threads)
     if given.batch is not None and given.device == "auto" and device.type == "cpu":
         from paper.plan import refusal
@@ -71,7 +77,7 @@ def _train(specs: list[Spec], given: argparse.Namespace) -> None:
         checkpoints=given.checkpoints,
         device=device,
         every=given.save_every,
-        workers=given.workers,
+        shared=shared,
         eager=given.eager,
         again=given.again,
         stop=lambda: bool(asked) or time.time() >= end,

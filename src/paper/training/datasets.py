@@ -12,7 +12,6 @@ from torch.nn import functional
 
 from paper import data, models
 from paper.cli import PaperError
-from paper.settings import odd_batch
 
 # Mean and standard deviation of each channel, by which the images of a data set are normalized.
 MOMENTS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
@@ -59,8 +58,6 @@ def load(spec: Mapping[str, Any], path: Path, device: torch.device) -> Splits:
     ):
         if asked > available:
             raise PaperError(f"{name}: expected at most {available} of {spec['dataset']}, got {asked}.")
-    for name, text in odd_batch(spec["model"], train, spec["batch"]):
-        raise PaperError(f"{name}: {text}.")
     splits = {}
     for name, images, labels, part in (
         ("train", dataset.train_images, dataset.train_labels, slice(train)),
@@ -86,8 +83,6 @@ def _split(images: Tensor, labels: Tensor, model: Mapping[str, Any], device: tor
 
 def factors(dataset: str) -> tuple[Tensor, Tensor]:
     """Scale and shift by channel, so that a byte x becomes x * scale + shift = (x / 255 - mean) / deviation."""
-    if dataset not in MOMENTS:
-        raise PaperError(f"dataset: expected one of {', '.join(MOMENTS)}, got {dataset!r}.")
     mean, deviation = (torch.tensor(values) for values in MOMENTS[dataset])
     return 1 / (255 * deviation), -mean / deviation
 

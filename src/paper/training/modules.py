@@ -12,16 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.optim import Optimizer
 
-import pathcond
 from paper import models
 from paper.cli import PaperError
-from paper.enorm import ENorm
-from paper.methods import solver_options
 from paper.seeds import generator
 from paper.settings import DATASETS
-from paper.starts import initialize, is_finite
+from paper.starts import initialize, rescale
 from paper.training import torch_layers
 from paper.training.datasets import DRAWS, Splits, flip_and_crop
 from paper.training.optimisers import optimisers, rates, set_rate
@@ -29,19 +25,16 @@ from paper.training.torch_layers import compiled
 from paper.training.trainer import Run, Trainer
 
 RESCALE_BATCH = 128  # images on which statistics of normalizations are measured
-PRECISIONS = {
-    "float32": "float32",
-    "tf32": "float32 with TF32 products",
-    "bfloat16": "bfloat16 autocast",
-}
+PRECISIONS = {"float32": "float32", "tf32": "float32 with TF32 products", "bfloat16": "bfloat16 autocast"}
 
 
-def convolutions(module: nn.Module) -> list[nn.Conv2d] | None:
-    """The convolutions of a plain chain of convolutions, in order; None for any other network."""
-    between = (nn.BatchNorm2d, nn.ReLU, nn.MaxPool2d, nn.AdaptiveAvgPool2d, nn.Flatten)
-    parts = list(module) if isinstance(module, nn.Sequential) else [module]
-    chain = [part for part in parts if isinstance(part, nn.Conv2d) and part.groups == 1]
-    return chain if all(isinstance(part, between) or part in chain for part in parts) else None
+def chain(module: nn.Module) -> list[nn.Linear | nn.Conv2d]:
+    """The linear layers and convolutions of a network that is a chain of them, in order."""
+    layers = [part for part in module.modules() if isinstance(part, nn.Linear | nn.Conv2d)]
+    grouped = any(isinstance(layer, nn.Conv2d) and layer.groups > 1 for layer in layers)
+    if grouped or not isinstance(module, nn.Sequential) or not {*layers} <= {*module}:
+        raise PaperError("enorm: expected a chain of layers without groups, got another network. Drop the method.")
+    return layers
 
 
 # Reductions over images and pixels are slow as compiled by default; tuning them costs seconds, once.
@@ -63,9 +56,7 @@ class ModuleTrainer(Trainer):
 
     def __init__(self, run: Run, splits: Splits, device: torch.device, eager: bool = False) -> None:
         self.gpu = device.type == "cuda"
-        # ENorm on the state of Adam synchronizes with the host, which a CUDA graph cannot capture.
-        graphs = run.spec["optimiser"]["name"] == "sgd" or not run.spec["rescaling"].get("enorm")
-        super().__init__([run], splits, device, use_graphs=self.gpu and graphs and not eager)
+        super().__init__([run], splits, device, use_graphs=self.gpu and not eager)
         self.spec, self.trained = run.spec, False
         self.text = self.task == "predict_next"
         if self.text:
@@ -120,7 +111,7 @@ class ModuleTrainer(Trainer):
     def teleport(self, epoch: int) -> None:
         """Rescale if the method teleports after this epoch."""
         every = self.spec["rescaling"].get("teleport", 0)
-        if every and epoch % every == 0 and is_finite(self.module):
+        if every and epoch % every == 0:
             self._rescale()
 
     def epoch(self, epoch: int) -> None:
@@ -146,37 +137,20 @@ class ModuleTrainer(Trainer):
 
     def _enorm_cycle(self) -> Callable[[], None]:
         """A function that makes one cycle of ENorm."""
-        usual = self.spec.get("precision") in (None, "bfloat16") and "clip" not in self.spec
-        plain = usual and self.spec["optimiser"] == {"name": "sgd"}
-        chain = convolutions(self.module) if self.gpu and plain else None
-        if chain is not None:  # a faster version with few kernels
-            weights = [layer.weight.detach().permute(0, 2, 3, 1)[None] for layer in chain]
-            biases = [None if layer.bias is None else layer.bias.detach()[None, None] for layer in chain]
-            return lambda: compiled(torch_layers.enorm_cycle, self.device)(weights, biases)
-        x = models.example_input(self.spec["model"]).to(self.device)
-        graph = pathcond.extract_graph(self.module, x, batchnorm="exclude", smooth=True)
-        return ENorm(self.module, x, self._single(), last_layer=False, graph=graph).step
+        layers = chain(self.module)
+        weights = [layer.weight.detach().movedim(1, -1)[None] for layer in layers]
+        biases = [None if layer.bias is None else layer.bias.detach()[None, None] for layer in layers]
+        return lambda: compiled(torch_layers.enorm_cycle, self.device)(weights, biases)
 
     def _rescale(self) -> None:
         """Rescale the weights by the settings of the method, and the optimizer state with them."""
-        how, statistics = self.spec["rescaling"], self.spec["rescaling"].get("statistics", "running")
         with tf32(False):
-            if statistics == "input":
+            if self.spec["rescaling"].get("statistics") == "input":
                 x = self._normalised(self.splits.train.images[:RESCALE_BATCH])
             else:
                 x = models.example_input(self.spec["model"]).to(self.device)
-            graph = pathcond.extract_graph(self.module, x, batchnorm=how["batchnorm"], smooth=how.get("smooth", True))
-            optimizer = self._single()
-            g = pathcond.compute_diag_g(self.module, x, pooling=how["pooling"], statistics=statistics, graph=graph)
-            solution = pathcond.solve(graph, g, **solver_options(how), damping=how.get("damping", 1.0))
-            pathcond.apply_scales_(self.module, graph, solution.u, optimizer=optimizer)
-
-    def _single(self) -> Optimizer:
-        """The optimizer whose state is rescaled with the weights."""
-        if len(self.optimisers) > 1:
-            reason = "muon leaves vectors to adamw, and the state of two optimizers cannot be rescaled"
-            raise PaperError(f"optimiser: {reason}. Use sgd, adam or adamw with enorm and teleport.")
-        return self.optimisers[0]
+            (optimizer,) = self.optimisers
+            rescale(self.module, x, self.spec["rescaling"], optimizer)
 
     def _cast(self) -> AbstractContextManager[Any]:
         # No cache of cast weights: replays of a CUDA graph would read stale ones. Compiled code casts by itself.

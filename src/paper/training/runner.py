@@ -1,21 +1,20 @@
-"""Train runs to the end: batches of runs, epochs, checkpoints, locks, time limits, several GPUs, results.
+"""Train runs to the end: batches of runs, epochs, checkpoints, locks, time limits, results.
 
 A run is one spec (a dict, see `make specs`): one network, method, learning rate and seed. Runs that exist are reused.
+Processes that are given the same specs share them: each trains what no other does.
 """
 
 import gc
 import hashlib
 import io
 import math
-import multiprocessing
 import os
 import pickle
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ from filelock import FileLock, Timeout
 from tqdm import tqdm
 
 from paper import cli, results
-from paper.cli import PaperError
 from paper.runs import FULLY_CONNECTED, Spec, digest, key, result_path
 from paper.training.batched_mlps import BatchedTrainer, is_plain
 from paper.training.datasets import Splits
@@ -35,14 +33,11 @@ from paper.training.trainer import Run, Trainer
 
 COLUMNS = ["seed", "epoch", "train_loss", "train_accuracy", "validation_loss", "validation_accuracy", "test_loss",
            "test_accuracy", "running_train_loss", "max_log_scale", "diverged"]  # fmt: skip
-FIELDS = ("preset", "task", "model", "rescaling", "optimiser", "lr", "epochs", "dataset", "images", "validation",
-          "test_images", "batch", "seed")  # fmt: skip
 # Runs that agree in these fields can train in one batch.
 SHARED = ("task", "dataset", "images", "validation", "test_images", "model", "batch", "epochs", "optimiser", "schedule")
 POLL_SECONDS = 0.2
 LOCKS = ".locks"  # folder of the lock files, in that of the checkpoints
 LOG_SECONDS = 5.0  # between two lines of a log
-MIN_RUNS_PER_DEVICE = 5  # a batch is not split over GPUs below this: smaller batches are not faster
 
 
 class TimeUp(Exception):
@@ -155,11 +150,11 @@ class Options:
     results: Path
     data: Path
     checkpoints: Path
-    device: torch.device  # cuda without an index: every visible GPU
+    device: torch.device
     every: float = 30.0  # seconds between two checkpoints
     stop: Callable[[], bool] = never  # whether to stop now; asked before each batch and after each epoch
     most: int = 96  # runs trained in one batch
-    workers: int = 1  # processes per GPU, for networks that do not fill it
+    shared: bool = False  # other processes use the same GPU
     eager: bool = False  # neither CUDA graphs nor compilation for networks that train alone
     again: float = 0.0  # results that were written before this time are computed again, and replaced when complete
 
@@ -189,37 +184,15 @@ def train(runs: Sequence[Spec], options: Options) -> None:
     TimeUp if the time limit came first; the same call resumes from the checkpoints.
     """
     pending = []
-    for path, spec in {result_path(options.results, spec): spec for spec in map(_checked, runs)}.items():
+    for path, spec in {result_path(options.results, spec): spec for spec in runs}.items():
         if results.is_complete(path, options.again):
             cli.say(f"{key(spec)}: exists, reused")
             Checkpoint(options.checkpoints, spec).remove()
         else:
             pending.append(spec)
-    devices = visible_devices(options.device)
-    batches = list(_batches(pending, options, len(devices)))
-    if options.workers > 1:
-        indexed = [torch.device("cuda", device.index or 0) if device.type == "cuda" else device for device in devices]
-        devices = indexed * options.workers
-    if len(devices) > 1 and len(batches) > 1:
-        _train_on_devices(batches, options, devices)
-    else:
-        load = _Loader()
-        for batch in batches:
-            _train_batch(batch, options, load)
-
-
-def _checked(spec: Spec) -> Spec:
-    if missing := [name for name in FIELDS if name not in spec]:
-        name = f"{spec.get('network')}/{spec.get('method')}"
-        raise PaperError(f"{name}: expected {', '.join(missing)}, got none. `make specs` writes complete specs.")
-    return spec
-
-
-def visible_devices(device: torch.device) -> list[torch.device]:
-    """The devices to use: every visible GPU for `cuda` without an index, else the device itself."""
-    if device.type == "cuda" and device.index is None and torch.cuda.device_count() > 1:
-        return [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
-    return [device]
+    batches, load = list(_batches(pending, options)), _Loader()
+    for wait in (False, True):  # first what no other process trains
+        batches = [batch for batch in batches if not _train_batch(batch, options, load, wait)]
 
 
 def can_batch(spec: Mapping[str, Any]) -> bool:
@@ -228,13 +201,12 @@ def can_batch(spec: Mapping[str, Any]) -> bool:
     norm_and_bias = model.get("batchnorm", True) and model.get("bias")  # batched MLPs have no biases before BatchNorm
     if model["kind"] not in FULLY_CONNECTED or norm_and_bias:
         return False
-    # ENorm of optimizer state, and settings of single modules, are supported only for runs that train alone.
-    moved = how.get("enorm") and not is_plain(spec)
-    alone = any(name in spec for name in ("augmentation", "precision", "clip", "train_metrics"))
-    return not moved and not alone
+    # ENorm with a schedule, and settings of single modules, are supported only for runs that train alone.
+    scheduled = how.get("enorm") and not is_plain(spec)
+    return not scheduled and not any(name in spec for name in ("augmentation", "precision", "clip", "train_metrics"))
 
 
-def _batches(specs: Sequence[Spec], options: Options, devices: int = 1) -> Iterator[list[Spec]]:
+def _batches(specs: Sequence[Spec], options: Options) -> Iterator[list[Spec]]:
     """Group specs into batches: on a GPU those of one architecture, data set and length; else one spec each."""
     groups: dict[str, list[Spec]] = {}
     for spec in specs:
@@ -243,62 +215,7 @@ def _batches(specs: Sequence[Spec], options: Options, devices: int = 1) -> Itera
         groups.setdefault(group, []).append(spec)
     for group in groups.values():
         group.sort(key=lambda spec: (bool(spec["rescaling"].get("enorm")), key(spec)))  # ENorm's runs are contiguous
-        size = min(options.most, max(MIN_RUNS_PER_DEVICE, math.ceil(len(group) / devices)))
-        yield from (group[first : first + size] for first in range(0, len(group), size))
-
-
-# ---- several devices
-
-
-def _train_on_devices(batches: Sequence[list[Spec]], options: Options, devices: Sequence[torch.device]) -> None:
-    """Start one process per device; each takes batches from a common queue until none is left."""
-    context = multiprocessing.get_context("spawn")
-    tasks, reports, stop = context.Queue(), context.Queue(), context.Event()
-    for batch in (*batches, *[None] * len(devices)):
-        tasks.put(batch)
-    sent = replace(options, stop=never)  # the caller's function cannot be sent; the event replaces it
-    arguments = (sent, torch.get_num_threads(), tasks, reports, stop)
-    workers = [context.Process(target=_device_worker, args=(device, *arguments)) for device in devices]
-    try:
-        for worker in workers:
-            worker.start()
-        while any(worker.is_alive() for worker in workers):
-            if options.stop() or any(worker.exitcode for worker in workers):
-                stop.set()
-            time.sleep(POLL_SECONDS)
-    finally:
-        stop.set()
-        for worker in workers:
-            if worker.pid is not None:
-                worker.join()
-        tasks.cancel_join_thread()
-    outcomes = [reports.get() for worker in workers if worker.exitcode == 0]
-    if errors := [text for kind, text in outcomes if kind == "error"]:
-        raise PaperError(errors[0])
-    if failed := [worker.exitcode for worker in workers if worker.exitcode]:
-        raise RuntimeError(f"a training process ended with status {failed[0]}; its traceback is above")
-    if any(kind == "time up" for kind, _ in outcomes):
-        raise TimeUp
-
-
-def _device_worker(device: torch.device, options: Options, threads: int, tasks: Any, reports: Any, stop: Any) -> None:
-    """Train batches of the queue on one device; report "done", "time up" or "error"."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent sets `stop` after Ctrl-C
-    for number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, lambda *_: stop.set())
-    torch.set_num_threads(threads)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    report, load = ("done", ""), _Loader()
-    try:
-        while (batch := tasks.get()) is not None:
-            _train_batch(batch, replace(options, device=device, stop=stop.is_set), load)
-    except TimeUp:
-        report = ("time up", "")
-    except PaperError as error:
-        stop.set()
-        report = ("error", str(error))
-    reports.put(report)
+        yield from (group[first : first + options.most] for first in range(0, len(group), options.most))
 
 
 # ---- one batch
@@ -318,16 +235,16 @@ class _Loader:
         return self.kept[1]
 
 
-def _train_batch(batch: Sequence[Spec], options: Options, load: _Loader) -> None:
-    """Train the specs of a batch; no other process trains them meanwhile."""
+def _train_batch(batch: Sequence[Spec], options: Options, load: _Loader, wait: bool) -> bool:
+    """Train the specs of a batch, which no other process may do meanwhile; False if one does and we do not wait."""
     if options.stop():
         raise TimeUp
-    with lock_runs(options.checkpoints, batch, options.stop) as locked:
-        if not locked:
+    with lock_runs(options.checkpoints, batch, options.stop if wait else lambda: True) as locked:
+        if not locked and wait:
             raise TimeUp
-        pending = _pending(batch, options)
+        pending = _pending(batch, options) if locked else []
         if not pending:
-            return
+            return locked
         splits = load(pending[0].spec, options)
         for part in _by_epoch([run for run in pending if not run.finished], options):
             _train_together(part, splits, options)
@@ -336,6 +253,7 @@ def _train_batch(batch: Sequence[Spec], options: Options, load: _Loader) -> None
                 torch.cuda.empty_cache()
         for run in pending:
             _write_result(run, options)
+        return True
 
 
 def _pending(batch: Sequence[Spec], options: Options) -> list[Progressing]:
@@ -426,7 +344,7 @@ def _write_result(run: Progressing, options: Options) -> None:
     table = pd.DataFrame(run.state["rows"])
     table = table[[name for name in COLUMNS if name in table]]
     provenance = {
-        **cli.environment(options.device, shared=options.workers > 1),
+        **cli.environment(options.device, shared=options.shared),
         "commit": cli.commit(),
         "precision": run.state["precision"],
         "parameters": run.state["parameters"],

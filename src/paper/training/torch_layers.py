@@ -123,7 +123,7 @@ def mse_loss(y: Tensor, x: Tensor) -> Tensor:
 
 
 def enorm_cycle(weights: list[Tensor], biases: list[Tensor | None]) -> None:
-    """One cycle of ENorm (p = 2, c = 1) over all hidden layers but the last, in place.
+    """One cycle of ENorm (Stock et al., ICLR 2019; p = 2, c = 1) over all hidden layers but the last, in place.
 
     A unit's incoming weights and bias are multiplied by (out / in)^(1/4) and its outgoing weights divided by it, where
     in and out are their sums of squares; layers follow one another. Units with a zero sum are left alone.

@@ -121,12 +121,12 @@ def evaluate(module, splits, task):
 
 def enorm_by_unit(module):
     """One cycle of ENorm (p = 2, c = 1), a unit at a time; BatchNorm and units that feed the last layer stay."""
-    linear = [m for m in module if isinstance(m, nn.Linear)]
+    layers = [m for m in module if isinstance(m, nn.Linear | nn.Conv2d)]
     with torch.no_grad():
-        for below, above in zip(linear[:-2], linear[1:-1], strict=True):
-            for unit in range(below.out_features):
-                entering = sum(float(w) ** 2 for w in below.weight[unit])
-                leaving = sum(float(w) ** 2 for w in above.weight[:, unit])
+        for below, above in zip(layers[:-2], layers[1:-1], strict=True):
+            for unit in range(len(below.weight)):
+                entering = float(below.weight[unit].double().square().sum())
+                leaving = float(above.weight[:, unit].double().square().sum())
                 if entering == 0 or leaving == 0:
                     continue
                 scale = (leaving / entering) ** 0.25

@@ -107,7 +107,7 @@ def test_statistics_are_measured_on_the_first_images():
         ("pathcond", {"optimiser": {"name": "adamw"}, "schedule": {"name": "cosine"}}, True),
         ("layer_lrs", {}, True),
         ("enorm", {}, True),
-        ("enorm", {"optimiser": {"name": "adamw"}}, False),
+        ("enorm", {"schedule": {"name": "cosine"}}, False),
         ("baseline", {"optimiser": {"name": "muon"}}, True),
         ("teleport", {"optimiser": {"name": "adamw"}}, True),
         ("baseline", {"augmentation": "flip_crop"}, False),

@@ -5,12 +5,11 @@ import copy
 import pytest
 import torch
 
-import pathcond
 from paper import models
-from paper.enorm import ENorm
+from paper.cli import PaperError
 from paper.training import torch_layers
 from paper.training.batched_mlps import BatchedMLPs
-from paper.training.modules import convolutions
+from paper.training.modules import chain
 from tests.paper.training.reference import (
     AUTOENCODER,
     BARE,
@@ -79,21 +78,8 @@ def test_every_step_is_that_of_torch(name):
 def test_enorm_balances_its_runs_after_every_step(name):
     model = MODELS[name]
     pair = Pair([models.make(model, seed) for seed in range(4)], (*RATES, 0.1), task_of(model))
-    twins = copy.deepcopy(pair.modules)
-
-    def balance(run, module):
-        if run not in (1, 2):
-            return
-        twin = twins[run]
-        twin.load_state_dict(module.state_dict())
-        enorm_by_unit(module)
-        x = torch.ones(1, model["inputs"], dtype=torch.float64)
-        graph = pathcond.extract_graph(twin, x, batchnorm="exclude", smooth=True)
-        ENorm(twin, x, last_layer=False, graph=graph).step()
-        assert_same(twin, module)
-
     for size in SIZES:
-        pair.step(size, slice(1, 3), balance)
+        pair.step(size, slice(1, 3), lambda run, module: enorm_by_unit(module) if run in (1, 2) else None)
         pair.check()
 
 
@@ -112,15 +98,18 @@ def test_enorm_passes_over_units_with_nothing_on_one_side():
 
 
 @pytest.mark.parametrize("norm", ["blocks", "last"])
-def test_convolutions_are_balanced_too(norm):
+def test_chain_are_balanced_too(norm):
     model = {"kind": "cifar_nv", "width": 0.1, "image": 8, "bn": norm}
     module = models.make(model, 0).double().to(memory_format=torch.channels_last)
-    chain, twin = convolutions(module), copy.deepcopy(module)
-    began = chain[0].weight.clone()
-    weights = [layer.weight.detach().permute(0, 2, 3, 1)[None] for layer in chain]
-    torch_layers.enorm_cycle(weights, [layer.bias.detach()[None, None] for layer in chain])
-    x = models.example_input(model).double()
-    graph = pathcond.extract_graph(twin, x, batchnorm="exclude", smooth=True)
-    ENorm(twin, x, last_layer=False, graph=graph).step()
+    layers, twin = chain(module), copy.deepcopy(module)
+    began = layers[0].weight.clone()
+    weights = [layer.weight.detach().movedim(1, -1)[None] for layer in layers]
+    torch_layers.enorm_cycle(weights, [layer.bias.detach()[None, None] for layer in layers])
+    enorm_by_unit(twin)
     assert_same(module, twin)
-    assert not torch.allclose(chain[0].weight, began)
+    assert not torch.allclose(layers[0].weight, began)
+
+
+def test_enorm_needs_a_chain():
+    with pytest.raises(PaperError, match="expected a chain of layers"):
+        chain(models.make({"kind": "resnet18_c", "width": 0.03}, 0))

@@ -154,10 +154,3 @@ def test_locks_are_removed_after_a_failure_too(tmp_path):
     with pytest.raises(ZeroDivisionError), lock_runs(tmp_path / "new", [ONE, TWO], never):
         raise ZeroDivisionError
     assert not (tmp_path / "new").exists()
-
-
-def test_without_locks_training_goes_on_with_a_warning(tmp_path, capsys):
-    (tmp_path / "file").touch()
-    with lock_runs(tmp_path / "file" / "checkpoints", [ONE], never) as locked:
-        assert locked
-    assert "no locks here" in capsys.readouterr().err

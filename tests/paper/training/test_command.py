@@ -156,6 +156,15 @@ def test_it_resumes_after_signals_and_a_time_limit(place, undisturbed, call):
     assert not place.kept()
 
 
+def test_several_processes_share_the_runs(place, undisturbed):
+    status, said = place.run(SHORT, "--workers", "2")
+    assert status == 0, said
+    assert all(place.content(spec) == undisturbed(spec) for spec in SHORT)
+    assert not place.kept()
+    trained = [line for line in said.splitlines() if " s on CPU" in line]
+    assert len(trained) == len(SHORT), "each run is trained once"
+
+
 def test_it_resumes_after_ctrl_c(place, call, monkeypatch, undisturbed):
     inner, calls = Checkpoint.write, []
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from paper import models, results
-from paper.cli import PaperError
 from paper.runs import key, result_path
 from paper.training import runner
 from paper.training.runner import Checkpoint, Options, Progressing, TimeUp, train
@@ -114,13 +113,6 @@ def test_a_networks_layout_that_the_stack_does_not_know_trains_alone(options):
     assert results.is_complete(result_path(options.results, spec))
 
 
-def test_a_spec_that_lacks_something_is_refused_before_anything_runs(options):
-    spec = {name: entry for name, entry in KINDS["mlp"].items() if name not in ("epochs", "seed")}
-    with pytest.raises(PaperError, match="expected epochs, seed, got none"):
-        train([KINDS["enorm"], spec], options)
-    assert not options.results.exists()
-
-
 # ---- batches on a GPU
 
 
@@ -138,8 +130,6 @@ def test_runs_of_one_architecture_share_a_batch_with_enorm_last():
     assert largest[-1] == enorm
     assert all(spec in largest for spec in (base, rate, rows))
     assert [len(batch) for batch in runner._batches([enorm, base, rate, rows], options_on_gpu(most=3))] == [3, 1]
-    many = [make_spec(FLAT, lr=0.1 * k, seed=seed) for k in range(1, 9) for seed in range(3)]
-    assert [len(batch) for batch in runner._batches(many, options_on_gpu(), 2)] == [12, 12], "divided among devices"
 
 
 def test_runs_at_different_epochs_train_separately():
@@ -155,51 +145,22 @@ def test_runs_at_different_epochs_train_separately():
     assert [len(part) for part in runner._by_epoch(members, on_cpu)] == [1] * 4
 
 
-# ---- several devices
+# ---- several processes
 
 
-def test_visible_devices(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
-    assert runner.visible_devices(torch.device("cuda")) == [torch.device("cuda", index) for index in range(3)]
-    assert runner.visible_devices(torch.device("cuda:1")) == [torch.device("cuda:1")]
-    assert runner.visible_devices(CPU) == [CPU]
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    assert runner.visible_devices(torch.device("cuda")) == [torch.device("cuda")]
-
-
-@pytest.fixture
-def two_devices(monkeypatch):
-    """Two processes, here on one CPU."""
-    monkeypatch.setattr(runner, "visible_devices", lambda device: [CPU, CPU])
-
-
-def test_several_processes_give_the_same_bytes(options, tmp_path):
-    specs = [KINDS[kind] for kind in ("mlp", "enorm", "autoencoder")]
-    options.workers = 2
-    train(specs, options)
-    alone = Options(tmp_path / "alone", options.data, tmp_path / "alone_checkpoints", CPU)
-    train(specs, alone)
-    for spec in specs:
-        assert content(options, spec) == content(alone, spec)
+def test_a_run_that_another_process_trains_comes_last(options):
+    """The other process gives up, so that both are trained here."""
+    first, second = KINDS["mlp"], KINDS["enorm"]
+    with runner.lock_runs(options.checkpoints, [first], runner.never) as locked:
+        assert locked
+        options.stop = lambda: result_path(options.results, second).exists()
+        with pytest.raises(TimeUp):
+            train([first, second], options)
+        assert not result_path(options.results, first).exists()
+    options.stop = runner.never
+    train([first, second], options)
+    assert result_path(options.results, first).exists()
     assert not left(options)
-
-
-@pytest.mark.usefixtures("two_devices")
-def test_processes_of_devices_stop_in_time_and_resume(options, tmp_path):
-    specs = [make_spec(FLAT, lr=lr, epochs=4000) for lr in (0.01, 0.02)]
-    options.stop = lambda: len({path.name for path in options.checkpoints.rglob("[!.]*.pt")}) == 2  # not half-written
-    options.every = 0.0
-    with pytest.raises(TimeUp):
-        train(specs, options)
-    assert len(left(options)) == 2
-    assert not options.results.exists()
-
-
-@pytest.mark.usefixtures("two_devices")
-def test_an_error_of_a_device_reaches_the_caller(options):
-    specs = [KINDS["enorm"], {**KINDS["mlp"], "images": 10_000}]
-    with pytest.raises(PaperError, match="images and validation: expected at most 640"):
-        train(specs, options)
 
 
 # ---- progress and provenance

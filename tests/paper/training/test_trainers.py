@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from paper import models
-from paper.enorm import ENorm
 from paper.starts import initialize
 from paper.training.batched_mlps import BatchedTrainer
 from paper.training.modules import ModuleTrainer
@@ -154,9 +153,6 @@ def test_epochs_are_those_of_a_plain_loop(model, way):
         trainer, module = way(run), initialize(*run).module
         optimiser = torch.optim.SGD(module.parameters(), lr=0.1)
         after = {"enorm": lambda m=module: enorm_by_unit(m)}.get(method, lambda: None)
-        if model is CONV and method == "enorm":
-            x = models.example_input(model)
-            after = ENorm(module, x, optimiser, last_layer=False, batchnorm="exclude").step
         for epoch in (1, 2):
             trainer.epoch(epoch)
             train_epoch(module, [optimiser], run[0], trainer.splits, 1, epoch, after)
