@@ -3,9 +3,11 @@
 Each entry has a pattern that has no other meaning in this project, and what to write instead.
 """
 
+import io
 import re
 import subprocess
 import sys
+import tokenize
 from pathlib import Path
 
 WORDS = {
@@ -24,48 +26,67 @@ WORDS = {
     r"\bmass(es)? of\b": "path sum of",
     r"\bunit ids?\b": "scale group",
     r"contains? values of both answers": "say that the runs do not decide",
-    r"at an end of the rates tried": "the smallest or largest learning rate tried",
+    r"at an end of (the|those)( rates)?( tried)?\b": "the smallest or largest learning rate tried",
     r"words in italics are": "the verdict on the claim",
     r"the factor by which .* is [^.]* times the factor by which": "two sentences, one per factor",
-    r"\bchanges? by -\d": "is ... points lower",
+    r"\bchanges? by (-\d|[<>]=)": "is ... points lower",
     r"are one of two candidates": "say which, and why it was chosen",
     r"\bTen seeds have\b": "... have ten seeds",
     r"\bWays on:": "Next:",
     r"\b1 batches\b": "1 batch",
+    r"\bis told the\b": "receives, is given",
 }
-# American spelling in pages that are written by hand. Code, names and links keep the spelling of recorded settings.
+# American spelling in pages, templates, comments, docstrings and messages. Names, also those of recorded settings, keep
+# theirs: a word next to a quote, a backtick, a dot or an underscore is a name.
+_STEMS = "optim|initial|normal|equal|quant|regular|general|minim|maxim|synchron|summar|organ|recogn"
 BRITISH = re.compile(
-    r"\b\w*(?:(?:optim|initial|normal|equal|quant|regular|general|minim|synchron|summar|organ|recogn)is(?:e|ing|ation)|"
-    r"colour|behaviour|neighbour|licence)\w*", re.IGNORECASE,
-)  # fmt: skip
-NO_PROSE = re.compile(r"```.*?```|`[^`]*`|\]\([^)]*\)|<!-- (?!end)\w+ -->.*?<!-- end -->|https?:\S+", re.DOTALL)
-_PAGES = ("api", "how-it-works", "library", "pipeline", "related-tools", "scale-groups", "scaling")
-BY_HAND = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", *(f"docs/{name}.md" for name in _PAGES))
+    rf"(?<![\w.'\"`/=-])(?:(?:un|re)?(?:{_STEMS})is(?:e[drs]?|ers|ing|ations?)|(?:colour|behaviour|neighbour|favour)\w*|"
+    r"licences?|grey|learnt)(?![\w'\"`/=(]|\.\w|: )",
+    re.IGNORECASE,
+)
+NO_PROSE = re.compile(
+    r"```.*?```|`[^`]*`|\]\([^)]*\)|<!-- (?!end)\w+ -->.*?<!-- end -->|https?:\S+|\{\{.*?\}\}|\{[^{}\n]*\}|\{[%#].*?[%#]\}|<[^<>]*>",
+    re.DOTALL,
+)
 PLACES = ("src", "workflow", "docs", "tests", "tools", "benchmarks", "config.yaml", "config", "Makefile", "Snakefile",
           "README.md", "CONTRIBUTING.md", "CHANGELOG.md")  # fmt: skip
 ENDINGS = {".py", ".smk", ".md", ".yaml", ".yml", ".rst", ".jinja", ".j2", ".html", ""}
 
 
+def prose(path: Path, text: str) -> str:
+    """The parts of a file that people read, each on its line: all but code and names."""
+    if path.suffix != ".py":
+        return _blank(NO_PROSE, text) if path.suffix in (".md", ".j2", ".rst") else ""
+    lines = [""] * (text.count("\n") + 1)
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT or (token.type == tokenize.STRING and " " in token.string):
+            for number, line in enumerate(_blank(NO_PROSE, token.string.strip("\"'rf")).splitlines(), token.start[0]):
+                lines[number - 1] += f" {line}"
+    return "\n".join(lines)
+
+
+def _blank(pattern: re.Pattern[str], text: str) -> str:
+    """Text without what a pattern matches; the numbers of its lines stay."""
+    return pattern.sub(lambda match: "\n" * match.group(0).count("\n"), text)
+
+
 def main() -> int:
-    """Print every line that uses a word of the list, or British spelling; exit with 1 if there is one."""
+    """Print every place that uses a phrase of the list, or British spelling; exit with 1 if there is one."""
     listed = subprocess.run(["git", "ls-files", *PLACES], capture_output=True, text=True, check=True)  # noqa: S603, S607
     found = 0
     for name in listed.stdout.splitlines():
         path = Path(name)
         if path.suffix not in ENDINGS or path.name == Path(__file__).name or not path.exists():
             continue
-        for number, line in enumerate(path.read_text("utf-8", errors="ignore").splitlines(), start=1):
-            for pattern, better in WORDS.items():
-                if match := re.search(pattern, line, re.IGNORECASE):
-                    print(f"{name}:{number}: write {better!r} instead of {match.group(0)!r}")
-                    found += 1
-    for name in BY_HAND:
-        # The lines of what is left out stay, so that numbers of lines are right.
-        text = NO_PROSE.sub(lambda match: "\n" * match.group(0).count("\n"), Path(name).read_text("utf-8"))
-        for number, line in enumerate(text.splitlines(), start=1):
-            for match in BRITISH.finditer(line):
-                print(f"{name}:{number}: write {match.group(0)!r} in American spelling")
-                found += 1
+        text = path.read_text("utf-8", errors="ignore")
+        # A phrase may be broken over two lines.
+        hits = [(match, f"write {better!r} instead of") for pattern, better in WORDS.items()
+                for match in re.finditer(pattern.replace(" ", r"\s+"), text, re.IGNORECASE)]  # fmt: skip
+        hits += [(match, "use American spelling for") for match in BRITISH.finditer(prose(path, text))]
+        for match, advice in hits:
+            number = match.string.count("\n", 0, match.start()) + 1
+            print(f"{name}:{number}: {advice} {match.group(0)!r}")
+        found += len(hits)
     return int(found > 0)
 
 

@@ -31,10 +31,10 @@ class Settings(Block):
 def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
     """One row per pooling, seed and sweep of one network at initialization, without the units of BatchNorm.
 
-    Columns network, pooling, seed, sweep (0 is the start), objective, normalised (F above its last value, as a
+    Columns network, pooling, seed, sweep (0 is the start), objective, `normalised` (F above its last value, as a
     fraction of the whole decrease), to_optimum (the same above the minimum of F), update (mean absolute change of
     u in the sweep, NaN at 0), and of the last sweep's u, the same in all rows of a run: max_u (largest absolute u)
-    and printed (as ``normalised``, had it been applied as exp(Bu) instead of exp(-Bu/2); 1 is no rescaling).
+    and printed (as `normalised`, had it been applied as exp(Bu) instead of exp(-Bu/2); 1 is no rescaling).
     """
     from paper import models
 

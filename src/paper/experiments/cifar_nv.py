@@ -96,7 +96,7 @@ def all_classes(table: pd.DataFrame) -> Estimate:
     """Share of the starts from which some method classifies more training images than nine classes have."""
     most = runs(table, lr=LR).groupby("seed")["best_train_accuracy"].max()
     if not (most > LEARNT).any():
-        raise NotMeasured(f"no run has learnt {100 * LEARNT:.0f}% of its training images")
+        raise NotMeasured(f"no run has learned {100 * LEARNT:.0f}% of its training images")
     learnt = int((most > LACKING).sum())
     return noted(Estimate.exact(learnt / len(most)), f"{learnt} of {len(most)} starts")
 

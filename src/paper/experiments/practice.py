@@ -5,8 +5,8 @@ its grid, by the optimizer it is usually trained with. A method's rate is the on
 accuracy after the last epoch. Its gain is the test accuracy after the last epoch minus that of the baseline, each at
 its own rate, paired by seed. The GPT predicts the next character of a text; its accuracy is that of all characters.
 
-Where a chosen rate is an end of the rates tried, a better one may lie beyond: the baseline at an end makes the gain an
-upper bound, the method at an end a lower bound. docs/hypotheses.md has the hypotheses, committed before the runs.
+Where a chosen rate is the smallest or largest one tried, a better one may lie beyond: for the baseline this makes the
+gain an upper bound, for the method a lower bound. docs/hypotheses.md has the hypotheses, committed before the runs.
 """
 
 from __future__ import annotations
@@ -124,7 +124,9 @@ def gain(row: Any) -> Estimate:
     low, high = -math.inf if row.baseline_at_end else row.low, math.inf if row.at_end else row.high
     ends = [name for name, there in (("baseline", row.baseline_at_end), ("method", row.at_end)) if there]
     bound = "" if len(ends) != 1 else AT_MOST if row.baseline_at_end else AT_LEAST
-    return Estimate(row.gain, low, high, bound, note=f"{' and '.join(ends)} at an end of the rates" if ends else "")
+    return Estimate(
+        row.gain, low, high, bound, note=f"best rate of {' and '.join(ends)} at the edge of the grid" if ends else ""
+    )
 
 
 # The figure
@@ -155,7 +157,7 @@ def key(figure: Any, rows: pd.DataFrame) -> None:
     looks = [METHODS[name] for name in methods]
     handles = [plotting.handle(color=m.colour, marker=m.marker, linestyle="", label=m.label) for m in looks]
     figure.legend(handles=handles, loc="outside upper center", ncols=len(handles))
-    plotting.note(figure, "open: the rate of the method or of the baseline is an end of those tried")
+    plotting.note(figure, "open: the best rate of the method or of the baseline is the smallest or largest one tried")
 
 
 def plot(table: pd.DataFrame) -> plotting.Figure:

@@ -47,7 +47,7 @@ def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
     At one seed and depth all activations share weights and inputs, which are normal. Everything is in float64, with
     BatchNorm left out of the units; in eval mode but for `train_error`.
 
-    Columns activation, initialisation, hidden_layers, seed, error (norm of the output's change over the norm of the
+    Columns activation, `initialisation`, hidden_layers, seed, error (norm of the output's change over the norm of the
     output, mean over samples), train_error (the same in train mode, with the samples as the batch), max_u (largest
     absolute u), clamped (units at the bound); and without the bound: free_u (largest absolute u), kept_u and kept_error
     (u and change where the activations are kept in diag(G), NaN where there is no solution).

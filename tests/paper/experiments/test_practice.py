@@ -53,7 +53,7 @@ def test_a_rate_at_an_end_bounds_the_gain_from_one_side(baseline, half, low, hig
     found = practice.best(runs({"baseline": baseline, "half": half}, accuracy))
     estimate = practice.gain(next(found.query("method == 'half'").itertuples()))
     assert (estimate.low, estimate.high) == (pytest.approx(low), pytest.approx(high))
-    assert "end of the rates" in estimate.note
+    assert "at the edge of the grid" in estimate.note
 
 
 def test_rates_with_more_seeds_than_others_are_compared_over_the_shared_seeds():
