@@ -38,7 +38,7 @@ VALUES = {
     "negative seed": (E + "mlp_depth.seeds", [-1], "seeds.0: expected at least 0, got -1."),
     "no epochs": ("setups.mlp_cifar.epochs", 0, "epochs: expected at least 1, got 0."),
     "unknown method": (E + "mlp_depth.methods", ["pathcnd"], "methods.0: expected one of baseline"),
-    "unknown optimiser": ("setups.mlp_cifar.optimiser.name", "lion", "optimiser: expected one of sgd"),
+    "unknown optimizer": ("setups.mlp_cifar.optimiser.name", "lion", "optimiser: expected one of sgd"),
     "unknown data set": ("setups.mlp_cifar.dataset", "cifar", "dataset: expected one of cifar10, mnist, gen"),
     "unknown device": ("device", "gpu", "device: expected one of auto, cpu, cuda, got 'gpu'"),
     "unknown network": (E + "bcd.networks", ["vgg"], "bcd.networks: no network 'vgg'"),

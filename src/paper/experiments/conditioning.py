@@ -67,9 +67,9 @@ def parts(settings: Settings) -> Iterator[Part]:
 def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
     """One row per network, initialization, kernel and seed: the spectrum before and after the rescaling, in float64.
 
-    Columns network, `initialisation`, kernel, seed, hidden_layers, compression, parameters, units, max_log_scale; and for
-    both states, with the suffix _before or _after: rank (eigenvalues that are not zero), condition (of those), low (the
-    largest over their quantile `LOW`), mean (of all eigenvalues).
+    Columns network, `initialisation`, kernel, seed, hidden_layers, compression, parameters, units, max_log_scale; and
+    for both states, with the suffix _before or _after: rank (eigenvalues that are not zero), condition (of those), low
+    (the largest over their quantile `LOW`), mean (of all eigenvalues).
     """
     found = _path_kernels(settings, device) if "hidden" in settings else _tangent_kernels(settings, device)
     return pd.DataFrame(list(found))

@@ -197,7 +197,7 @@ def _handles(rows: pd.DataFrame) -> list[plotting.Line2D]:
 
 
 def _at_best(axes: plotting.Axes, rows: pd.DataFrame, x: str, criterion: Criterion, offset: float = 0.0) -> None:
-    """Means and 95% intervals of each method at its own best rate; open where that is the smallest or largest one tried."""
+    """Means and 95% intervals of each method at its own best rate; open where that is the last one tried."""
     sign = -1.0 if criterion.factor is None else 1.0
     for number, name in enumerate(plotting.methods(rows)):
         method = plotting.METHODS[name]
@@ -252,7 +252,7 @@ def _loss_gains(axes: plotting.Axes, rows: pd.DataFrame) -> None:
 
 
 def _by_rate(axes: plotting.Axes, rows: pd.DataFrame) -> None:
-    """The test accuracy of every seed against the learning rate, and the means; open where the best rate is the last tried."""
+    """Test accuracy of every seed against the learning rate, and means; open where the best rate is the last tried."""
     for name in plotting.methods(rows):
         method = plotting.METHODS[name]
         by_rate = {lr: -values for lr, values in ACCURACY.by_rate(of(rows, name)).items()}

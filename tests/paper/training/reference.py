@@ -30,7 +30,7 @@ def make_spec(model, method="baseline", rescaling=None, **changes):
 
 
 def random_splits(spec, device=CPU):
-    """As many images as a spec asks for: ten random patterns under noise, which can be learned; or windows of a text."""
+    """As many images as a spec asks for: ten random patterns under noise, to be learned; or windows of a text."""
     if spec["task"] == "predict_next":
         return text_splits(spec, device)
     source, flat = generator(7, "input"), "image" not in spec["model"]
