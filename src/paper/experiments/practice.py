@@ -164,14 +164,18 @@ def plot(table: pd.DataFrame) -> plotting.Figure:
     """Gain of the library's default and of the full rescaling by network, one panel per budget."""
     rows = table[(table["panel"] == "best") & table["method"].isin([BASELINE, DEFAULT, "full"])]
     names, budgets = rows["network"].drop_duplicates().tolist(), sorted(rows["epochs"].unique())
-    figure, axes = plotting.panels(1, len(budgets), plotting.PAGE, 1.2 + 0.42 * len(names), sharey=True)
+    size = plotting.PAGE, 1.2 + 0.42 * len(names)
+    figure, axes = plotting.panels(1, len(budgets), *size, sharex=True, sharey=True)
     for place, epochs in zip(axes, budgets, strict=True):
         one = rows[rows["epochs"] == epochs]
         gains(place, one, names, "network")
         place.set_title(f"{epochs:g} epochs")
-        accuracy = one[one["method"] == BASELINE].set_index("network")["accuracy"]
-        labels = [f"{LABELS.get(name, name)}\nbaseline {accuracy.get(name, math.nan):.1f}%" for name in names]
-        place.set_yticks(range(len(names)), labels)
+        place.margins(x=0.15)
+        place.set_yticks(range(len(names)), [LABELS.get(name, name) for name in names])
+        for row in one[one["method"] == BASELINE].itertuples():
+            at = names.index(row.network)
+            place.annotate(f"{row.accuracy:.1f}%", (1, at), (-2, 0), ("axes fraction", "data"), "offset points",
+                           ha="right", va="center", fontsize="small", color="#777777")  # fmt: skip
     key(figure, rows)
     return figure
 
@@ -244,7 +248,7 @@ EXPERIMENT = Experiment(
     caption=(
         "Gain in test accuracy over the baseline by network, each method at the learning rate with its best validation "
         "accuracy. CIFAR-10 with flips and crops and a one-cycle schedule; the GPT predicts the next character of a "
-        "text. Bars are 95% intervals of the difference paired by seed."
+        "text. At the right the baseline's accuracy. Bars are 95% intervals of the difference paired by seed."
     ),
     settings=Settings,
     plot=plot,
