@@ -1,8 +1,8 @@
-"""Tiny networks for all tests: each with an input and the number of units that must be free and frozen."""
+"""One table of networks for all tests: each with its inputs, and how many of its units are free and frozen."""
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -11,33 +11,57 @@ from torch import Tensor, nn
 
 import pathcond
 
+Given = tuple[int, ...] | Tensor
+D = torch.float64
 
-@dataclass(frozen=True)
+
 class Case:
-    """A network, its input shape (without the batch of 3), and how many of its units are free and frozen."""
+    """A network, the shapes of its inputs (or the inputs), and the numbers of free and frozen units.
 
-    name: str
-    build: Callable[[], nn.Module]
-    shape: tuple[int, ...]
-    units: int
-    frozen: int = 0
+    ``ends`` names parameters in front of operations at which paths end, so that their diag(G) is not that of all paths.
+    """
+
+    def __init__(
+        self, name: str, units: int, frozen: int, network: nn.Module, *given: Given, ends: tuple[str, ...] = ()
+    ) -> None:
+        self.name, self.units, self.frozen, self.network, self.given, self.ends = (
+            name, units, frozen, network, given, ends,
+        )  # fmt: skip
 
     def model(self, seed: int = 0) -> nn.Module:
         """The network in float64, with every parameter and statistic away from zero, one and each other."""
         torch.manual_seed(seed)
-        model = self.build().double()
+        model = copy.deepcopy(self.network).double()
         with torch.no_grad():
             for p in model.parameters():
-                p.add_(0.3 * torch.randn_like(p))
+                p.normal_(0.2, 0.6)
             for name, b in model.named_buffers():
                 if name.endswith("running_var"):
-                    b.copy_(0.5 + torch.rand_like(b))
+                    b.uniform_(0.5, 1.5)
                 elif name.endswith("running_mean"):
-                    b.copy_(0.5 * torch.randn_like(b))
+                    b.normal_(0.0, 0.5)
         return model
 
-    def input(self, seed: int = 1) -> Tensor:
-        return torch.randn(3, *self.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    def input(self, seed: int = 1, more: int = 0) -> Any:
+        """A tensor, or a tuple of several; ``more`` makes the batch larger."""
+        draw = torch.Generator().manual_seed(seed)
+        found = tuple(
+            given[(torch.arange(len(given) + more) + seed - 1) % len(given)]
+            if isinstance(given, Tensor)
+            else torch.randn(given[0] + more, *given[1:], generator=draw, dtype=D)
+            for given in self.given
+        )
+        return found if len(found) > 1 else found[0]
+
+    @property
+    def graph(self) -> pathcond.ScaleGraph:
+        """The graph of ``model()`` on ``input()``, extracted once for all tests."""
+        return _extracted(self)
+
+
+@cache
+def _extracted(case: Case) -> pathcond.ScaleGraph:
+    return pathcond.extract_graph(case.model(), case.input())
 
 
 class Lambda(nn.Module):
@@ -53,7 +77,7 @@ class Lambda(nn.Module):
         return self._run(self, *inputs)
 
 
-def outputs(model: nn.Module, x: Tensor | tuple[Tensor, ...], training: bool) -> Tensor:
+def outputs(model: nn.Module, x: Any, training: bool) -> Tensor:
     """The output in one mode, with the same random numbers each time; the model is left as it is."""
     model = copy.deepcopy(model).train(training)
     torch.manual_seed(7)
@@ -68,28 +92,31 @@ def change(before: list[Tensor], after: list[Tensor]) -> float:
 
 
 def random_scales(graph: pathcond.ScaleGraph, seed: int = 3) -> Tensor:
-    return torch.randn(graph.units, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.randn(graph.units, generator=torch.Generator().manual_seed(seed), dtype=D)
 
 
-def assert_function_kept(
-    model: nn.Module, x: Tensor | tuple[Tensor, ...], graph: pathcond.ScaleGraph, tol: float = 1e-9
-) -> None:
-    """Random scales change no output, in both modes; the model is left as it is."""
+def rescaled(model: nn.Module, graph: pathcond.ScaleGraph, seed: int = 3) -> nn.Module:
+    """A copy of a model with random scales."""
     scaled = copy.deepcopy(model)
-    pathcond.apply_scales_(scaled, graph, random_scales(graph))
+    pathcond.apply_scales_(scaled, graph, random_scales(graph, seed))
+    return scaled
+
+
+def assert_function_kept(model: nn.Module, x: Any, graph: pathcond.ScaleGraph, tol: float = 1e-9) -> None:
+    """Random scales change no output, in both modes; the model is left as it is."""
+    scaled = rescaled(model, graph)
     for training in (False, True):
         found, expected = (outputs(m, x, training) for m in (scaled, model))
         torch.testing.assert_close(found, expected, rtol=tol, atol=tol * float(expected.abs().amax()))
 
 
 def assert_diag_g_follows(
-    model: nn.Module, x: Tensor, graph: pathcond.ScaleGraph, tol: float = 1e-9, but: frozenset[str] = frozenset()
+    model: nn.Module, x: Any, graph: pathcond.ScaleGraph, tol: float = 1e-9, but: tuple[str, ...] = ()
 ) -> None:
     """diag(G) after a rescaling at random is exp(Bu) diag(G), entry by entry, but for some parameters."""
-    before, u = pathcond.compute_diag_g(model, x), random_scales(graph)
-    pathcond.apply_scales_(model, graph, u)
-    after, full = pathcond.compute_diag_g(model, x), graph.by_number(u)
-    for name in before.keys() - but:
+    before, full = pathcond.compute_diag_g(model, x, graph=graph), graph.by_number(random_scales(graph))
+    after = pathcond.compute_diag_g(rescaled(model, graph), x, graph=graph)
+    for name in before.keys() - set(but):
         scales = graph.params.get(name)
         factor = (full[scales.col] - full[scales.row]).exp() if scales else torch.ones(())
         atol = 1e-12 * float(before[name].abs().amax())
@@ -98,7 +125,7 @@ def assert_diag_g_follows(
 
 def mlp(
     *widths: int, act: Callable[[], nn.Module] = nn.ReLU, norm: Callable[[int], nn.Module] | None = None
-) -> nn.Module:
+) -> nn.Sequential:
     layers: list[nn.Module] = []
     for i, (n, m) in enumerate(zip(widths, widths[1:], strict=False)):
         layers.append(nn.Linear(n, m))
@@ -115,10 +142,12 @@ def head(n: int) -> nn.Module:
     return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(n, 2))
 
 
+# ---- forward passes that need more than one expression
+
+
 def _residual_mlp(s: Any, x: Tensor) -> Tensor:
     x = F.relu(s.stem(x))
-    x = F.relu(x + s.b(F.relu(s.a(x))))
-    return s.head(x)
+    return s.head(F.relu(x + s.b(F.relu(s.a(x)))))
 
 
 def _residual_conv(s: Any, x: Tensor) -> Tensor:
@@ -148,7 +177,7 @@ def _shuffle(x: Tensor, groups: int) -> Tensor:
 
 def _views(s: Any, x: Tensor) -> Tensor:
     x = s.a(x)
-    left, right = x.chunk(2, 1)
+    left, right = x[:, :3], x[:, 3:]
     left.relu_()  # through a view, in place
     right.mul_(0.5)
     x[:, :1] += right[:, :1]  # ties channel 0 to channel 3
@@ -168,122 +197,413 @@ def _branch(s: Any, x: Tensor) -> Tensor:
 
 
 def _scalar_gain(s: Any, x: Tensor) -> Tensor:
-    """A parameter without axes, and weights made from parameters alone."""
     w = s.b.weight - s.b.weight.mean(1, keepdim=True)
     return s.c(F.relu(F.linear(F.relu(s.a(x)) * s.gain, w, s.b.bias)))
 
 
 def _made_weights(s: Any, x: Tensor) -> Tensor:
-    """A convolution whose weights are computed from its input."""
     x = F.relu(s.a(x))
     w = (torch.sigmoid(s.b(x.mean((0, 2, 3)))) @ s.w).view(4, 4, 3, 3)
     return s.head(F.relu(F.conv2d(x, w)))
 
 
+def _qkv(s: Any, x: Tensor, size: int = 3) -> list[Tensor]:
+    return [layer(x).unflatten(-1, (-1, size)).transpose(1, 2) for layer in (s.q, s.k, s.v)]
+
+
+def _sdpa(s: Any, x: Tensor) -> Tensor:
+    q, k, v = _qkv(s, x)
+    y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+    return s.o(y.transpose(1, 2).flatten(2))
+
+
+def _matmul(s: Any, x: Tensor) -> Tensor:
+    q, k, v = _qkv(s, x)
+    scores = (q @ k.transpose(-1, -2) / 3**0.5).masked_fill(torch.ones(5, 5).triu(1).bool(), -torch.inf)
+    return s.o((F.dropout(scores.softmax(-1), 0.0) @ v).transpose(1, 2).flatten(2))
+
+
+def _rotary(s: Any, x: Tensor) -> Tensor:
+    q, k, v = _qkv(s, x, 4)
+    angle = torch.arange(5.0, dtype=x.dtype)[:, None] * torch.tensor([1.0, 0.1, 1.0, 0.1], dtype=x.dtype)
+
+    def turn(y: Tensor) -> Tensor:
+        return y * angle.cos() + torch.cat((-y[..., 2:], y[..., :2]), -1) * angle.sin()
+
+    return s.o(F.scaled_dot_product_attention(turn(q), turn(k), v).transpose(1, 2).flatten(2))
+
+
+def _einsum(s: Any, x: Tensor) -> Tensor:
+    q, k, v = (torch.einsum("...td,dhk->...thk", x, w) for w in (s.wq, s.wk, s.wv))
+    weights = torch.einsum("bqhk,bshk->bhqs", q, k).softmax(-1)
+    return torch.einsum("bqhk,hkd->bqd", torch.einsum("bhqs,bshk->bqhk", weights, v), s.wo)
+
+
+def _baddbmm(s: Any, x: Tensor) -> Tensor:
+    bias = torch.ones(1, 5, 5, dtype=x.dtype)
+    return s.o(torch.baddbmm(bias, s.q(x), s.k(x).transpose(1, 2), alpha=0.3).softmax(-1).bmm(s.v(x)))
+
+
+def _chunks(s: Any, x: Tensor) -> Tensor:
+    q, k, v = (F.linear(x, w, b) for w, b in zip(s.w.chunk(3, 0), s.b.unbind(0), strict=True))
+    return s.o(F.scaled_dot_product_attention(q, k, v))
+
+
+def _stacked(s: Any, x: Tensor) -> Tensor:
+    y = F.scaled_dot_product_attention(*(F.linear(x, w) for w in s.w.unbind(0)))
+    halves = [F.relu(F.linear(y, s.o[part], s.c[part])) for part in (slice(0, 6), slice(6, 12))]
+    return F.linear(halves[0] + halves[1], s.h)
+
+
+def _gain(s: Any, x: Tensor) -> Tensor:
+    y = s.a(x)
+    y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-6)
+    return s.b(y * (1.0 + s.w))
+
+
+def _recurrent(start: Callable[[Tensor], Tensor]) -> Lambda:
+    """A recurrent network by hand, which starts from zeros."""
+
+    def forward(s: Any, x: Tensor) -> Tensor:
+        h = start(x)
+        for now in x.unbind(1):
+            h = F.relu(s.i(now) + s.h(h))
+        return s.o(h)
+
+    return Lambda(forward, i=L(5, 8), h=L(8, 8), o=L(8, 2))
+
+
+def _masked_weights(s: Any, x: Tensor) -> Tensor:
+    mask = (torch.arange(18).reshape(6, 3) % 2 == 0).to(x.dtype)
+    return F.linear(F.relu(F.linear(x, s.a * mask)), 0.5 * s.b / 3)
+
+
+def relu2(x: Tensor) -> Tensor:
+    return F.relu(x) ** 2
+
+
+def squared(forward: Callable[[Any, Tensor], Tensor], **parts: nn.Module | tuple[int, ...]) -> Lambda:
+    return Lambda(forward, a=L(3, 4), **{"b": L(4, 2), **parts})
+
+
+def _squared_stream(s: Any, x: Tensor) -> Tensor:
+    """The channels of the stream carry the square of the scale of those in front of the squared ReLU."""
+    y = s.a(x)
+    return s.c(y + relu2(s.b(y)))
+
+
+def _transformer(s: Any, x: Tensor) -> Tensor:
+    q, k, v = (part.unflatten(-1, (2, -1)).transpose(1, 2) for part in s.qkv(s.norm1(x)).chunk(3, -1))
+    x = x + s.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+    return s.head(s.norm3(x + s.down(relu2(s.up(s.norm2(x))))))
+
+
+def _int_copy(s: Any, h: Tensor, x: Tensor) -> Tensor:
+    q = torch.zeros(3, 8, dtype=torch.long)
+    q[:] = h * 10
+    return s.fc2(q.double())
+
+
+def tail(forward: Callable[[Any, Tensor, Tensor], Tensor], **parts: tuple[int, ...]) -> Lambda:
+    """A function of a hidden layer and the input."""
+    return Lambda(lambda s, x: forward(s, F.relu(s.fc1(x)), x), fc1=L(6, 8), fc2=L(8, 5), **parts)
+
+
+def unruled(layer: Callable[[Any, Tensor], Tensor], **parts: nn.Module | tuple[int, ...]) -> Lambda:
+    """A layer without a rule in front of a ReLU."""
+    model = Lambda(lambda s, x: s.out(F.relu(layer(s, x))), **parts, out=L(8, 2))
+    model.register_buffer("fixed", torch.randn(8, 5))
+    return model
+
+
+def _zeros_joined(s: Any, x: Tensor) -> Tensor:
+    h = torch.cat([torch.zeros(2, 1, 8, dtype=x.dtype), F.relu(s.a(x))], 1) + s.p
+    return torch.cat((s.c(h[:, 1:].mean(1)), h[:, 0]), 1)
+
+
+def _zeros_written(s: Any, x: Tensor) -> Tensor:
+    h = F.relu(s.a(x)).clone()
+    h[:, 0] = 0
+    h = s.p + h
+    return torch.cat((s.c(h[:, 1:].mean(1)), torch.sigmoid(h[:, 0])), 1)
+
+
+def _zeros_maximum(s: Any, x: Tensor) -> Tensor:
+    h = torch.zeros(2, 5, 8, dtype=x.dtype)
+    h[:, 1:] = s.a(x)
+    h = torch.maximum(h, s.p.view(1, 1, -1))
+    return torch.cat((s.c(h[:, 1:].mean(1)), h[:, 0].exp()), 1)
+
+
+def embedded(forward: Callable[[Any, Tensor], Tensor]) -> Lambda:
+    return Lambda(forward, e=nn.Embedding(10, 6), c=L(6, 4), d=L(6, 4))
+
+
+def _edges(how: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Lambda:
+    """Sums over the edges of a graph."""
+    return Lambda(lambda s, x, source, target: s.b(F.relu(s.c(how((h := F.relu(s.a(x))), target, h[source])))),
+                  a=L(8, 6), c=L(6, 6), b=L(6, 2))  # fmt: skip
+
+
+L = nn.Linear
+IDS, ZERO, ENDS = torch.tensor([1, 3, 2]), torch.zeros(1, dtype=torch.long), torch.arange(18).reshape(2, 9) * 7 % 5
+ADJACENCY = torch.softmax(torch.randn(4, 4, generator=torch.Generator().manual_seed(2), dtype=D), -1)
+MASK = torch.arange(6) < 2
+QKV = {name: L(6, 6) for name in "qkv"}
+QK = ("q.weight", "q.bias", "k.weight", "k.bias")
+
 CASES = [
-    Case("mlp", lambda: mlp(3, 4, 5, 2), (3,), 9),
-    Case("mlp_bn", lambda: mlp(3, 4, 5, 2, norm=nn.BatchNorm1d), (3,), 9),
-    Case("mlp_ln", lambda: mlp(3, 4, 5, 2, norm=nn.LayerNorm), (3,), 9),
-    Case("mlp_leaky", lambda: mlp(3, 4, 2, act=lambda: nn.LeakyReLU(0.2)), (3,), 4),
-    Case("mlp_prelu", lambda: mlp(3, 4, 2, act=lambda: nn.PReLU(4)), (3,), 4),
-    Case("mlp_dropout", lambda: nn.Sequential(mlp(3, 4, 4), nn.ReLU(), nn.Dropout(0.5), nn.Linear(4, 2)), (3,), 8),
-    Case("mlp_one_unit_layers", lambda: mlp(1, 1, 1, 1), (1,), 2),
-    Case("mlp_bn_no_affine", lambda: mlp(3, 4, 2, norm=lambda n: nn.BatchNorm1d(n, affine=False)), (3,), 0, 4),
-    Case("mlp_tanh", lambda: mlp(3, 4, 5, 2, act=nn.Tanh), (3,), 0, 9),
-    Case("mlp_relu6", lambda: mlp(3, 4, 2, act=nn.ReLU6), (3,), 0, 4),
-    Case("mlp_gelu", lambda: mlp(3, 4, 2, act=nn.GELU), (3,), 0, 4),
-    Case("linear", lambda: nn.Linear(3, 2), (3,), 0),
-    Case("by_hand", lambda: Lambda(  # plain tensors and matrix products, no layers
-        lambda s, x: (x @ s.w1 + s.b1).clamp(min=0) @ s.w2, w1=(3, 5), w2=(5, 2), b1=(5,)), (3,), 5),
-    Case("branch_on_shape", lambda: Lambda(_branch, a=nn.Linear(4, 3), b=nn.Linear(3, 2)), (2, 2), 3),
-    Case(
-        "declared_out_of_order",
-        lambda: Lambda(lambda s, x: s.first(F.relu(s.third(F.relu(s.second(x))))), first=nn.Linear(4, 2),
-                       second=nn.Linear(3, 5), third=nn.Linear(5, 4)),
-        (3,), 9,
-    ),
-    Case("residual_mlp", lambda: Lambda(_residual_mlp, stem=nn.Linear(3, 4), a=nn.Linear(4, 5), b=nn.Linear(5, 4),
-                                        head=nn.Linear(4, 2)), (3,), 9),
-    Case("residual_to_input", lambda: Lambda(lambda s, x: s.h(F.relu(x + s.b(F.relu(s.a(x))))), a=nn.Linear(3, 4),
-                                             b=nn.Linear(4, 3), h=nn.Linear(3, 2)), (3,), 4, 3),
-    Case("residual_self", lambda: Lambda(lambda s, x: s.h(F.relu((y := F.relu(s.a(x))) + s.b(y))), a=nn.Linear(3, 4),
-                                         b=nn.Linear(4, 4), h=nn.Linear(4, 2)), (3,), 4),
-    Case("tied_to_output", lambda: Lambda(lambda s, x: s.a(x) + s.b(F.relu(s.a(x))), a=nn.Linear(3, 4),
-                                          b=nn.Linear(4, 4)), (3,), 0, 4),
-    Case("residual_conv", lambda: Lambda(
+    Case("mlp", 9, 0, mlp(3, 4, 5, 2), (3, 3)),
+    Case("mlp_bn", 9, 0, mlp(3, 4, 5, 2, norm=nn.BatchNorm1d), (3, 3)),
+    Case("mlp_ln", 9, 0, mlp(3, 4, 5, 2, norm=nn.LayerNorm), (3, 3)),
+    Case("mlp_leaky", 4, 0, mlp(3, 4, 2, act=lambda: nn.LeakyReLU(0.2)), (3, 3)),
+    Case("mlp_prelu", 4, 0, mlp(3, 4, 2, act=lambda: nn.PReLU(4)), (3, 3)),
+    Case("mlp_dropout", 8, 0, nn.Sequential(mlp(3, 4, 4), nn.ReLU(), nn.Dropout(0.5), L(4, 2)), (3, 3)),
+    Case("mlp_one_unit_layers", 2, 0, mlp(1, 1, 1, 1), (3, 1)),
+    Case("mlp_bn_no_affine", 0, 4, mlp(3, 4, 2, norm=lambda n: nn.BatchNorm1d(n, affine=False)), (3, 3)),
+    Case("mlp_tanh", 0, 9, mlp(3, 4, 5, 2, act=nn.Tanh), (3, 3)),
+    Case("mlp_relu6", 0, 4, mlp(3, 4, 2, act=nn.ReLU6), (3, 3)),
+    Case("mlp_gelu", 0, 4, mlp(3, 4, 2, act=nn.GELU), (3, 3)),
+    Case("linear", 0, 0, L(3, 2), (3, 3)),
+    Case("by_hand", 5, 0, Lambda(  # plain tensors and matrix products, no layers
+        lambda s, x: (x @ s.w1 + s.b1).clamp(min=0) @ s.w2, w1=(3, 5), w2=(5, 2), b1=(5,)), (3, 3)),
+    Case("branch_on_shape", 3, 0, Lambda(_branch, a=L(4, 3), b=L(3, 2)), (3, 2, 2)),
+    Case("declared_out_of_order", 9, 0, Lambda(
+        lambda s, x: s.first(F.relu(s.third(F.relu(s.second(x))))), first=L(4, 2), second=L(3, 5), third=L(5, 4)),
+        (3, 3)),
+    Case("residual_mlp", 9, 0, Lambda(_residual_mlp, stem=L(3, 4), a=L(4, 5), b=L(5, 4), head=L(4, 2)), (3, 3)),
+    Case("residual_to_input", 4, 3, Lambda(
+        lambda s, x: s.h(F.relu(x + s.b(F.relu(s.a(x))))), a=L(3, 4), b=L(4, 3), h=L(3, 2)), (3, 3)),
+    Case("residual_self", 4, 0, Lambda(
+        lambda s, x: s.h(F.relu((y := F.relu(s.a(x))) + s.b(y))), a=L(3, 4), b=L(4, 4), h=L(4, 2)), (3, 3)),
+    Case("tied_to_output", 0, 4, Lambda(lambda s, x: s.a(x) + s.b(F.relu(s.a(x))), a=L(3, 4), b=L(4, 4)), (3, 3)),
+    Case("residual_conv", 7, 0, Lambda(
         _residual_conv, c1=conv(2, 4), bn1=nn.BatchNorm2d(4), c2=conv(4, 3), bn2=nn.BatchNorm2d(3), short=conv(2, 3, 1),
-        bn3=nn.BatchNorm2d(3), head=head(3)), (2, 4, 4), 7),
-    Case("stage", lambda: Lambda(_stage, c0=conv(2, 4), bn0=nn.BatchNorm2d(4), one=_block(4), two=_block(4),
-                                 head=head(4)), (2, 4, 4), 14),
-    Case("conv_pools", lambda: nn.Sequential(
+        bn3=nn.BatchNorm2d(3), head=head(3)), (3, 2, 4, 4)),
+    Case("stage", 14, 0, Lambda(_stage, c0=conv(2, 4), bn0=nn.BatchNorm2d(4), one=_block(4), two=_block(4),
+                                head=head(4)), (3, 2, 4, 4)),
+    Case("conv_pools", 10, 0, nn.Sequential(
         conv(2, 3), nn.ReLU(), nn.MaxPool2d(3, 2, 1), conv(3, 4), nn.ReLU(), nn.AvgPool2d(2), nn.Flatten(),
-        nn.Linear(16, 3), nn.ReLU(), nn.Linear(3, 2)), (2, 8, 8), 10),
-    Case("conv_padding_modes", lambda: nn.Sequential(
+        L(16, 3), nn.ReLU(), L(3, 2)), (3, 2, 8, 8)),
+    Case("conv_padding_modes", 9, 0, nn.Sequential(
         conv(2, 3, padding_mode="circular"), nn.ReLU(), conv(3, 3, padding_mode="reflect"), nn.ReLU(),
-        nn.ZeroPad2d(1), nn.Conv2d(3, 3, 3, padding="same"), nn.ReLU(), head(3)), (2, 5, 5), 9),
-    Case("conv1d", lambda: nn.Sequential(
+        nn.ZeroPad2d(1), nn.Conv2d(3, 3, 3, padding="same"), nn.ReLU(), head(3)), (3, 2, 5, 5)),
+    Case("conv1d", 7, 0, nn.Sequential(
         nn.Conv1d(2, 3, 3), nn.ReLU(), nn.MaxPool1d(2), nn.Conv1d(3, 4, 2), nn.AdaptiveMaxPool1d(2), nn.Flatten(),
-        nn.Linear(8, 2)), (2, 9), 7),
-    Case("conv3d", lambda: nn.Sequential(
-        nn.Conv3d(1, 3, 2), nn.ReLU(), nn.AvgPool3d(2), nn.Conv3d(3, 2, 1), nn.ReLU(), nn.Flatten(), nn.Linear(2, 2)),
-        (1, 3, 3, 3), 5),
-    Case("depthwise", lambda: nn.Sequential(
+        L(8, 2)), (3, 2, 9)),
+    Case("conv3d", 5, 0, nn.Sequential(
+        nn.Conv3d(1, 3, 2), nn.ReLU(), nn.AvgPool3d(2), nn.Conv3d(3, 2, 1), nn.ReLU(), nn.Flatten(), L(2, 2)),
+        (3, 1, 3, 3, 3)),
+    Case("depthwise", 11, 0, nn.Sequential(
         conv(2, 4), nn.BatchNorm2d(4), nn.ReLU(), conv(4, 4, groups=4), nn.BatchNorm2d(4), nn.ReLU(), conv(4, 3, 1),
-        nn.ReLU(), head(3)), (2, 4, 4), 11),
-    Case("grouped", lambda: nn.Sequential(
-        conv(2, 4), nn.ReLU(), conv(4, 6, groups=2), nn.ReLU(), head(6)), (2, 4, 4), 10),
-    Case("transposed", lambda: nn.Sequential(
+        nn.ReLU(), head(3)), (3, 2, 4, 4)),
+    Case("grouped", 10, 0, nn.Sequential(conv(2, 4), nn.ReLU(), conv(4, 6, groups=2), nn.ReLU(), head(6)),
+         (3, 2, 4, 4)),
+    Case("transposed", 13, 0, nn.Sequential(
         conv(2, 4), nn.ReLU(), nn.ConvTranspose2d(4, 6, 2, 2, groups=2), nn.ReLU(), nn.ConvTranspose2d(6, 3, 3),
-        nn.ReLU(),
-        head(3)), (2, 3, 3), 13),
-    Case("concat", lambda: Lambda(
+        nn.ReLU(), head(3)), (3, 2, 3, 3)),
+    Case("concat", 8, 0, Lambda(
         lambda s, x: s.head(F.relu(s.c(torch.cat([F.relu(s.a(x)), F.relu(s.b(x)), x], 1)))), a=conv(2, 3),
-        b=conv(2, 2, 1),
-        c=conv(7, 3), head=head(3)), (2, 4, 4), 8),
-    Case("split", lambda: Lambda(
+        b=conv(2, 2, 1), c=conv(7, 3), head=head(3)), (3, 2, 4, 4)),
+    Case("split", 6, 0, Lambda(
         lambda s, x: s.head(F.relu(torch.cat([s.b(F.relu(s.a(x)).split([1, 3], 1)[1]), s.a(x)[:, :1]], 1))),
-        a=conv(2, 4), b=conv(3, 2), head=head(3)), (2, 4, 4), 6),
-    Case("channel_shuffle", lambda: Lambda(
+        a=conv(2, 4), b=conv(3, 2), head=head(3)), (3, 2, 4, 4)),
+    Case("channel_shuffle", 9, 0, Lambda(
         lambda s, x: s.head(F.relu(s.b(_shuffle(F.relu(s.a(x)), 2)))), a=conv(2, 6), b=conv(6, 3, groups=3),
-        head=head(3)),
-        (2, 4, 4), 9),
-    Case("pixel_shuffle", lambda: nn.Sequential(conv(2, 8), nn.ReLU(), nn.PixelShuffle(2), conv(2, 3), nn.ReLU(),
-                                                head(3)), (2, 3, 3), 5),
-    Case("upsample", lambda: nn.Sequential(
+        head=head(3)), (3, 2, 4, 4)),
+    Case("pixel_shuffle", 5, 0, nn.Sequential(conv(2, 8), nn.ReLU(), nn.PixelShuffle(2), conv(2, 3), nn.ReLU(),
+                                              head(3)), (3, 2, 3, 3)),
+    Case("upsample", 5, 0, nn.Sequential(
         conv(2, 3), nn.ReLU(), nn.Upsample(scale_factor=2, mode="bilinear"), conv(3, 2), nn.ReLU(), head(2)),
-        (2, 3, 3), 5),
-    Case("flatten_permute", lambda: Lambda(
+        (3, 2, 3, 3)),
+    Case("flatten_permute", 7, 0, Lambda(
         lambda s, x: s.c(F.relu(s.b(F.relu(s.a(x)).permute(0, 2, 3, 1).reshape(x.shape[0], -1)))), a=conv(2, 3),
-        b=nn.Linear(27, 4), c=nn.Linear(4, 2)), (2, 3, 3), 7),
-    Case("tokens", lambda: Lambda(
-        lambda s, x: s.b(F.relu(s.a(x.flatten(2).transpose(1, 2)))).mean(1), a=nn.Linear(2, 5), b=nn.Linear(5, 2)),
-        (2, 3, 3), 5),
-    Case("views_in_place", lambda: Lambda(_views, a=nn.Linear(3, 6), b=nn.Linear(6, 2)), (3,), 5),
-    Case("module_twice", lambda: Lambda(
-        lambda s, x: s.c(F.relu(s.b(F.relu(s.b(F.relu(s.a(x))))))), a=nn.Linear(3, 4), b=nn.Linear(4, 4),
-        c=nn.Linear(4, 2)), (3,), 4),
-    Case("shared_branches", lambda: Lambda(
-        lambda s, x: s.b(F.relu(s.a(x))) + s.b(F.relu(s.a(-x))), a=nn.Linear(3, 4), b=nn.Linear(4, 2)), (3,), 4),
-    Case("tied_autoencoder", lambda: Lambda(
-        lambda s, x: F.linear(F.relu(F.linear(x, s.w, s.b)), s.w.t()), w=(4, 6), b=(4,)), (6,), 0, 1),
-    Case("scalar_gain", lambda: Lambda(
-        _scalar_gain, a=nn.Linear(3, 4), b=nn.Linear(4, 5), c=nn.Linear(5, 2), gain=()), (3,), 0, 9),
-    Case("made_weights", lambda: Lambda(
-        _made_weights, a=conv(2, 4), b=nn.Linear(4, 3), head=head(4), w=(3, 4 * 4 * 9)), (2, 5, 5), 0, 11),
-    Case("layer_scale", lambda: Lambda(
+        b=L(27, 4), c=L(4, 2)), (3, 2, 3, 3)),
+    Case("tokens", 5, 0, Lambda(
+        lambda s, x: s.b(F.relu(s.a(x.flatten(2).transpose(1, 2)))).mean(1), a=L(2, 5), b=L(5, 2)), (3, 2, 3, 3)),
+    Case("views_in_place", 5, 0, Lambda(_views, a=L(3, 6), b=L(6, 2)), (3, 3)),
+    Case("module_twice", 4, 0, Lambda(
+        lambda s, x: s.c(F.relu(s.b(F.relu(s.b(F.relu(s.a(x))))))), a=L(3, 4), b=L(4, 4), c=L(4, 2)), (3, 3)),
+    Case("shared_branches", 4, 0, Lambda(
+        lambda s, x: s.b(F.relu(s.a(x))) + s.b(F.relu(s.a(-x))), a=L(3, 4), b=L(4, 2)), (3, 3)),
+    Case("tied_autoencoder", 0, 1, Lambda(
+        lambda s, x: F.linear(F.relu(F.linear(x, s.w, s.b)), s.w.t()), w=(4, 6), b=(4,)), (3, 6)),
+    Case("scalar_gain", 0, 9, Lambda(_scalar_gain, a=L(3, 4), b=L(4, 5), c=L(5, 2), gain=()), (3, 3)),
+    Case("made_weights", 0, 11, Lambda(_made_weights, a=conv(2, 4), b=L(4, 3), head=head(4), w=(3, 4 * 4 * 9)),
+         (3, 2, 5, 5)),
+    Case("layer_scale", 11, 0, Lambda(
         lambda s, x: s.c(F.relu(s.b(F.relu(s.a(x) * s.gain + s.shift)))), a=conv(2, 4), b=conv(4, 3), c=head(3),
-        gain=(4, 1, 1), shift=(1, 4, 1, 1)), (2, 4, 4), 11),
-    Case("group_norm", lambda: nn.Sequential(conv(2, 4), nn.GroupNorm(2, 4), nn.ReLU(), conv(4, 3),
-                                             nn.InstanceNorm2d(3, affine=True), nn.ReLU(), head(3)), (2, 4, 4), 7),
-    Case("squeeze_excite", lambda: Lambda(
-        _se, a=conv(2, 4), down=nn.Conv2d(4, 2, 1), up=nn.Conv2d(2, 4, 1), b=conv(4, 3), head=head(3)),
-        (2, 4, 4), 9, 4),
-    Case("abs_and_maximum", lambda: Lambda(
-        lambda s, x: s.c(torch.maximum(s.a(x).abs(), s.b(x))), a=nn.Linear(3, 4), b=nn.Linear(3, 4), c=nn.Linear(4, 2)),
-        (3,), 4),
-    Case("weight_norm", lambda: nn.Sequential(
-        nn.utils.parametrizations.weight_norm(nn.Linear(3, 4)), nn.ReLU(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)),
-        (3,), 3, 4),
+        gain=(4, 1, 1), shift=(1, 4, 1, 1)), (3, 2, 4, 4)),
+    Case("group_norm", 7, 0, nn.Sequential(
+        conv(2, 4), nn.GroupNorm(2, 4), nn.ReLU(), conv(4, 3), nn.InstanceNorm2d(3, affine=True), nn.ReLU(), head(3)),
+        (3, 2, 4, 4)),
+    Case("squeeze_excite", 9, 4, Lambda(
+        _se, a=conv(2, 4), down=nn.Conv2d(4, 2, 1), up=nn.Conv2d(2, 4, 1), b=conv(4, 3), head=head(3)), (3, 2, 4, 4)),
+    Case("abs_and_maximum", 4, 0, Lambda(
+        lambda s, x: s.c(torch.maximum(s.a(x).abs(), s.b(x))), a=L(3, 4), b=L(3, 4), c=L(4, 2)), (3, 3)),
+    Case("weight_norm", 3, 4, nn.Sequential(
+        nn.utils.parametrizations.weight_norm(L(3, 4)), nn.ReLU(), L(4, 3), nn.ReLU(), L(3, 2)), (3, 3)),
+    # attention, gates, cut parameters
+    Case("sdpa", 12, 0, Lambda(_sdpa, **QKV, o=L(6, 2)), (2, 5, 6), ends=QK),
+    Case("grouped_query", 12, 0, Lambda(_sdpa, **QKV | {"q": L(6, 12)}, o=L(12, 2)), (2, 5, 6), ends=QK),
+    Case("matmul", 12, 0, Lambda(_matmul, **QKV, o=L(6, 2)), (2, 5, 6), ends=QK),
+    Case("rotary", 12, 0, Lambda(_rotary, q=L(6, 8), k=L(6, 8), v=L(6, 8), o=L(8, 2)), (2, 5, 6), ends=QK),
+    Case("einsum", 12, 0, Lambda(_einsum, wq=(6, 2, 3), wk=(6, 2, 3), wv=(6, 2, 3), wo=(2, 3, 6)), (2, 5, 6),
+         ends=("wq", "wk")),
+    Case("baddbmm", 8, 0, Lambda(_baddbmm, q=L(6, 4), k=L(6, 4), v=L(6, 4), o=L(4, 3)), (2, 5, 6), ends=QK),
+    Case("multihead", 12, 0, Lambda(
+        lambda s, x, y: s.a(x, y, y)[0], a=nn.MultiheadAttention(6, 2, batch_first=True)), (2, 5, 6), (2, 4, 6),
+        ends=("a.in_proj_weight", "a.in_proj_bias")),
+    Case("chunks", 8, 0, Lambda(_chunks, w=(12, 6), b=(3, 4), o=L(4, 3)), (2, 5, 6), ends=("w", "b")),
+    Case("stacked", 18, 0, Lambda(_stacked, w=(3, 6, 6), o=(12, 6), c=(12,), h=(2, 6)), (2, 5, 6), ends=("w",)),
+    Case("overlapping", 1, 0, Lambda(  # seven rows, all tied to one another
+        lambda s, x: s.o(F.relu(F.linear(x, s.w[:6])) + F.relu(F.linear(x, s.w[1:]))), w=(7, 3), o=L(6, 2)), (4, 3)),
+    Case("strided", 0, 3, Lambda(lambda s, x: s.o(F.relu(F.linear(x, s.w[::2]))), w=(6, 3), o=L(3, 2)), (4, 3)),
+    Case("gated", 6, 6, Lambda(lambda s, x: s.o(F.silu(s.g(x)) * s.u(x)), g=L(3, 6), u=L(3, 6), o=L(6, 2)), (4, 3)),
+    Case("one_plus_gain", 6, 6, Lambda(_gain, a=L(3, 6), w=(6,), b=L(6, 2)), (4, 3)),
+    Case("masked_to_zero", 6, 0, Lambda(
+        lambda s, x: s.b(F.relu(s.a(x)).masked_fill(MASK.to(x.device), 0.0)), a=L(3, 6), b=L(6, 2)), (4, 3)),
+    Case("masked_to_one", 0, 6, Lambda(
+        lambda s, x: s.b(F.relu(s.a(x)).masked_fill(MASK.to(x.device), 1.0)), a=L(3, 6), b=L(6, 2)), (4, 3)),
+    Case("unfold", 4, 0, Lambda(
+        lambda s, x: s.b(F.unfold(F.relu(s.a(x)), 3, padding=1).transpose(1, 2)), a=nn.Conv2d(3, 4, 1), b=L(36, 2)),
+        (2, 3, 5, 5)),
+    Case("fold", 4, 0, Lambda(lambda s, x: s.b(F.fold(F.unfold(F.relu(s.a(x)), 2), (5, 5), 2)), a=nn.Conv2d(3, 4, 1),
+                              b=nn.Conv2d(4, 2, 1)), (2, 3, 5, 5)),
+    Case("masked_weights", 6, 0, Lambda(_masked_weights, a=(6, 3), b=(2, 6)), (4, 3)),
+    Case("lora", 8, 0, Lambda(lambda s, x: s.o(F.relu(s.w(x) + 0.3 * s.b(s.a(x)))), w=L(4, 6), a=L(4, 2),
+                              b=L(2, 6, bias=False), o=L(6, 2)), (5, 4)),
+    Case("recurrent", 8, 0, _recurrent(lambda x: x.new_zeros(len(x), 8)), (2, 4, 5)),
+    Case("recurrent_expanded", 8, 0, _recurrent(lambda x: torch.zeros(1, 8).to(x).expand(2, 8)), (2, 4, 5)),
+    Case("recurrent_repeated", 8, 0, _recurrent(lambda x: torch.zeros_like(x[:, 0, :1]).repeat(1, 8)), (2, 4, 5)),
+    Case("graph_convolution", 6, 0, Lambda(
+        lambda s, x: ADJACENCY.to(x) @ s.b(F.relu(ADJACENCY.to(x) @ s.a(x))), a=L(3, 6), b=L(6, 2)), (4, 3)),
+    # sums over edges, and operations that take some of the entries
+    Case("index_add", 12, 0, _edges(lambda h, to, picked: torch.zeros_like(h).index_add(0, to, picked)), (5, 8), *ENDS),
+    Case("index_add_", 12, 0, _edges(lambda h, to, picked: h.new_zeros(h.shape).index_add_(0, to, picked)), (5, 8),
+         *ENDS),
+    Case("scatter_add", 12, 0, _edges(lambda h, to, picked: h.scatter_add(0, to[:, None].expand_as(picked), picked)),
+         (5, 8), *ENDS),
+    Case("topk", 6, 0, Lambda(lambda s, x: s.b(F.relu(s.a(x)).topk(2, 1)[0].flatten(1)), a=L(8, 6), b=L(12, 2)),
+         (2, 3, 8)),
+    Case("three_factors", 11, 0, Lambda(
+        lambda s, x: s.b(F.relu(torch.einsum("bti,ij,jk->btk", x, s.u, s.v))), u=(8, 5), v=(5, 6), b=L(6, 2)),
+        (2, 3, 8)),
+    Case("bmm", 10, 0, Lambda(lambda s, x: torch.bmm(F.relu(torch.bmm(x, s.u)), s.v), u=(2, 8, 5), v=(2, 5, 3)),
+         (2, 3, 8)),
+    Case("bmm_left", 10, 0, Lambda(lambda s, x: torch.bmm(s.v, F.relu(torch.bmm(s.u, x))), u=(2, 5, 3), v=(2, 4, 5)),
+         (2, 3, 8)),
+    # indices that are an input
+    Case("embedding_bag", 5, 0, Lambda(lambda s, i: s.b(F.relu(s.e(i))), e=nn.EmbeddingBag(7, 5), b=L(5, 2)),
+         torch.arange(12).reshape(3, 4) % 7),
+    Case("tied_embedding", 6, 5, Lambda(
+        lambda s, i: F.linear(s.c(F.relu(s.b(s.a(i)))), s.a.weight), a=nn.Embedding(7, 4), b=L(4, 6), c=L(6, 4)), IDS),
+    Case("rows", 6, 0, Lambda(lambda s, x, i: s.b(F.relu(s.a(x))[i // 2]), a=L(3, 6), b=L(6, 2)), (5, 3),
+         torch.tensor([0, 4, 2])),
+    Case("channels", 1, 0, Lambda(  # tied to one another, since any of them may be picked
+        lambda s, x, i: s.b(F.relu(s.a(x)).gather(1, i)), a=L(3, 6), b=L(6, 2)), (4, 3),
+        torch.arange(24).reshape(4, 6) * 5 % 6),
+    # a scale lambda leaves a squared ReLU as lambda**2
+    Case("pow", 4, 0, squared(lambda s, x: s.b(relu2(s.a(x)))), (5, 3)),
+    Case("square", 4, 0, squared(lambda s, x: s.b(torch.square(F.relu(s.a(x))))), (5, 3)),
+    Case("square_by_method", 4, 0, squared(lambda s, x: s.b(s.a(x).clamp(min=0).pow(2.0))), (5, 3)),
+    Case("product", 4, 0, squared(lambda s, x: s.b(F.relu(y := s.a(x)) * F.relu(y))), (5, 3)),
+    Case("product_with_itself", 4, 0, squared(lambda s, x: s.b((y := F.relu(s.a(x))) * y)), (5, 3)),
+    Case("square_in_place", 4, 0, squared(lambda s, x: s.b(s.a(x).relu_().clone().square_())), (5, 3)),
+    Case("cube", 0, 4, squared(lambda s, x: s.b(F.leaky_relu(s.a(x)) ** 3)), (5, 3)),
+    Case("power_of_1.5", 0, 4, squared(lambda s, x: s.b(F.relu(s.a(x)) ** 1.5)), (5, 3)),
+    Case("square_of_square", 4, 0, squared(lambda s, x: s.b(relu2(2 * relu2(s.a(x))))), (5, 3)),
+    Case("two_squares", 9, 0, squared(lambda s, x: s.c(relu2(s.b(relu2(s.a(x))))), b=L(4, 5), c=L(5, 2)), (5, 3)),
+    Case("square_reshaped", 6, 0, Lambda(
+        lambda s, x: s.b(s.drop(relu2(s.a(x))).T.flip(0).T.reshape(5, 2, 3).flatten(1)), a=L(3, 6), b=L(6, 2),
+        drop=nn.Dropout(0.3)), (5, 3)),
+    Case("square_and_bias", 4, 0, squared(lambda s, x: s.b(relu2(s.a(x)) + s.shift), shift=(4,)), (5, 3)),
+    Case("square_and_gain", 8, 0, squared(lambda s, x: s.b(relu2(s.a(x)) * s.gain), gain=(4,)), (5, 3)),
+    Case("square_in_a_sum", 4, 0, squared(lambda s, x: s.b(relu2(s.a(x)) + s.c(x[:, :2])), c=L(2, 4)), (5, 3)),
+    Case("square_of_itself", 0, 4, squared(lambda s, x: s.b(F.relu(s.a(x)) + relu2(s.a(x)))), (5, 3)),
+    Case("squared_stream", 4, 0, squared(_squared_stream, b=L(4, 4), c=L(4, 2)), (5, 3)),
+    Case("square_as_gate", 4, 4, squared(lambda s, x: s.b(s.up(x) * relu2(s.a(x))), up=L(3, 4)), (5, 3)),
+    Case("square_gated", 4, 4, squared(lambda s, x: s.b(relu2(s.a(x)) * s.up(x)), up=L(3, 4)), (5, 3)),
+    Case("square_batchnorm", 4, 0, squared(lambda s, x: s.b(s.n(relu2(s.a(x)))), n=nn.BatchNorm1d(4)), (5, 3)),
+    Case("square_layernorm", 4, 0, squared(lambda s, x: s.b(s.n(relu2(s.a(x)))), n=nn.LayerNorm(4)), (5, 3)),
+    Case("batchnorm_square", 4, 0, squared(lambda s, x: s.b(relu2(s.n(s.a(x)))), n=nn.BatchNorm1d(4)), (5, 3)),
+    Case("square_conv", 9, 0, Lambda(
+        lambda s, x: s.d(F.avg_pool2d(relu2(s.c(F.max_pool2d(relu2(s.a(x)), 2))), 2).flatten(1)), a=conv(2, 4),
+        c=conv(4, 5, 1), d=L(20, 3)), (3, 2, 8, 8)),
+    Case("square_transformer", 8 * 5 + 12, 16, Lambda(
+        _transformer, norm1=nn.LayerNorm(8), qkv=L(8, 24), out=L(8, 8), norm2=nn.LayerNorm(8), up=L(8, 12),
+        down=L(12, 8), norm3=nn.LayerNorm(8), head=L(8, 3)), (2, 5, 8),
+        ends=("qkv.weight", "qkv.bias", "norm1.weight", "norm1.bias")),
+    Case("square_joined", 7, 0, Lambda(
+        lambda s, x: s.b(torch.cat((relu2(s.a(x)), F.relu(s.c(x))), 1)), a=L(3, 4), c=L(3, 3), b=L(7, 2)), (5, 3)),
+    Case("square_tied_weights", 0, 1, Lambda(
+        lambda s, x: F.linear(relu2(F.linear(x, s.w)), s.w.T, s.b), w=(4, 3), b=(3,)), (5, 3)),
+    # code for which a rule could assume too much
+    Case("flipped_weight", 0, 8, tail(lambda s, h, x: h @ s.w.flip(0), w=(8, 5)), (3, 6)),
+    Case("rolled_weight", 0, 8, tail(lambda s, h, x: h @ s.w.roll(1, 0), w=(8, 5)), (3, 6)),
+    Case("rotated_weight", 0, 8, tail(lambda s, h, x: h @ s.w.rot90(2), w=(8, 5)), (3, 6)),
+    Case("weight_by_list", 0, 8, tail(lambda s, h, x: h @ s.w[[3, 1, 2, 0, 7, 6, 5, 4]], w=(8, 5)), (3, 6)),
+    Case("weight_by_tensor", 0, 8, tail(lambda s, h, x: h @ s.w[torch.tensor([3, 1, 2, 0, 7, 6, 5, 4])], w=(8, 5)),
+         (3, 6)),
+    Case("rolled_bias", 0, 8, tail(lambda s, h, x: s.fc2(F.relu(h + s.b.roll(1))), b=(8,)), (3, 6)),
+    Case("flipped_gain", 8, 0, tail(lambda s, h, x: s.fc2(F.relu(h * s.b.flip(0))), b=(8,)), (3, 6)),
+    Case("shuffled_kernel", 0, 8, tail(
+        lambda s, h, x: F.conv2d(h[:, :, None, None], F.channel_shuffle(s.c, 2)).flatten(1), c=(4, 8, 1, 1)), (3, 6)),
+    Case("random_order", 1, 0, tail(lambda s, h, x: s.fc2(h[:, torch.randperm(8)])), (3, 6)),
+    Case("made_norm_weight", 0, 8, tail(
+        lambda s, h, x: s.fc2(h) + F.layer_norm(x[:, :1].expand(-1, 8), (8,), h[0]).sum()), (3, 6)),
+    Case("made_norm_bias", 0, 8, tail(
+        lambda s, h, x: s.fc2(h) + F.layer_norm(s.fc1(x), (8,), None, h[0]).sum()), (3, 6)),
+    Case("made_batch_norm", 0, 8, tail(
+        lambda s, h, x: s.fc2(h) + F.batch_norm(torch.cat([x, x], 1)[:, :8], None, None, h[0], h[1], True).sum()),
+        (3, 6)),
+    Case("made_slope", 0, 8, tail(
+        lambda s, h, x: s.fc2(h) + F.prelu(torch.cat([x, x], 1)[:, :8], h[0]).sum()), (3, 6)),
+    Case("max_by_keyword", 2, 6, tail(lambda s, h, x: s.fc2(h) + torch.max(x, other=h[:, :6]).sin().sum()), (3, 6)),
+    Case("integer_copy", 0, 8, tail(_int_copy), (3, 6)),
+    Case("integer_sum", 0, 8, tail(lambda s, h, x: s.fc2(h.detach().sum(0, dtype=torch.long).double())), (3, 6)),
+    Case("expanded_weight", 8, 0, tail(lambda s, h, x: F.linear(h, s.v.expand(5, 8)), v=(1, 8)), (3, 6)),
+    Case("expanded_bias", 1, 0, tail(lambda s, h, x: s.fc2(F.relu(h + s.one.expand(8))), one=(1,)), (3, 6)),
+    Case("expanded_gain", 2, 0, tail(lambda s, h, x: s.fc2(F.relu(h * s.one.expand(8))), one=(1,)), (3, 6)),
+    Case("one_bias_for_all", 0, 16, tail(
+        lambda s, h, x: s.fc2(F.relu(F.linear(h, s.w @ s.w.T, s.one))), w=(8, 5), one=(1,)), (3, 6)),
+    Case("one_bias_own_weight", 0, 1, tail(
+        lambda s, h, x: F.linear(F.relu(F.linear(h, s.w.t(), s.one)), s.w), w=(8, 5), one=(1,)), (3, 6)),
+    Case("bias_by_row", 8, 0, tail(lambda s, h, x: F.relu(torch.addmm(s.b[:3, None], h, s.w)), b=(8,), w=(8, 5)),
+         (3, 6)),
+    Case("bias_without_axes", 1, 0, tail(lambda s, h, x: s.fc2(F.relu(torch.add(h, s.b))), b=()), (3, 6)),
+    Case("empty_start", 8, 0, tail(lambda s, h, x: s.fc2(torch.cat([torch.empty(0), h], 1))), (3, 6)),
+    Case("zeros_into_a_layer", 8, 8, tail(
+        lambda s, h, x: s.fc2(h + F.linear(h.new_zeros(3, 5), s.w) * s.b), w=(8, 5), b=(8,)), (3, 6)),
+    Case("zeros_made_other", 8, 0, tail(lambda s, h, x: s.fc2(h + F.linear(h.new_zeros(3, 5).add_(1), s.w)), w=(8, 5)),
+         (3, 6)),
+    Case("other_dtype", 0, 8, tail(lambda s, h, x: s.fc2(h) + h.view(torch.int64).sum() * 0), (3, 6)),
+    Case("slice_relu_view", 4, 0, tail(lambda s, h, x: s.fc2(F.relu(s.fc1(x)[:, :4]).view(1, 12)[:, :8])), (3, 6)),
+    # tensors made like a value, which freeze nothing
+    Case("randn_like", 8, 0, tail(lambda s, h, x: s.fc2(h * torch.randn_like(h))), (3, 6)),
+    Case("full_like", 8, 0, tail(lambda s, h, x: s.fc2(h * torch.full_like(h, 2.0))), (3, 6)),
+    Case("empty_like", 8, 0, tail(lambda s, h, x: s.fc2(h * torch.empty_like(h).fill_(2.0))), (3, 6)),
+    Case("new_ones", 8, 0, tail(lambda s, h, x: s.fc2(h * h.new_ones(h.shape))), (3, 6)),
+    Case("drop_path", 8, 0, tail(lambda s, h, x: s.fc2(h * h.new_empty(len(h), 1).bernoulli_(0.9).div_(0.9))), (3, 6)),
+    # zeros take the scale of the parameter that is added to them
+    Case("zeros_joined", 0, 8, Lambda(_zeros_joined, a=L(5, 8), c=L(8, 3), p=(8,)), (2, 4, 5)),
+    Case("zeros_written", 0, 1, Lambda(_zeros_written, a=L(5, 8), c=L(8, 3), p=(1,)), (2, 4, 5)),
+    Case("zeros_maximum", 0, 8, Lambda(_zeros_maximum, a=L(5, 8), c=L(8, 3), p=(8,)), (2, 4, 5)),
+    # embeddings of constant indices keep their scale
+    Case("embedded_relu", 0, 6, embedded(lambda s, i: s.c(F.relu(s.e(i))) + s.d(F.relu(s.e(ZERO)))), IDS),
+    Case("embedded_number", 0, 6, embedded(lambda s, i: s.c(F.relu(s.e(i))) + s.d(s.e(ZERO) * 0.5)), IDS),
+    Case("embedded_gate", 0, 6, embedded(
+        lambda s, i: s.c(F.relu(s.e(i) + s.e(IDS)) * torch.sigmoid(s.e(IDS))) + s.d(s.e(ZERO))), IDS),
+    Case("embedded_order", 0, 6, embedded(
+        lambda s, i: s.c(F.relu(s.e(i))[:, s.e(ZERO)[0].argsort()]) + s.d(s.e(i))), IDS),
+    Case("embedded_weight", 0, 6, embedded(
+        lambda s, i: s.c(F.relu(s.e(i))) + s.d(F.linear(s.e(ZERO), s.d.weight.new_ones(6, 6)))), IDS),
+    # layers without a rule
+    Case("buffer_as_weight", 0, 8, unruled(lambda s, x: F.linear(x, s.fixed)), (3, 5)),
+    Case("einsum_of_a_view", 0, 4, unruled(
+        lambda s, x: torch.einsum("bi,hoi->bho", x, s.w.view(2, 4, 5)).flatten(1), w=(8, 5)), (3, 5)),
+    Case("computed_weight", 0, 8, unruled(lambda s, x: F.linear(x, s.w - s.w.mean()), w=(8, 5)), (3, 5)),
+    Case("lstm", 0, 8, unruled(lambda s, x: s.lstm(x)[0], lstm=nn.LSTM(5, 8)), (3, 5)),
 ]  # fmt: skip
 
 BY_NAME = {case.name: case for case in CASES}

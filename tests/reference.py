@@ -105,14 +105,13 @@ def signed_matrix(graph: ScaleGraph, g: dict[str, Tensor]) -> tuple[Tensor, Tens
     """B, shape (p, H), and g as one vector, for units with signs and powers: elements of B are any integers."""
     rows = []
     for name, values in g.items():
+        part = torch.zeros(values.numel(), graph.units + 1, dtype=torch.float64)
         scales = graph.params.get(name)
-        for index in range(values.numel()):
-            element = torch.zeros(graph.units + 1, dtype=torch.float64)
-            for numbers, sign in ((scales.row, -1.0), (scales.col, 1.0)) if scales else ():
-                number = numbers.expand(values.shape).reshape(-1)[index]
-                element[graph.unit_of(number)] += sign * graph.power_of(number)
-            rows.append(element[1:])
-    return torch.stack(rows), torch.cat([values.reshape(-1).double() for values in g.values()])
+        for numbers, sign in ((scales.row, -1.0), (scales.col, 1.0)) if scales else ():
+            number = numbers.expand(values.shape).reshape(-1, 1)
+            part.scatter_add_(1, graph.unit_of(number), sign * graph.power_of(number).double())
+        rows.append(part[:, 1:])
+    return torch.cat(rows), torch.cat([values.reshape(-1).double() for values in g.values()])
 
 
 def signed_sweeps(b: Tensor, g: Tensor, sweeps: int, clamp: float = math.inf) -> Tensor:

@@ -273,7 +273,7 @@ def on_cpu(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
     @wraps(function)
     def run(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        device = torch.get_default_device()
+        device = torch.empty(0).device  # torch.get_default_device() of torch 2.6 does not see contexts
         with progress(function.__name__):
             if device.type == "cpu":
                 return function(*args, **kwargs)

@@ -83,6 +83,10 @@ MODELS = {
     "complex input": (mlp, X + 0j, RecordError, "The model has torch.float32 on cpu; its input is torch.complex64"),
     "double input": (mlp, X.double(), RecordError, "its input is torch.float64 on cpu.*Nothing was changed"),
     "integer input": (mlp, X.long(), RecordError, "its input is torch.int64 on cpu"),
+    "a batch (x, y)": (mlp, (X, torch.ones(1)), RecordError, r"of a batch \(x, y\), pass x"),
+    "an iterator": (mlp, iter([X]), RecordError, "holds no tensor"),
+    "a tensor as model": (lambda: X, X, PathCondError, "The model is the first argument"),
+    "a loader": (mlp, torch.utils.data.DataLoader([X]), RecordError, r"next\(iter\(loader\)\)\[0\]"),
     "sparse input": (mlp, X.to_sparse(), PathCondError, r"expected a dense example input.*to_dense\(\)"),
     "input on another device": (mlp, X.to("meta"), RecordError, "on cpu; its input is torch.float32 on meta"),
 }  # fmt: skip

@@ -4,7 +4,7 @@ import copy
 import itertools
 import math
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -65,19 +65,6 @@ def test_overflow_is_refused_and_nothing_written(u):
     assert unchanged(model, state)
     pathcond.apply_scales_(model, graph, scales, force=True)
     assert not unchanged(model, state)
-
-
-def test_parameters_without_a_unit_stay():
-    """A graph from which units were taken away may still name them, here all parameters of one format."""
-    model = nn.Sequential(nn.Linear(3, 4).bfloat16(), nn.ReLU(), nn.Linear(4, 4)).requires_grad_(False)
-    graph = pathcond.extract_graph(mlp(3, 4, 4), torch.ones(1, 3))
-    none = torch.zeros(1, 1, dtype=torch.long)
-    params = {**graph.params, "2.weight": pathcond.ParamScales(none, none)}
-    before = {name: p.clone() for name, p in model.named_parameters()}
-    pathcond.apply_scales_(model, replace(graph, params=params), torch.ones(4))
-    after = dict(model.named_parameters())
-    assert torch.equal(after["2.weight"], before["2.weight"])
-    torch.testing.assert_close(after["0.weight"], before["0.weight"] * math.exp(0.5))
 
 
 def test_large_scales_that_cancel_are_exact():

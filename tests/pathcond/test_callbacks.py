@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from pathcond import PathCondError, callbacks
+from pathcond import callbacks
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the packages
 X = torch.randn(24, 3, generator=torch.Generator().manual_seed(0))
@@ -151,9 +151,3 @@ def test_the_packages_are_optional() -> None:
     assert found.stdout.startswith("set()\n")
     assert "expected the package lightning for LightningRescale" in found.stdout
     assert "expected the package transformers for TrainerRescale" in found.stdout
-
-
-def test_a_wrong_period_is_refused() -> None:
-    pytest.importorskip("lightning")
-    with pytest.raises(PathCondError, match="every"):
-        callbacks.LightningRescale(every=0)

@@ -23,17 +23,6 @@ def config(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    "arguments", [["--help"], *([name, "--help"] for name in ("mappings", "groups", "verify", "check"))]
-)
-def test_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="0"):
-        main(arguments)
-    shown = capsys.readouterr().out
-    assert "usage: pathcond" in shown
-    assert len(shown.splitlines()) > 5
-
-
 @pytest.mark.parametrize("arguments", [[], ["mappings"], ["mappings", "x", "--format", "no"], ["check"], ["no"]])
 def test_wrong_arguments(arguments: list[str]) -> None:
     with pytest.raises(SystemExit, match="2"):

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pathcond
-from tests.cases import BY_NAME, CASES, Lambda, assert_diag_g_follows, mlp
+from tests.cases import BY_NAME, Lambda, mlp
 
 PLAIN = [
     "mlp", "mlp_leaky", "mlp_one_unit_layers", "residual_mlp", "residual_self", "declared_out_of_order", "by_hand",
@@ -52,28 +52,27 @@ class Squared(torch.overrides.TorchFunctionMode):
 @pytest.mark.parametrize("name", PLAIN)
 def test_against_autograd(name):
     case = BY_NAME[name]
-    model, x = case.model(), case.input()[:1]
+    model, x = case.model(), case.input()
     squares = {n: (p.detach() ** 2).requires_grad_() for n, p in model.named_parameters()}
     with Squared():
-        out = torch.func.functional_call(copy.deepcopy(model).eval(), squares, (torch.ones_like(x),))
+        out = torch.func.functional_call(copy.deepcopy(model).eval(), squares, (torch.ones_like(x[:1]),))
     expected = dict(
         zip(squares, torch.autograd.grad(out.sum(), list(squares.values()), allow_unused=True), strict=True)
     )
-    g = pathcond.compute_diag_g(model, x)
+    g = pathcond.compute_diag_g(model, x, graph=case.graph)
     assert set(g) == {n for n, t in expected.items() if t is not None}
     for key, value in g.items():
         torch.testing.assert_close(value, expected[key], rtol=1e-11, atol=1e-14)
     assert all(log == 0.0 for log in g.log_scale.values())
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
-def test_it_follows_the_scales(case):
-    model, x = case.model(), case.input()
-    assert_diag_g_follows(model, x, pathcond.extract_graph(model, x))
-    g, of_one = pathcond.compute_diag_g(model, x), pathcond.compute_diag_g(model, x[:1])
-    for name, t in g.items():
-        assert bool((t >= 0).all())
-        torch.testing.assert_close(of_one[name], t)  # a batch counts as one example
+def test_a_batch_counts_as_one_example():
+    for name in ("conv_pools", "stage", "sdpa"):
+        case = BY_NAME[name]
+        model, x = case.model(), case.input()
+        of_one = pathcond.compute_diag_g(model, x[:1])
+        for name, t in pathcond.compute_diag_g(model, x, graph=case.graph).items():
+            torch.testing.assert_close(of_one[name], t)
 
 
 def test_pools_by_hand():

@@ -9,53 +9,20 @@ from scipy import optimize
 
 import pathcond
 from pathcond.roles import roles_of
-from pathcond.solvers import Problem, SolverOptions, balance_norms
-from tests.cases import BY_NAME, CASES, mlp
+from pathcond.solvers import SolverOptions, balance_norms
+from tests.cases import BY_NAME, mlp
 from tests.reference import dense_problem, literal_sweeps, signed_matrix, signed_sweeps
 
-RESCALED = [c for c in CASES if c.units]
 
-
-def problem_of(name, **options):
+def problem_of(name):
     case = BY_NAME[name]
-    model, x = case.model(), case.input()[:1]
-    graph = pathcond.extract_graph(model, x, **options)
-    return model, x, graph, pathcond.compute_diag_g(model, x, graph=graph)
-
-
-@pytest.mark.parametrize("case", RESCALED, ids=lambda c: c.name)
-def test_iterates_are_the_literal_algorithms(case):
-    _, _, graph, g = problem_of(case.name)
-    problem = dense_problem(graph, g)
-    for sweeps in (1, 2, 10):
-        solution = pathcond.solve(graph, g, sweeps=sweeps)
-        torch.testing.assert_close(solution.u, literal_sweeps(problem, sweeps), rtol=0, atol=1e-9)
-        assert solution.objective[-1] == pytest.approx(problem.objective(solution.u), rel=1e-12)
-        assert solution.steps == sweeps
-        if sweeps == 1:
-            assert solution.mean_update[0] == pytest.approx(float(solution.u.abs().mean()))
-    assert solution.size == problem.p
-
-
-@pytest.mark.parametrize("case", RESCALED, ids=lambda c: c.name)
-def test_optimum_and_solving_again(case):
-    model, x, graph, g = problem_of(case.name)
-    best = pathcond.solve(graph, g, method="optimum")
-    assert best.residual <= 1e-10
-    assert best.result is pathcond.Result.OPTIMUM
-    assert float(dense_problem(graph, g).gradient(best.u).abs().amax()) <= 1e-9
-    pathcond.apply_scales_(model, graph, best.u)
-    again = pathcond.compute_diag_g(model, x)
-    for method in ("sweeps", "optimum"):
-        torch.testing.assert_close(
-            pathcond.solve(graph, again, method=method).u, torch.zeros_like(best.u), rtol=0, atol=1e-7
-        )
+    return case.graph, pathcond.compute_diag_g(case.model(), case.input(), graph=case.graph)
 
 
 @pytest.mark.parametrize("name", ["mlp", "stage", "depthwise"])
 @pytest.mark.parametrize("method", ["sweeps", "optimum"])
 def test_constant_g_and_constant_factors(name, method):
-    _, _, graph, g = problem_of(name)
+    graph, g = problem_of(name)
     flat = {n: torch.full_like(t, 0.7) for n, t in g.items()}
     torch.testing.assert_close(
         pathcond.solve(graph, flat, method=method).u, torch.zeros(graph.units).double(), rtol=0, atol=1e-9
@@ -68,10 +35,9 @@ def test_constant_g_and_constant_factors(name, method):
     torch.testing.assert_close(pathcond.solve(graph, shifted, method=method).u, base, rtol=0, atol=1e-8)
 
 
-@pytest.mark.parametrize("method", ["sweeps", "optimum"])
-@pytest.mark.parametrize("name", ["mlp", "stage", "residual_conv"])
+@pytest.mark.parametrize(("name", "method"), [("mlp", "sweeps"), ("stage", "optimum"), ("residual_conv", "optimum")])
 def test_clamp_bounds_u_and_is_optimal_within(name, method):
-    _, _, graph, g = problem_of(name)
+    graph, g = problem_of(name)
     free = pathcond.solve(graph, g, method="optimum").u
     bound = float(free.abs().amax()) / 4  # on log lambda, which is half of u
     solution = pathcond.solve(graph, g, method=method, sweeps=2000, clamp=bound)
@@ -108,7 +74,7 @@ def test_dead_units_stay_and_are_named():
 
 
 def test_bad_entries_are_named():
-    _, _, graph, g = problem_of("mlp")
+    graph, g = problem_of("mlp")
     for value, message in ((math.nan, "nan"), (math.inf, "inf"), (-1.0, "-1.0")):
         bad = {n: t.clone() for n, t in g.items()}
         bad["2.weight"][0, 0] = value
@@ -123,7 +89,7 @@ def test_bad_entries_are_named():
 @pytest.mark.parametrize("method", ["sweeps", "optimum"])
 @pytest.mark.parametrize("name", ["mlp", "stage"])
 def test_damped_scales_and_their_objective(name, method):
-    _, _, graph, g = problem_of(name)
+    graph, g = problem_of(name)
     bound = float(pathcond.solve(graph, g).u.abs().amax()) / 4  # on log lambda, which is half of u
     full, found = (pathcond.solve(graph, g, method=method, clamp=bound, damping=d) for d in (1.0, 0.3))
     assert torch.equal(found.u, 0.3 * full.u)
@@ -217,9 +183,9 @@ def random_problem(seed, zeros=0.0, powers=(), inverse=True):
 SIGNED = {
     "attention": lambda: attention_problem(0),
     "fused": lambda: attention_problem(1, fused=True),
-    **{f"random {seed}": lambda seed=seed: random_problem(seed) for seed in range(4)},
-    **{f"zeros {seed}": lambda seed=seed: random_problem(seed, 0.7) for seed in range(2)},
-    **{f"powers {seed}": lambda seed=seed: random_problem(seed, 0.0, POWERS, bool(seed % 2)) for seed in range(6)},
+    "random": lambda: random_problem(0),
+    "zeros": lambda: random_problem(1, 0.7),
+    **{f"powers {seed}": lambda seed=seed: random_problem(seed, 0.0, POWERS, bool(seed % 2)) for seed in range(3)},
     **{f"zeros, powers {seed}": lambda seed=seed: random_problem(seed, 0.7, POWERS, seed == 1) for seed in range(2)},
 }
 
@@ -259,28 +225,6 @@ def test_signed_optimum(signed):
     share = (b @ best.u).exp() * flat
     assert float((b.T @ (share / share.sum() - 1 / len(flat)))[alive].abs().amax()) <= 1e-9
     assert bool((best.u[~alive] == 0).all())
-
-
-def test_signed_derivatives_are_the_dense_ones(signed):
-    graph, g, b, flat = signed
-    problem = Problem(graph, dict(g), {})
-    u = torch.randn(graph.units, generator=torch.Generator().manual_seed(1), dtype=torch.float64) / 2
-    assert problem.value(u) == pytest.approx(value_of(b, flat, u), rel=1e-12)
-    share = (b @ u).exp() * flat
-    share = share / share.sum()
-    gradient, diagonal = problem.gradient(u)
-    torch.testing.assert_close(gradient[~problem.dead], (b.T @ (share - 1 / len(flat)))[~problem.dead])
-    expected = b.T @ (share[:, None] * b) - torch.outer(b.T @ share, b.T @ share)
-    hessian = torch.autograd.functional.hessian(problem.log_sum, u)
-    torch.testing.assert_close(hessian, expected, rtol=0, atol=1e-12)
-    torch.testing.assert_close(diagonal, expected.diagonal(), rtol=0, atol=1e-12)
-
-
-def test_signed_logarithms_and_magnitudes(signed):
-    graph, g, *_ = signed
-    plain = pathcond.solve(graph, g)
-    shifted = pathcond.DiagG(g, dict.fromkeys(g, 5000.0))
-    torch.testing.assert_close(pathcond.solve(graph, shifted).u, plain.u, rtol=0, atol=1e-9)
 
 
 # ---- norms, and units that stay
@@ -338,17 +282,6 @@ def test_the_least_norms_are_scipy_s(name, clamp):
     swept = balance_norms(graph, weights, SolverOptions(sweeps=10, clamp=clamp))
     assert swept.objective[-1] >= found.objective[-1] * (1 - 1e-9)
     assert all(b <= a * (1 + 1e-12) for a, b in zip(swept.objective, swept.objective[1:], strict=False))
-
-
-@pytest.mark.parametrize("name", SIGNED)
-def test_damped_norms(name):
-    graph, weights = with_zeros(name)
-    full, found = (balance_norms(graph, weights, SolverOptions(clamp=0.2, damping=d)) for d in (1.0, 0.4))
-    assert torch.equal(found.u, 0.4 * full.u)
-    assert found.objective[:-1] == full.objective
-    assert found.clamped == full.clamped
-    b, w = signed_matrix(graph, weights)
-    assert found.objective[-1] == pytest.approx(float((w**2 * (-b @ found.u).exp()).sum()))
 
 
 @pytest.mark.parametrize("name", SIGNED)

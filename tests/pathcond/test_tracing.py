@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pathcond
-from pathcond.tracing import record
 from tests.cases import Lambda
 
 X = torch.randn(3, 5, generator=torch.Generator().manual_seed(1))
@@ -133,32 +132,12 @@ def test_forward_passes_that_cannot_be_recorded(name):
         pathcond.extract_graph(net(forward), X)
 
 
-MAKERS = {
-    "randn_like": torch.randn_like,
-    "rand_like": torch.rand_like,
-    "ones_like": torch.ones_like,
-    "full_like": lambda h: torch.full_like(h, 2.0),
-    "empty_like": lambda h: torch.empty_like(h).fill_(2.0),
-    "new_empty": lambda h: h.new_empty(h.shape).fill_(2.0),
-    "new_ones": lambda h: h.new_ones(h.shape),
-    "new_full": lambda h: h.new_full(h.shape, 2.0),
-    "drop path": lambda h: h.new_empty(len(h), 1).bernoulli_(0.9).div_(0.9),
-}
-
-
-@pytest.mark.parametrize("name", MAKERS)
-def test_tensors_made_like_a_value_do_not_freeze_it(name):
-    report = pathcond.rescale_(net(lambda s, x: s.b((h := F.relu(s.a(x))) * MAKERS[name](h))), X)
-    assert (report.units, report.graph.frozen_units) == (8, 0)
-    assert report.output_change < 1e-5
-
-
 def test_the_default_device_is_the_callers_in_the_forward_pass_alone():
     seen = io.StringIO()
-    model = net(lambda s, x: (seen.write(torch.get_default_device().type + " "), s.b(F.relu(s.a(x))))[1])
+    model = net(lambda s, x: (seen.write(torch.empty(0).device.type + " "), s.b(F.relu(s.a(x))))[1])
     with torch.device("meta"):
         report = pathcond.rescale_(model, X)
-        assert torch.get_default_device().type == "meta"
+        assert torch.empty(0).device.type == "meta"
     assert set(seen.getvalue().split()) == {"meta"}
     assert report.u["a"].device.type == "cpu"
 
@@ -177,26 +156,6 @@ def test_drop_path_of_timm_freezes_nothing():
     timm = pytest.importorskip("timm")
     graph = pathcond.extract_graph(timm.create_model("resnet18", drop_path_rate=0.1), torch.randn(2, 3, 32, 32))
     assert (graph.units, graph.frozen_units) == (2880, 0)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"kernel_size": 3},
-        {"kernel_size": 1, "stride": 2, "bias": False},
-        {"kernel_size": (5, 2), "stride": (2, 3), "padding": (4, 1), "dilation": (1, 2)},
-        {"kernel_size": 3, "padding": "same", "groups": 2},
-        {"kernel_size": 3, "padding": 1, "groups": 4, "padding_mode": "circular"},
-    ],
-)
-def test_shapes_of_convolutions_are_recorded_without_running_them(options):
-    for layout in (torch.contiguous_format, torch.channels_last):
-        model = nn.Conv2d(4, 8, **options).to(memory_format=layout)
-        x = torch.randn(2, 4, 9, 7).to(memory_format=layout)
-        trace = record(model, x)
-        assert trace.values[trace.outputs[0]].shape == model(x).shape
-    with pytest.raises(pathcond.RecordError, match="the forward pass failed"):
-        record(model, torch.ones(2, 3, 9, 7))
 
 
 def test_sums_of_constants_can_be_read():

@@ -18,21 +18,12 @@ def test_every_model_is_recorded_without_fault() -> None:
     assert zoo.PAGE.read_text() == zoo.markdown(rows)
 
 
-@pytest.mark.parametrize("name", ["opt_125m", "whisper_base", "segformer_b0"])
+@pytest.mark.parametrize("name", ["opt_125m"])
 def test_the_graph_of_a_published_size_needs_no_weights(name: str) -> None:
     row = zoo.check(name, "meta")
     assert row.free == row.symmetries
     (kept,) = (row for row in zoo.recorded() if (row.model, row.device) == (name, "meta"))
     assert (row.parameters, row.frozen) == (kept.parameters, kept.frozen)
-
-
-def test_a_row_names_its_faults() -> None:
-    row = zoo.Row("llama", "cpu", 1, 10, 7, 1.0, "", moved=7, eval_error=1e-8, train_error=float("nan"))
-    assert row.faults == [
-        "7 of 10 symmetries are free",
-        "outputs changed by 1.0e-08 in eval mode",
-        "outputs changed by nan in training mode",
-    ]
 
 
 def test_the_cache_of_a_model_is_as_it_was() -> None:
