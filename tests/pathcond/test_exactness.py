@@ -16,22 +16,13 @@ from torch import Tensor, nn
 from torch.nn.utils import prune
 
 import pathcond
-from tests.cases import Lambda, mlp
+from tests.cases import mlp
 
 D = torch.float64
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, dtype=D, generator=torch.Generator().manual_seed(seed))
-
-
-def parameter(*shape: int) -> nn.Parameter:
-    return nn.Parameter(torch.randn(shape, dtype=D))
-
-
-def build(forward: Callable[..., Any], **parts: Any) -> nn.Module:
-    torch.manual_seed(0)
-    return Lambda(forward, **{n: parameter(*p) if isinstance(p, tuple) else p for n, p in parts.items()}).double()
 
 
 class Net(nn.Module):
@@ -41,7 +32,7 @@ class Net(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         for name, part in parts.items():
-            setattr(self, name, parameter(*part) if isinstance(part, tuple) else part)
+            setattr(self, name, nn.Parameter(torch.randn(part)) if isinstance(part, tuple) else part)
         self.double()
         self.forward = forward.__get__(self)
 
@@ -100,41 +91,41 @@ longer, larger = normal(2, 5, 8, seed=1), normal(2, 2, 6, 5, seed=1)
 PARTS = {"a": (8, 6), "b": (6, 2)}
 TABLE = (7, 6)
 READ_IN_PART: dict[str, tuple[Callable[[], nn.Module], Any, tuple[Any, ...]]] = {
-    "positions": (lambda: build(lambda s, x: s.b(F.relu(s.a(x) + s.pos[: x.shape[1]])), a=linear(), b=linear(6, 2),
+    "positions": (lambda: Net(lambda s, x: s.b(F.relu(s.a(x) + s.pos[: x.shape[1]])), a=linear(), b=linear(6, 2),
                                 pos=TABLE), tokens, (longer, normal(2, 7, 8))),
-    "last positions": (lambda: build(lambda s, x: s.b(F.relu(s.a(x) + s.pos[-x.shape[1] :])), a=linear(),
+    "last positions": (lambda: Net(lambda s, x: s.b(F.relu(s.a(x) + s.pos[-x.shape[1] :])), a=linear(),
                                      b=linear(6, 2), pos=TABLE), tokens, (longer,)),
-    "crop": (lambda: build(_crop, a=nn.Conv2d(2, 6, 1), b=nn.Conv2d(6, 2, 1), pos=(1, 6, 9, 9)), images, (larger,)),
-    "kernel": (lambda: build(
+    "crop": (lambda: Net(_crop, a=nn.Conv2d(2, 6, 1), b=nn.Conv2d(6, 2, 1), pos=(1, 6, 9, 9)), images, (larger,)),
+    "kernel": (lambda: Net(
         lambda s, x: s.b(F.conv1d(F.relu(s.a(x)).mT, s.k[..., : x.shape[1]]).flatten(1)), a=linear(), b=linear(4, 2),
         k=(4, 6, 7)), tokens, (longer,)),
-    "mixing": (lambda: build(
+    "mixing": (lambda: Net(
         lambda s, x: s.b(F.relu(s.mix[: x.shape[1], : x.shape[1]] @ F.relu(s.a(x)))).mean(1), a=linear(),
         b=linear(6, 2), mix=(7, 7)), tokens, (longer,)),
-    "slimmable": (lambda: build(_wide, w=(6, 8), v=(6,), u=(2, 6)), normal(3, 8), (normal(5, 8, seed=1),)),
-    "one step": (lambda: build(_recurrent, a=linear(), c=linear(6, 6), b=linear(6, 2)), normal(2, 1, 8),
+    "slimmable": (lambda: Net(_wide, w=(6, 8), v=(6,), u=(2, 6)), normal(3, 8), (normal(5, 8, seed=1),)),
+    "one step": (lambda: Net(_recurrent, a=linear(), c=linear(6, 6), b=linear(6, 2)), normal(2, 1, 8),
                  (tokens, longer)),
-    "one step, joined": (lambda: build(_joined, c=linear(14, 6), b=linear(6, 2)), normal(2, 1, 8), (tokens,)),
-    "nn.RNN": (lambda: build(lambda s, x: s.b(s.r(x)[0][:, -1]), r=nn.RNN(8, 6, nonlinearity="relu", batch_first=True),
+    "one step, joined": (lambda: Net(_joined, c=linear(14, 6), b=linear(6, 2)), normal(2, 1, 8), (tokens,)),
+    "nn.RNN": (lambda: Net(lambda s, x: s.b(s.r(x)[0][:, -1]), r=nn.RNN(8, 6, nonlinearity="relu", batch_first=True),
                              b=linear(6, 2)), normal(2, 1, 8), (tokens,)),
-    "batch of one in channels": (lambda: build(
+    "batch of one in channels": (lambda: Net(
         lambda s, x: s.b(F.relu(s.a(x)).permute(1, 0, 2).reshape(6, -1).t()), a=nn.Conv1d(8, 6, 1), b=linear(6, 2)),
         normal(1, 8, 3), (normal(2, 8, 3, seed=1),)),
-    "batch folded into channels": (lambda: build(
+    "batch folded into channels": (lambda: Net(
         lambda s, x: s.b(F.relu(s.a(x)).view(6, -1).t()), a=nn.Conv1d(8, 6, 1), b=linear(6, 2)),
         normal(1, 8, 3), (normal(2, 8, 3, seed=1),)),
-    "heads of one token": (lambda: build(_heads, a=linear(), c=linear(6, 6), b=linear(6, 2)), normal(2, 1, 8),
+    "heads of one token": (lambda: Net(_heads, a=linear(), c=linear(6, 6), b=linear(6, 2)), normal(2, 1, 8),
                            (tokens, longer)),
-    "channels by length": (lambda: build(
+    "channels by length": (lambda: Net(
         lambda s, x: s.b(h := F.relu(s.a(x))).mean(1) + h[..., : x.shape[1]].sum((1, 2), keepdim=True)[:, 0],
         a=linear(), b=linear(6, 2)), normal(2, 1, 8), (tokens, longer, normal(2, 6, 8))),
-    "channel by length": (lambda: build(
+    "channel by length": (lambda: Net(
         lambda s, x: s.b(h := F.relu(s.a(x))).mean(1) + h[..., x.shape[1]].sum(1, keepdim=True),
         a=linear(), b=linear(6, 2)), normal(2, 1, 8), (tokens, longer)),
-    "branch on the batch": (lambda: build(
+    "branch on the batch": (lambda: Net(
         lambda s, x: s.b(F.relu(s.a(x)) if len(x.shape) and x.shape[0] < 9 else s.a(x).tanh()), a=linear(),
         b=linear(6, 2)), normal(3, 8), (normal(4, 8), normal(9, 8), normal(20, 8))),
-    "branch on half the length": (lambda: build(
+    "branch on half the length": (lambda: Net(
         lambda s, x: s.b(F.relu(s.a(x)) if x.size(1) // 2 <= 4 else s.a(x).tanh()), a=linear(), b=linear(6, 2)),
         tokens, (longer, normal(2, 12, 8))),
 }  # fmt: skip
@@ -155,7 +146,7 @@ def test_positions_are_free_once_all_are_read():
     """The whole table is read on an input of its length, which is tried where the model takes it."""
     make, x, others = READ_IN_PART["positions"]
     assert pathcond.extract_graph(make(), x).units == 6
-    cut = build(lambda s, x: s.b(F.relu(s.a(x) + s.pos[: min(x.shape[1], 6)])), a=linear(), b=linear(6, 2), pos=TABLE)
+    cut = Net(lambda s, x: s.b(F.relu(s.a(x) + s.pos[: min(x.shape[1], 6)])), a=linear(), b=linear(6, 2), pos=TABLE)
     graph = pathcond.extract_graph(cut, x)
     assert (graph.units, graph.frozen_units) == (0, 6)
     assert "read a part only" in graph.frozen[0].reason
@@ -205,7 +196,7 @@ class Batch:
 
 
 def test_indices_in_a_dataclass_are_an_input():
-    model = build(lambda s, batch: s.b(F.relu(s.a(batch.x))[:, batch.order]), a=linear(), b=linear(6, 2))
+    model = Net(lambda s, batch: s.b(F.relu(s.a(batch.x))[:, batch.order]), a=linear(), b=linear(6, 2))
     x, order = normal(3, 8), torch.arange(6)
     graph = pathcond.extract_graph(model, Batch(x, order))
     assert change(model, graph, Batch(x, order), Batch(x, order.flip(0))) < 1e-9
@@ -265,7 +256,7 @@ def test_state_in_hooks_and_closures():
 
 
 def test_random_numbers_of_python_are_said():
-    model = build(lambda s, x: s.b(F.relu(s.a(x)) if random.random() < 0.5 else s.a(x).tanh()), a=linear(),
+    model = Net(lambda s, x: s.b(F.relu(s.a(x)) if random.random() < 0.5 else s.a(x).tanh()), a=linear(),
                   b=linear(6, 2))  # fmt: skip
     random.seed(next(seed for seed in range(20) if random.Random(seed).random() < 0.4))  # the branch of the ReLU
     with pytest.warns(pathcond.PathCondWarning, match="random numbers"):
@@ -400,7 +391,7 @@ def test_pruned_layers_are_rescaled():
 
 def test_a_training_mode_that_draws_is_left_out_with_a_warning():
     """As in BART, whose layers are dropped at random in training."""
-    model = build(lambda s, x: s.b(F.relu(s.a(x)) if not s.training or torch.rand([]) < 0.9 else s.c(x)), a=linear(),
+    model = Net(lambda s, x: s.b(F.relu(s.a(x)) if not s.training or torch.rand([]) < 0.9 else s.c(x)), a=linear(),
                   b=linear(6, 2), c=linear()).train()  # fmt: skip
     with pytest.warns(pathcond.PathCondWarning, match="train mode could not be recorded"):
         graph = pathcond.extract_graph(model, normal(3, 8))
@@ -408,7 +399,7 @@ def test_a_training_mode_that_draws_is_left_out_with_a_warning():
 
 
 def test_a_dict_as_the_only_argument():
-    model, x = build(lambda s, batch: s.b(F.relu(s.a(batch["x"]))), a=linear(), b=linear(6, 2)), normal(3, 8)
+    model, x = Net(lambda s, batch: s.b(F.relu(s.a(batch["x"]))), a=linear(), b=linear(6, 2)), normal(3, 8)
     assert pathcond.rescale_(model, ({"x": x},)).units == 6
     for function in (pathcond.rescale_, pathcond.extract_graph):
         with pytest.raises(pathcond.RecordError, match=r"pass \(batch,\)"):
