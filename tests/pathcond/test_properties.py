@@ -111,8 +111,8 @@ def powered(draw: st.DrawFn) -> list[tuple[str, int, int]]:
 
 
 programs = st.one_of(st.lists(steps, min_size=2, max_size=14), powered())
-many = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
-few = settings(many, max_examples=20)
+many = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+few = settings(many, max_examples=8)
 
 
 def build(program: list[tuple[str, int, int]]) -> tuple[RandomNet, Tensor]:

@@ -277,7 +277,6 @@ def test_fixed_units_stay_and_the_others_are_at_their_optimum(name):
     for method in ("sweeps", "optimum"):
         found = pathcond.solve(graph, g, method=method, fixed=fixed)
         assert not found.u[fixed].any()
-        assert found.dead == pathcond.solve(graph, g).dead
         share = (b @ found.u).exp() * flat
         free = ~fixed
         free[list(found.dead)] = False
