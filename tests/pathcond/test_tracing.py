@@ -142,22 +142,6 @@ def test_the_default_device_is_the_callers_in_the_forward_pass_alone():
     assert report.u["a"].device.type == "cpu"
 
 
-def test_a_mode_that_cannot_be_recorded_is_no_promise():
-    model = net(lambda s, x: s.a(x).sin() if s.training and torch.rand(1).item() < 2 else s.b(F.relu(s.a(x)))).eval()
-    with pytest.warns(pathcond.PathCondWarning, match="train mode could not be recorded"):
-        graph = pathcond.extract_graph(model, X)
-    assert graph.exact_for.modes == ("eval",)
-
-
-# ---- models of other packages
-
-
-def test_drop_path_of_timm_freezes_nothing():
-    timm = pytest.importorskip("timm")
-    graph = pathcond.extract_graph(timm.create_model("resnet18", drop_path_rate=0.1), torch.randn(2, 3, 32, 32))
-    assert (graph.units, graph.frozen_units) == (2880, 0)
-
-
 def test_sums_of_constants_can_be_read():
     model = net(lambda s, x: s.b(F.relu(s.a(x)))[:, : torch.tensor(1) + torch.tensor(1)])
     assert pathcond.extract_graph(model, X).units == 8
