@@ -266,5 +266,4 @@ def test_only_units_of_trained_parameters_move(objective):
 
 def test_examples_in_docstrings():
     for module in (m.name for m in pkgutil.walk_packages(pathcond.__path__, "pathcond.")):
-        if not module.endswith(".gpu"):  # which needs Triton
-            assert doctest.testmod(importlib.import_module(module)).failed == 0, module
+        assert doctest.testmod(importlib.import_module(module)).failed == 0, module

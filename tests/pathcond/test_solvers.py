@@ -119,24 +119,6 @@ def make_graph(groups, params, shapes, powers=()):
     )  # fmt: skip
 
 
-def attention_problem(seed, fused=False, size=3, inner=4):
-    """A norm's gain, q, k and v behind it, and an output projection; k's rows are the opposite of q's."""
-    norm, query, value = torch.arange(1, 1 + size + 2 * inner).split([size, inner, inner])
-    zero = torch.zeros(1, 1, dtype=torch.int64)
-    rows = {"q": query, "k": -query, "v": value}
-    if fused:
-        rows = {"qkv": torch.cat((query, -query, value))}
-    params = {"gain": pathcond.ParamScales(norm, zero[0])}
-    shapes = {"gain": (size,), "out": (size, inner)}
-    for name, row in rows.items():
-        params[name] = pathcond.ParamScales(row[:, None], norm[None])
-        params[name + ".bias"] = pathcond.ParamScales(row, zero[0])
-        shapes |= {name: (len(row), size), name + ".bias": (len(row),)}
-    params["out"] = pathcond.ParamScales(zero, value[None])
-    graph = make_graph((size, inner, inner), params, shapes)
-    return graph, random_g(graph, torch.Generator().manual_seed(seed))
-
-
 POWERS = ((1, 2), (2, 2), (4, 2), (5, 2), (2, 3), (7, 3), (9, 4))  # of units
 
 
@@ -163,8 +145,6 @@ def random_problem(seed, zeros=0.0, powers=(), inverse=True):
 
 
 SIGNED = {
-    "attention": lambda: attention_problem(0),
-    "fused": lambda: attention_problem(1, fused=True),
     "random": lambda: random_problem(0),
     "zeros": lambda: random_problem(1, 0.7),
     **{f"powers {seed}": lambda seed=seed: random_problem(seed, 0.0, POWERS, bool(seed % 2)) for seed in range(3)},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
@@ -22,12 +21,6 @@ def net() -> nn.Sequential:
 
 
 X: Tensor = torch.randn(8, 2, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-
-
-def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    optimizer.zero_grad()
-    model(X).square().mean().backward()
-    optimizer.step()
 
 
 def test_it_counts_and_rescales_on_every_nth_call() -> None:
@@ -58,27 +51,6 @@ def test_it_is_rescale_with_the_same_options(options: dict[str, Any]) -> None:
     assert report.damping == wanted.damping
     assert report.max_log_scale <= (options.get("clamp", 1.5) or 100)
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), expected.parameters(), strict=True))
-
-
-def test_function_and_momentum_through_training() -> None:
-    model = net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    schedule = Teleport(model, X, every=2, optimizer=optimizer)
-    for _ in range(6):
-        train(model, optimizer)
-        plain, momenta = (
-            copy.deepcopy(model),
-            [optimizer.state[p]["momentum_buffer"].clone() for p in model.parameters()],
-        )
-        report = schedule.step()
-        assert (report is None) == torch.equal(plain[4].weight, model[4].weight)
-        for p, q, m in zip(model.parameters(), plain.parameters(), momenta, strict=True):
-            expected = m * q.detach() / p.detach()
-            torch.testing.assert_close(optimizer.state[p]["momentum_buffer"], expected, rtol=1e-10, atol=0)
-        with torch.no_grad():
-            for mode in (True, False):
-                y, old = (copy.deepcopy(m).train(mode)(X) for m in (model, plain))
-                torch.testing.assert_close(y, old, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("every", [0, 1.5, True])
