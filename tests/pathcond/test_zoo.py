@@ -10,8 +10,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from pathcond.rules import TABLE
-from tests import zoo
 from tests.cases import Lambda
+
+pytest.importorskip("timm")
+from tests import zoo
 
 MODELS = [("torchvision", "squeezenet1_1"), ("torchvision", "resnet18"), ("timm", "tinynet_e")]
 
