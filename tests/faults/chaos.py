@@ -1,9 +1,9 @@
 """Random kills over the tiny preset: python -m tests.faults.chaos --rounds N --seed S.
 
-A round takes a few experiments at random, or now and then the whole preset. It starts Snakemake from nothing, kills it,
-one of its jobs or the whole process group at random moments, starts the same command again each time, and lets the last
-one finish. It survives if its files have the bytes of an undisturbed run and nothing else is left. The seed of a round
-repeats it. After each kill Snakemake's lock is removed, as Snakemake asks for.
+A round takes a few experiments at random. It starts Snakemake from nothing, kills it, one of its jobs or the whole
+process group at random moments, starts the same command again each time, and lets the last one finish. It survives if
+its files have the bytes of an undisturbed run and nothing else is left. The seed of a round repeats it. After each kill
+Snakemake's lock is removed, as Snakemake asks for.
 """
 
 import argparse
@@ -21,28 +21,19 @@ from tests.workflow.tree import Tree
 
 VICTIMS = ("snakemake", "job", "group")
 MOST_KILLS, MOST_EXPERIMENTS = 2, 3
-WHOLE = 0.2  # share of the rounds that take the whole preset
-TIMED = ("timing", "practice", "claims.", "/pages/", "report")  # in the names of files that hold times
 STEADY = sorted(name for name in EXPERIMENTS if "timing" not in name and name != "practice")
 
 
-class Whole(Small):
-    """The tiny preset, or some of its experiments."""
-
-    targets = ()
+class Some(Small):
+    """Some experiments of the tiny preset."""
 
     @classmethod
-    def fresh(cls, folder: Path) -> "Whole":
+    def fresh(cls, folder: Path) -> "Some":
         """The sources alone."""
         return cls(Tree.fresh(folder).folder)
 
-    def steady(self) -> dict[str, bytes]:
-        """Files that the workflow made; of those that hold times, the names alone."""
-        found = self.content()
-        return {name: b"" if any(part in name for part in TIMED) else content for name, content in found.items()}
 
-
-def disturb(tree: Whole, chance: random.Random, seconds: float) -> tuple[str, int]:
+def disturb(tree: Some, chance: random.Random, seconds: float) -> tuple[str, int]:
     """Start Snakemake and kill something at a random moment; returns what was killed when, and the process group."""
     victim, delay = chance.choice(VICTIMS), chance.uniform(0.1, seconds)
     pick, started = chance.random(), time.monotonic()
@@ -68,7 +59,7 @@ def disturb(tree: Whole, chance: random.Random, seconds: float) -> tuple[str, in
     return f"{'nothing to kill' if ended else what} at {when:.1f} s", snakemake.pid
 
 
-def survive(tree: Whole, expected: dict[str, bytes], chance: random.Random, seconds: float) -> tuple[str, str]:
+def survive(tree: Some, expected: dict[str, bytes], chance: random.Random, seconds: float) -> tuple[str, str]:
     """One round; returns what was done, and what is wrong at the end, if anything."""
     told, groups = [], []
     for number in range(chance.randint(1, MOST_KILLS)):
@@ -83,16 +74,15 @@ def survive(tree: Whole, expected: dict[str, bytes], chance: random.Random, seco
     return ", ".join(told), wrong(tree, expected, done)
 
 
-def wrong(tree: Whole, expected: dict[str, bytes], done: subprocess.CompletedProcess[str]) -> str:
+def wrong(tree: Some, expected: dict[str, bytes], done: subprocess.CompletedProcess[str]) -> str:
     """What is not as it should be after a round."""
     if done.returncode:
         return f"the same command failed:\n{done.stdout[-4000:]}"
     if found := tree.leftovers():
         return f"left behind: {', '.join(found)}"
-    made = tree.steady()
+    made = tree.content()
     odd = [name for name, content in made.items() if content != expected.get(name)]
-    wanted = [f"figures/tiny/{name}.pdf" for name in tree.targets] if tree.targets else list(expected)
-    odd += [name for name in wanted if name not in made]
+    odd += [name for name in (f"figures/tiny/{target}.pdf" for target in tree.targets) if name not in made]
     return f"not the bytes of an undisturbed run: {', '.join(odd)}" if odd else ""
 
 
@@ -101,21 +91,19 @@ def run(rounds: int, seed: int, folder: Path) -> int:
     planned = []
     for number in range(seed, seed + rounds):
         chance = random.Random(number)
-        whole = chance.random() < WHOLE
-        planned.append((number, chance, () if whole else tuple(chance.sample(STEADY, MOST_EXPERIMENTS))))
-    undisturbed = Whole.fresh(folder / "undisturbed")
-    if all(targets for _, _, targets in planned):  # else the whole preset is needed
-        undisturbed.targets = tuple(sorted({name for _, _, targets in planned for name in targets}))
+        planned.append((number, chance, tuple(chance.sample(STEADY, MOST_EXPERIMENTS))))
+    undisturbed = Some.fresh(folder / "undisturbed")
+    undisturbed.targets = tuple(sorted({name for _, _, targets in planned for name in targets}))
     started = time.monotonic()
     undisturbed.finish()
-    seconds, expected, survived = time.monotonic() - started, undisturbed.steady(), 0
+    seconds, expected, survived = time.monotonic() - started, undisturbed.content(), 0
     say(f"undisturbed: {len(expected)} files in {seconds:.1f} s")
     for number, chance, targets in planned:
         tree = undisturbed.sources(folder / str(number))
         tree.targets = targets
         started = time.monotonic()
-        told, fault = survive(tree, expected, chance, seconds if rounds == 1 or not targets else seconds / 3)
-        taken, what = time.monotonic() - started, ", ".join(tree.targets) or "the whole preset"
+        told, fault = survive(tree, expected, chance, seconds if rounds == 1 else seconds / 3)
+        taken, what = time.monotonic() - started, ", ".join(targets)
         say(f"seed {number} ({what}): {told}: {fault or 'survived'} ({taken:.1f} s)")
         if fault:
             say(f"  the tree is in {tree.folder}; again: python -m tests.faults.chaos --rounds 1 --seed {number}")

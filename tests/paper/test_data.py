@@ -259,13 +259,6 @@ def test_damage_is_detected_and_a_damaged_cache_replaced(damage, tmp_path, offli
     assert not (tmp_path / "ran").exists()
 
 
-def test_load_without_file_or_name(tmp_path):
-    with pytest.raises(PaperError, match="python -m paper.data mnist"):
-        load(tmp_path / "none.pt", "mnist")
-    with pytest.raises(PaperError, match="one of cifar10, mnist, .*, got 'cifar'. Did you mean cifar10"):
-        load(tmp_path / "none.pt", "cifar")
-
-
 # ---- disks
 
 
@@ -274,16 +267,6 @@ def fail(code: int):
         raise OSError(code, os.strerror(code))
 
     return failing
-
-
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EACCES])
-def test_a_failing_write_leaves_nothing(code, tmp_path, offline, monkeypatch):
-    monkeypatch.setattr(os, "replace", fail(code))
-    with pytest.raises(PaperError, match=f"cache/mnist.pt: {os.strerror(code)}.*Set PATHCOND_DATA"):
-        prepare("mnist", tmp_path / "out" / "mnist.pt", offline, quiet)
-    with pytest.raises(PaperError, match=f"out/g.pt: {os.strerror(code)}"):
-        prepare("generated", tmp_path / "out" / "g.pt", say=quiet)
-    assert files(tmp_path / "cache") - LOCKS == files(tmp_path / "out") == set()
 
 
 # ---- the command line

@@ -15,7 +15,6 @@ import stat
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from datetime import datetime
 from pathlib import Path
 
 DAEMONS = ("munged", "slurmctld", "slurmd")
@@ -173,11 +172,6 @@ class Cluster:
     def jobs(self, state: str) -> list[str]:
         """Numbers of the jobs in a state."""
         return self.slurm("squeue", "--noheader", f"--states={state}", "--format=%i").split()
-
-    def seconds(self, job: str) -> float:
-        """How long a job has been running."""
-        began = self.slurm("squeue", "--noheader", f"--jobs={job}", "--states=all", "--format=%S").strip()
-        return time.time() - datetime.fromisoformat(began).timestamp()
 
     def processes(self, node: str | None = None, command: str = "") -> list[int]:
         """What runs on a node, or on all: jobs and Slurm's keepers of them; or those whose command begins like this."""

@@ -86,6 +86,18 @@ def test_forced_jobs_replace_their_runs_once_the_new_ones_are_complete(done: Sen
     assert tree.due(TRAINED, TABLES[0]) == {}
 
 
+def test_training_asks_for_a_gpu_and_refuses_to_go_on_without(fresh: Sent, tmp_path):
+    """The node has one by name alone; the login node, which has none, is not asked."""
+    tree = fresh.again(tmp_path / "tree")
+    tree.edit("profiles/slurm/config.yaml", "  train:\n    gpu: 1\n", "  train:\n")
+    known = len(tree.cluster.steps())
+    done = tree.snakemake(TRAINED, "--retries", "0", device="auto")
+    assert done.returncode == 1
+    assert "to be trained (mlp_2x16), and there is no GPU here" in done.stdout
+    assert "0" in {gpu for _, node, gpu in tree.cluster.steps()[known:] if node.startswith("gpu")}
+    assert tree.results() == {}
+
+
 def resumed(tree: Sent) -> bool:
     """Whether the last attempts of both jobs did not begin at the beginning."""
     logs = [path.read_text() for path in tree.files("logs/tiny/train/*.log")]

@@ -1,6 +1,8 @@
 """The workflow from other folders and other workflows, and the configuration that Snakemake merges there."""
 
 import json
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -45,6 +47,27 @@ use rule * from pathcond
     )
     done = Tree(tmp_path).snakemake("-n", "toy")
     assert set(jobs(done.stdout)) == CHAIN, done.stdout[-3000:]
+
+
+APPTAINER = """#!/bin/sh
+[ "$1" = --version ] && echo "apptainer version 1.3.0" && exit
+echo "$@" >> {folder}/calls
+while [ "$1" != -c ]; do shift; done
+exec /bin/bash "$@"
+"""
+
+
+def test_jobs_run_in_the_container(sources: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A stand-in for apptainer runs the command outside of a container."""
+    tree = sources.copy(tmp_path / "tree")
+    (tree.folder / "pathcond.sif").touch()
+    (tmp_path / "apptainer").write_text(APPTAINER.format(folder=tmp_path))
+    (tmp_path / "apptainer").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}")
+    tree.run("results/tiny/aggregate/toy.csv", "--sdm", "apptainer")
+    calls = (tmp_path / "calls").read_text()
+    assert f"{tree.folder}/pathcond.sif" in calls
+    assert "paper.experiments measure" in calls
 
 
 def test_broken_json_is_called_so(sources: Tree):

@@ -90,38 +90,36 @@ DATASETS["grey"] = DatasetInfo(_identities("grey", *_GREY), generate=_generate_g
 
 def find("""
 NETWORK = """
-def linear(inputs: int) -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(inputs, CLASSES))
+def shallow(inputs: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(inputs, 8), nn.ReLU(), nn.Linear(8, CLASSES))
 
 
 # ---- common"""
 SETTINGS = """
-class Linear(Block):
-    kind: Literal["linear"]
+class Shallow(Block):
+    kind: Literal["shallow"]
     inputs: PositiveInt
 
 
 Network = Annotated[
-    Linear | MLP |"""
+    Shallow | MLP |"""
 
 
 def test_a_network_and_a_data_set_by_the_steps_of_contributing(tmp_path: Path):
-    tree = Tree.fresh(tmp_path / "tree", ("mlp_depth",))
+    tree = Tree.fresh(tmp_path / "tree", ("cifar_nv",))
     tree.edit("src/paper/data.py", "\ndef find(", DATASET)
     tree.edit(
         "src/paper/settings.py", '    "mnist": Dataset(', '    "grey": Dataset(64, 32, 1, 8),\n    "mnist": Dataset('
     )
     tree.edit("src/paper/training/datasets.py", '    "mnist": ((', '    "grey": ((0.5,), (0.25,)),\n    "mnist": ((')
     tree.edit("src/paper/models.py", "\n# ---- common", NETWORK)
-    tree.edit("src/paper/models.py", "autoencoder]", "autoencoder, linear]")
-    tree.edit("src/paper/models.py", '"autoencoder", *TEXT}', '"autoencoder", "linear", *TEXT}')
+    tree.edit("src/paper/models.py", "autoencoder]", "autoencoder, shallow]")
+    tree.edit("src/paper/models.py", '"autoencoder", *TEXT}', '"autoencoder", "shallow", *TEXT}')
     tree.edit("src/paper/settings.py", "\nNetwork = Annotated[\n    MLP |", SETTINGS)
-    model = {"kind": "linear", "inputs": 64}
-    tree.set("setups.mlp_cifar.model", model, preset="paper")
-    grid = {"model": model, "hidden_layers": [], "dataset": "grey", "images": 64, "test_images": 32}
-    for name, value in grid.items():
-        tree.set(f"setups.mlp_cifar.{name}", value)
-    for name, value in {"hidden_layers": [], "shown": None, "methods": ["baseline"]}.items():
-        tree.set(f"experiments.mlp_depth.{name}", value)
-    tree.run("results/tiny/aggregate/mlp_depth.csv")
-    assert len(tree.files("results/tiny/train/classify/linear/baseline-*.csv")) == 2
+    model = {"kind": "shallow", "inputs": 64}
+    tree.set("setups.cifar_nv.model", model, preset="paper")
+    grid = {"model": model, "dataset": "grey", "images": 64, "validation": 0, "test_images": 32}
+    for name, value in {**grid, "methods": ["baseline", "pathcond"]}.items():
+        tree.set(f"setups.cifar_nv.{name}", value)
+    tree.run("results/tiny/aggregate/cifar_nv.csv")
+    assert len(tree.files("results/tiny/train/classify/shallow/*.csv")) == 4
