@@ -21,7 +21,7 @@ def test_a_damaged_data_file_is_named_by_the_job_that_reads_it(
     damage(path)
     damaged = path.read_bytes()
     assert finished.snakemake().returncode == 0  # nothing that reads it is planned
-    for result in finished.files("results/tiny/train/**/*.*"):
+    for result in [*finished.files("results/tiny/train/**/*.*"), *finished.files("results/tiny/aggregate/*")]:
         result.unlink()
     done = finished.snakemake()
     assert done.returncode == 1
@@ -34,11 +34,13 @@ def test_a_damaged_data_file_is_named_by_the_job_that_reads_it(
 def test_damaged_runs_are_named_with_the_command_that_computes_them(finished: Small, undisturbed: Small):
     cut(finished.files("results/tiny/train/*/**/*.csv")[0])
     flip(finished.files("results/tiny/measure/*/*.json")[0])
-    done = finished.snakemake("mlp_depth", "toy", "-R", "aggregate", "--keep-going")
+    command = ("mlp_depth", "toy", "-R", "aggregate", "--keep-going")
+    done = finished.snakemake(*command)
     commands = re.findall(r"`rm (\S+)` and the same command compute", done.stdout)
     assert len(set(commands)) == 2, done.stdout[-3000:]
     for index in set(commands):
         (finished.folder / index).unlink()
+    finished.run(*command)
     finish_and_compare(finished, undisturbed)
 
 

@@ -4,7 +4,6 @@ import argparse
 import json
 import time
 from pathlib import Path
-from typing import Any
 
 from paper import aggregate as tables
 from paper import cli, jobs, plotting, results
@@ -124,18 +123,9 @@ def _figure(given: argparse.Namespace) -> None:
 def _claims(given: argparse.Namespace) -> None:
     table = results.read_table(given.table)
     with results.of_experiment(given.table, table):
-        details = given.name, table, given.judged, given.table.as_posix(), _missing(given.missing)
+        details = given.name, table, given.judged, given.table.as_posix(), json.loads(given.missing)
         found = [judged(claim, *details) for claim in EXPERIMENTS[given.name].claims]
     results.write_json(given.output, found)
-
-
-def _missing(text: str) -> list[dict[str, Any]]:
-    try:
-        found = json.loads(text)
-        return [{"network": run["network"], "method": run["method"], "lr": float(run["lr"])} for run in found]
-    except (KeyError, TypeError, ValueError) as error:
-        expected = "a JSON list of runs with network, method and lr"
-        raise PaperError(f"--missing: expected {expected}, got {text!r:.60}.") from error
 
 
 def _join(given: argparse.Namespace) -> None:
