@@ -34,12 +34,9 @@ def run(main: Callable[[], None]) -> None:
     """Run a program. Bad input gives a message without a traceback and exit status 2; Ctrl-C gives exit status 130."""
     try:
         main()
-    except PaperError as error:
-        say(f"error: {error}")
-        sys.exit(USER_ERROR)
-    except ValueError as error:
+    except (PaperError, ValueError) as error:
         library = sys.modules.get("pathcond")  # not imported here: it takes seconds
-        if library is None or not isinstance(error, library.PathCondError):
+        if not isinstance(error, (PaperError, library.PathCondError) if library else PaperError):
             raise
         say(f"error: {error}")
         sys.exit(USER_ERROR)

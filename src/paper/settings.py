@@ -60,15 +60,9 @@ def _each_once(values: list[T]) -> list[T]:
     return values
 
 
-def _known_method(name: str) -> str:
-    if name not in METHODS:
-        raise ValueError(f"expected one of {', '.join(METHODS)}, got {name!r}; methods are in src/paper/methods.py")
-    return name
-
-
-def _known_dataset(name: str) -> str:
-    if name not in DATASETS:
-        raise ValueError(f"expected one of {', '.join(DATASETS)}, got {name!r}")
+def _known(name: str, names: Mapping[str, Any]) -> str:
+    if name not in names:
+        raise ValueError(f"expected one of {', '.join(names)}, got {name!r}")
     return name
 
 
@@ -88,11 +82,11 @@ ImageSide = Annotated[Integer, Field(ge=8)]
 Flag = Annotated[bool, BeforeValidator(_flag), Field(strict=True)]
 # Names are parts of paths, so they may not contain separators.
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_]*$")]
-MethodName = Annotated[str, AfterValidator(_known_method)]
+MethodName = Annotated[str, AfterValidator(lambda name: _known(name, METHODS))]
 Activation = Literal["relu", "gelu", "silu"]
 Initialisation = Literal["default", "he"]
 Pooling = Literal["plain", "exact"]
-DatasetName = Annotated[str, AfterValidator(_known_dataset)]
+DatasetName = Annotated[str, AfterValidator(lambda name: _known(name, DATASETS))]
 # `eval`: loss and accuracy after the epoch; `running`: mean loss of the epoch's steps, in train mode; or both.
 TrainMetrics = Literal["eval", "running", "both"]
 Augmentation = Literal["flip_crop"]  # of every image: a flip or none, a crop after padding by 4 pixels

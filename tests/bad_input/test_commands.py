@@ -76,7 +76,6 @@ TABLES = {
     "a batch of other settings": experiment("--batch: expected a batch of the preset", "measure", "--batch", "toy-0"),
     "a figure of no table": experiment("none.csv: expected a table, got none", "figure", "toy", "none.csv", *OUT),
     "a figure of another table": experiment("expected the table of this exp", "figure", "toy", "other.csv", *OUT),
-    "a figure of no dots": experiment("--dpi: expected a positive", "figure", "toy", "other.csv", *OUT, "--dpi", "0"),
     "claims of no file": experiment("none.json: expected a file, got none", "join", "none.json", *JOIN),
     "claims that are numbers": experiment("numbers.json: expected claims, as", "join", "numbers.json", *JOIN),
     "a report of no checkout": ("report", ["--folder", "nowhere", *OUT], "cannot read nowhere/config.yaml: No such"),

@@ -112,9 +112,6 @@ def _aggregate(given: argparse.Namespace) -> None:
 
 def _figure(given: argparse.Namespace) -> None:
     table = results.read_table(given.table)
-    for name, value in (("dpi", given.dpi), ("font-size", given.font_size)):
-        if not 0 < value < 10_000:
-            raise PaperError(f"--{name}: expected a positive number below 10,000, got {value}.")
     with results.of_experiment(given.table, table):
         for suffix, drawn in pictures(given.name, table, given.stamp, given.dpi, given.font_size).items():
             results.write_bytes(given.output.with_suffix(f".{suffix}"), drawn)
