@@ -100,7 +100,7 @@ def jobs_of(group: int) -> dict[int, str]:
     return found
 
 
-def wait_for(group: subprocess.Popen[str], module: str, timeout: float = 60) -> int:
+def wait_for(group: subprocess.Popen[str], module: str, timeout: float = 300) -> int:
     """Wait until a program of ours runs in Snakemake's process group; returns its process id."""
     end = time.monotonic() + timeout
     while time.monotonic() < end:
@@ -112,7 +112,7 @@ def wait_for(group: subprocess.Popen[str], module: str, timeout: float = 60) -> 
     raise AssertionError(f"{module} did not run in {timeout} s")
 
 
-def wait_until_gone(group: int, timeout: float = 120) -> None:
+def wait_until_gone(group: int, timeout: float = 300) -> None:
     """Wait until no program of ours is left in a process group."""
     end = time.monotonic() + timeout
     while jobs_of(group):

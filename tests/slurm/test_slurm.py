@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
+import yaml
 
 from tests.slurm.cluster import Cluster, wait_for
 from tests.slurm.runs import Running, Sent, numbers, trained
@@ -89,7 +90,10 @@ def test_forced_jobs_replace_their_runs_once_the_new_ones_are_complete(done: Sen
 def test_training_asks_for_a_gpu_and_refuses_to_go_on_without(fresh: Sent, tmp_path):
     """The node has one by name alone; the login node, which has none, is not asked."""
     tree = fresh.again(tmp_path / "tree")
-    tree.edit("profiles/slurm/config.yaml", "  train:\n    gpu: 1\n", "  train:\n")
+    path = tree.folder / "profiles/slurm/config.yaml"
+    profile = yaml.safe_load(path.read_text())
+    del profile["set-resources"]["train"]["gpu"]  # the rule asks for it
+    path.write_text(yaml.safe_dump(profile))
     known = len(tree.cluster.steps())
     done = tree.snakemake(TRAINED, "--retries", "0", device="auto")
     assert done.returncode == 1
