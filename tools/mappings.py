@@ -7,10 +7,13 @@ records the findings in ``benchmarks/records/mappings.json``; without ``--check`
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
+import io
 import json
 import re
 import textwrap
+from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -20,31 +23,40 @@ ROOT = Path(__file__).parents[1]
 RECORD, PAGE = ROOT / "benchmarks/records/mappings.json", ROOT / "docs/mappings.md"
 PACKAGES = ("llmcompressor", "auto-round", "compressed-tensors", "transformers", "torch")
 UNLISTED = ("gpt_oss", "minimax_m2", "gemma3n_text", "olmoe", "granitemoe")  # they get a default
-OFFSET = ("gemma2", "gemma3_text", "qwen3_next", "qwen3_5")  # gains are used as 1 + weight
-TRANSPOSED = ("gpt_oss",)  # experts have their inputs along the first axis
+OFFSET = re.compile("gemma2|gemma3(_text)?$|qwen3_next|qwen3_5")  # types whose gains are used as 1 + weight
 _PULL = "https://github.com/vllm-project/llm-compressor/pull/"
-_ROUTER = "the pull requests {0}2768, {0}2923 and {0}2938 describe the omitted router as a trade-off"
-UPSTREAM = {  # by list and architecture: what was found in the library's issues and pull requests
-    ("smoothquant", "gemma2"): f"none found; the entry came with {_PULL}2174",
-    ("smoothquant", "gemma3_text"): f"none found; the entry came with {_PULL}2174",
+_ROUTER = (
+    f"the router is left out on purpose in {_PULL}2768 (its resolver cannot group layers with and without one) and "
+    f"{_PULL}1455 (it is not quantized); a review of {_PULL}2609 names the effect, and {_PULL}2451 adds it elsewhere"
+)
+_SHARED = f"none found for the shared expert; {_PULL}2451 added the router"
+UPSTREAM = {  # by list and architecture: what was found in the issues and pull requests, searched on 2026-11-18
+    **{("smoothquant", name): f"none found; the entry came with {_PULL}2174" for name in ("gemma2", "gemma3_text")},
     ("smoothquant", "qwen3_5_moe_text"): f"none found; the entry came with {_PULL}2718",
-    ("awq", "qwen2_moe"): f"none found for the shared expert; {_PULL}2451 added the router",
+    ("smoothquant", "qwen3_5_moe"): f"none found; the entry came with {_PULL}2718",
+    ("awq", "qwen2_moe"): _SHARED,
     ("awq", "glm_moe_dsa"): f"none found for the indexer; {_PULL}2418 and {_PULL}2923 do not name it",
-    **{("awq", name): _ROUTER.format(_PULL) for name in ("deepseek_v2", "glm4_moe_lite", "cohere2_moe")},
-    ("smoothquant", "cohere2_moe"): _ROUTER.format(_PULL),
 }
 
 
 def record() -> None:
-    """Check every architecture, and write the findings with versions and date."""
+    """Check every architecture, run the reproducers, and write what was found with versions and date."""
     from pathcond import registry
 
     found: list[dict[str, Any]] = []
     for name in registry.REGISTRIES:
-        for model_type in dict.fromkeys((*registry.listed_types(name), *UNLISTED)):
-            print(name, model_type, flush=True)
-            found += [asdict(finding) for finding in registry.check_registry(name, model_type)]
-            save(found)
+        for model in (*registry.listed_models(name), *UNLISTED):
+            print(name, model, flush=True)
+            found += [asdict(finding) for finding in registry.check_registry(name, model)]
+    save(found)
+    for finding, *_ in _alike([f for f in found if f["verdict"] == "not exact"]):
+        finding["program"] = reproducer(finding, finding["smooth"], finding["balance"])
+        finding["printed"] = [printed(finding["program"])]
+        for entry in finding["correct"][:1]:
+            smooth, _, readers = entry.partition(" -> ")
+            finding["printed"].append(printed(reproducer(finding, smooth, readers.split(", "))))
+        print(finding["registry"], finding["model_type"], finding["smooth"], *finding["printed"], flush=True)
+    save(found)
 
 
 def save(found: list[dict[str, Any]]) -> None:
@@ -54,37 +66,69 @@ def save(found: list[dict[str, Any]]) -> None:
     RECORD.write_text(f'{{"facts": {json.dumps(facts)},\n"findings": [\n{lines}\n]}}\n')
 
 
+def printed(program: str) -> float:
+    """What a reproducer prints."""
+    shown = io.StringIO()
+    with contextlib.redirect_stdout(shown):
+        exec(program, {})  # noqa: S102 - it was written by this file
+    return float(shown.getvalue().split()[-1])
+
+
 _NO_SHAPE = ("bos_token_id", "eos_token_id", "tie_word_embeddings", "use_cache", "max_position_embeddings",
-             "sliding_window")  # fmt: skip
+             "sliding_window", "rotary_dim", "model_type")  # fmt: skip
 
 
-def reproducer(finding: dict[str, Any]) -> str:
-    """A program of at most fifteen lines that shows the change with torch and transformers alone."""
+def _arguments(kind: Any, special: dict[str, Any]) -> str:
+    """The arguments of a configuration that shape the model."""
     from pathcond import registry
 
-    given = registry.tiny_sizes(finding["model_type"])
-    left_out = {*_NO_SHAPE, *(("num_experts", "num_local_experts") if "n_routed_experts" in given else ())}
-    left_out |= {key for key, value in given.items() if isinstance(value, list) and len(set(value)) == 1}
-    sizes = ", ".join(f"{key}={value!r}" for key, value in given.items() if key not in left_out)
-    config = f'config = transformers.AutoConfig.for_model("{finding["model_type"]}", {sizes})'
-    readers = [re.sub(r"experts\.\*\.(gate|up)_proj", "experts.gate_up_proj", name) for name in finding["balance"]]
-    names = [name if name.endswith("gate_up_proj") else f"{name}.weight" for name in dict.fromkeys(readers)]
-    smooth = f"model.layers.1.{finding['smooth']}.weight"
-    sum_is_scaled = finding["model_type"].startswith(OFFSET)
-    columns = "s[:, None]" if finding["model_type"] in TRANSPOSED else "s"
+    def needed(sizes: dict[str, Any]) -> dict[str, Any]:
+        left_out = {*_NO_SHAPE, *(("num_experts", "num_local_experts") if "n_routed_experts" in sizes else ())}
+        left_out |= {key for key, value in sizes.items() if isinstance(value, list) and len(set(value)) == 1}
+        kept = {key: value for key, value in sizes.items() if key not in left_out}
+        return {key: needed(value) if isinstance(value, dict) else value for key, value in kept.items()}
+
+    return ", ".join(f"{key}={value!r}" for key, value in needed(registry.tiny_sizes(kind, **special)).items())
+
+
+def reproducer(finding: dict[str, Any], smooth: str, readers: Sequence[str]) -> str:
+    """A program of at most fifteen lines that shows the change without this library."""
+    from pathcond import registry
+
+    model = registry.model_class(finding["model_class"])
+    kind, speech = model.config_class, model.main_input_name == "input_features"
+    tokens = "torch.randint(3, 64, (2, 16))"
+    x = f"dict(input_features=torch.randn(2, 8, 32), decoder_input_ids={tokens})" if speech else tokens
+    call = "model(**x).logits" if speech else "model(x).logits"
+    linear = "experts" in smooth  # the library makes experts linear layers; else their one parameter is scaled
+    places = [
+        name if linear else re.sub(r"experts\.\*\.(gate|up)_proj", "experts.gate_up_proj", name) for name in readers
+    ]
+    places = [re.escape(name).replace(r"\*", "0") for name in dict.fromkeys(places)]
+    pattern = f"{re.escape(finding['layer'])}({'|'.join(places)})(.weight)?"
+    name = finding["layer"] + smooth.replace("*", "0")
+    sum_is_scaled = OFFSET.match(finding["model_type"]) and "norm" in smooth
+    gain = "(1 + p) / s - 1" if sum_is_scaled else "(p.mT / s).mT if p.ndim > 1 else p / s"
+    columns = "s if p.shape[-1] == len(s) else s[:, None]" if "gate_up_proj" in pattern else "s"
     lines = [
-        "import torch, transformers",
-        *textwrap.wrap(config, 150, subsequent_indent="    "),
+        "import re, torch, transformers",
+        *(["from llmcompressor.modeling.moe.linearize import linearize_moe"] if linear else []),
+        *textwrap.wrap(
+            f"config = transformers.{kind.__name__}({_arguments(kind, finding['sizes'])})",
+            180,
+            subsequent_indent="    ",
+        ),
         "torch.manual_seed(0)",
-        'model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()',
+        f"model = transformers.{finding['model_class']}(config).eval()",
+        *(["linearize_moe(model)"] if linear else []),
         "with torch.no_grad():",
         "    for p in model.parameters(): p.add_(torch.randn_like(p), alpha=0.1)",
-        f'    x, gain = torch.randint(3, 64, (2, 16)), model.get_parameter("{smooth}")',
-        "    before, s = model(x).logits, 2.0 ** torch.randint(-2, 3, gain.shape)",
-        f"    gain.copy_({'(1 + gain) / s - 1' if sum_is_scaled else 'gain / s'})",
-        *textwrap.wrap(f"for name in {json.dumps(names)}:", 124, initial_indent="    ", subsequent_indent="        "),
-        f'        model.get_parameter("model.layers.1." + name).mul_({columns})',
-        "    print(float((model(x).logits - before).norm() / before.norm()))",
+        f'    x, layer = {x}, model.get_submodule("{name}")',
+        f"    before, s = {call}, 2.0 ** torch.randint(-2, 3, layer.weight.shape[:1])",
+        f"    for p in layer.parameters(): p.copy_({gain})",
+        "    for name, p in model.named_parameters():",
+        f'        if re.fullmatch(r"{pattern}", name): p.mul_({columns})',
+        f"    print(float(({call} - before).norm() / before.norm()))",
     ]
     return "\n".join(lines)
 
@@ -94,9 +138,13 @@ def _arrow(finding: dict[str, Any]) -> str:
 
 
 def _report(finding: dict[str, Any]) -> str:
-    kind = finding["registry"].split()[-1]
-    none = "none found" if finding["listed"] else "the library has no entry: a default is used without an error"
-    return UPSTREAM.get((kind, finding["model_type"]), none)
+    kind = finding["registry"].removeprefix("llm-compressor ")
+    routers = [name for name in finding["omitted"] if re.search(r"(mlp\.gate|router)", name)]
+    if not finding["listed"]:
+        return f"{finding['registry'].split()[0]} has no entry, and uses a default without an error"
+    if kind != finding["registry"] and len(routers) == len(finding["omitted"]) > 0:
+        return _ROUTER
+    return UPSTREAM.get((kind, finding["model_type"]), f"none found for {finding['registry']}")
 
 
 def page(facts: dict[str, Any], found: list[dict[str, Any]]) -> str:
@@ -118,19 +166,22 @@ def page(facts: dict[str, Any], found: list[dict[str, Any]]) -> str:
         "change was measured ([scale groups](scale-groups.md)). To check your own list: `pathcond verify CONFIG "
         "MAPPING`; to get an exact one for a model: `pathcond mappings CONFIG`.",
         _counts(found),
-        *([f"Not checked yet: {facts['missing']}."] if "missing" in facts else []),
         "## Entries that change the function",
         _wrong_table(wrong),
-        "Programs that show it without this library, and mappings that are exact (programs print the relative "
-        "change of the output in the 2-norm; on the text models of transformers the experts are one parameter):",
+        "Programs that show it without this library, and mappings that are exact. The programs print the relative "
+        "change of the output in the 2-norm, in float32. Experts are one parameter in the models of transformers.",
     ]
-    for finding in _one_per_layer([f for f in wrong if f["correct"] or f["omitted"]]):
+    for same in _alike(wrong):
+        first = same[0]
+        lists = ", ".join(dict.fromkeys(f["registry"] for f in same))
+        after = [f"the same program with the exact mapping prints {value:.0e}" for value in first["printed"][1:]]
         parts += [
-            f"### {finding['registry']}: {finding['model_type']}, {finding['smooth']}",
-            f"{_arrow(finding)}. {_because(finding)}",
-            "Exact: " + ("; ".join(f"`{text}`" for text in finding["correct"]) or "none of this form") + ".",
-            f"Upstream: {_report(finding)}.",
-            f"```python\n{reproducer(finding)}\n```",
+            f"### {first['model_type']}: {first['smooth']}",
+            f"{lists}: {_arrow(first)}. {_because(first)}",
+            "Exact: " + ("; ".join(f"`{text}`" for text in first["correct"]) or "none of this form") + ".",
+            "Upstream: " + "; ".join(dict.fromkeys(map(_report, same))) + ".",
+            f"```python\n{first['program']}\n```",
+            "; ".join([f"It prints {first['printed'][0]:.2f}", *after]) + ".",
         ]
     others = {
         "## Entries that hold on the inputs tried": "holds on this input",
@@ -157,23 +208,23 @@ def _because(finding: dict[str, Any]) -> str:
         return (
             "Not scaled, though they read the same channels: " + ", ".join(f"`{n}`" for n in finding["omitted"]) + "."
         )
-    return "The smooth layer does not make the channels that these layers read."
+    return finding["reason"] + "."
 
 
-def _one_per_layer(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One finding for each list, architecture and smooth layer: the one with the largest change."""
-    best: dict[tuple[str, str, str], dict[str, Any]] = {}
-    for finding in sorted(found, key=lambda f: -(f["change"] or 0.0)):
-        best.setdefault((finding["registry"], finding["model_type"], finding["smooth"]), finding)
-    return [finding for finding in found if finding in best.values()]
+def _alike(found: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Findings on the same layers of the same architecture in several lists, together."""
+    kinds: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for finding in found:
+        kinds.setdefault((finding["model_class"], finding["smooth"], *sorted(finding["balance"])), []).append(finding)
+    return list(kinds.values())
 
 
 def _wrong_table(found: list[dict[str, Any]]) -> str:
-    rows = ["| list | architecture | entry | change | omitted |", "| --- | --- | --- | --- | --- |"]
+    rows = ["| list | architecture | entry | change | omitted, or why |", "| --- | --- | --- | --- | --- |"]
     for f in found:
         name = f["model_type"] if f["listed"] else f"{f['model_type']} (default)"
-        missing = "the smooth layer feeds other layers" if "not free" in f["reason"] else "not recorded"
-        omitted = ", ".join(f"`{n.removesuffix('.weight')}`" for n in f["omitted"]) or missing
+        other = "the smooth layer feeds other layers" if "no scale group" in f["reason"] else _first(f["reason"])
+        omitted = ", ".join(f"`{n.removesuffix('.weight')}`" for n in f["omitted"]) or other
         rows.append(f"| {f['registry']} | {name} | {_arrow(f)} | {f['change']:.2f} | {omitted} |")
     return "\n".join(rows)
 
@@ -192,7 +243,7 @@ def _counts(found: list[dict[str, Any]]) -> str:
 def main(arguments: list[str] | None = None) -> None:
     """Check if asked to, then write the page."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--check", action="store_true", help="check again; takes most of an hour on two cores")
+    parser.add_argument("--check", action="store_true", help="check again: ten minutes on one core")
     if parser.parse_args(arguments).check:
         record()
     kept = json.loads(RECORD.read_text())

@@ -44,10 +44,13 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser("check", help="check the mappings that a quantization library ships")
     command.add_argument("--registry", required=True, metavar="NAME", help="llm-compressor, auto-round, or one list")
     command.add_argument(
-        "--only", nargs="+", metavar="TYPE", help="model types of transformers; all listed ones if not given"
+        "--only",
+        nargs="+",
+        metavar="MODEL",
+        help="model types or classes of transformers; else all listed ones",
     )
     command.add_argument(
-        "--also", nargs="+", default=[], metavar="TYPE", help="model types that the library does not list"
+        "--also", nargs="+", default=[], metavar="MODEL", help="more of them, which the library does not list"
     )
     command.add_argument("--json", type=Path, metavar="FILE", help="write the findings there")
     return parser
@@ -98,15 +101,29 @@ def build(config: Any) -> tuple[nn.Module, Any]:
             model = transformers.AutoModelForCausalLM.from_config(config)
         else:
             model = transformers.AutoModel.from_config(config)
-        if getattr(model, "main_input_name", "") == "pixel_values":
+    return model.eval(), _example(model, config)
+
+
+def _example(model: nn.Module, config: Any) -> dict[str, torch.Tensor]:
+    """An input without values for a model that reads images, sound or text."""
+    kind = getattr(model, "main_input_name", "input_ids")
+    with torch.device("meta"):
+        if kind == "pixel_values":
             size = config.image_size if isinstance(config.image_size, int) else config.image_size[0]
-            example = {"pixel_values": torch.empty(1, getattr(config, "num_channels", 3), size, size)}
-        else:
-            length = 1 + max(15, getattr(config, "index_topk", None) or 0)
-            example = {"input_ids": torch.zeros(1, length, dtype=torch.int64)}
-            if getattr(config, "is_encoder_decoder", False):
-                example["decoder_input_ids"] = example["input_ids"]
-    return model.eval(), example
+            return {kind: torch.empty(1, getattr(config, "num_channels", 3), size, size)}
+        if kind == "input_values":
+            return {kind: torch.empty(1, 16000)}
+        length = 1 + max(15, getattr(config, "index_topk", None) or 0)
+        text = torch.zeros(1, length, dtype=torch.int64)
+        example = {"input_ids": text}
+        if kind == "input_features":
+            example = {kind: torch.empty(1, config.num_mel_bins, 2 * getattr(config, "max_source_positions", 500))}
+        elif kind != "input_ids":
+            raise PathCondError(
+                f"expected a model that reads text, images or sound, got {type(model).__name__}, which reads '{kind}'. "
+                "Call pathcond.scale_groups with an input of your own."
+            )
+        return example | ({"decoder_input_ids": text} if getattr(config, "is_encoder_decoder", False) else {})
 
 
 def _call(name: str, **arguments: Any) -> str:
@@ -181,13 +198,13 @@ def _check(options: argparse.Namespace) -> int:
         raise PathCondError(f"expected --registry to be one of {known}, got '{options.registry}'.")
     found = []
     for name in lists:
-        types = options.only or [*registry.listed_types(name), *options.also]
-        for model_type in types:
-            for finding in registry.check_registry(name, model_type):
+        models = options.only or [*registry.listed_models(name), *options.also]
+        for model in models:
+            for finding in registry.check_registry(name, model):
                 found.append(asdict(finding))
                 change = "" if finding.change is None else f" {finding.change:.1e}"
                 arrow = f"{finding.smooth} -> {', '.join(finding.balance)}"
-                print(f"{name}, {model_type}: {arrow}: {finding.verdict}{change}", flush=True)
+                print(f"{name}, {model}: {arrow}: {finding.verdict}{change}", flush=True)
     if options.json:
         options.json.write_text(json.dumps(found, indent=1) + "\n")
     return int(any(finding["verdict"] == "not exact" for finding in found))
@@ -204,6 +221,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _verify(model, example, options.mapping)
         groups = scale_groups(model, example)
         print(groups if options.command == "groups" else mappings_as(options.format, model, groups))
+        exported = options.command == "mappings" and options.format not in ("text", "json")
+        if exported and not groups_to_awq_mappings(groups):
+            print(f"none of the {len(groups.free)} free groups has this form: see --format text", file=sys.stderr)
     except PathCondError as error:
         print(f"pathcond: {error}", file=sys.stderr)
         return 2

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn, optim
 from torch.func import functional_call
+from torch.overrides import TorchFunctionMode
 
 from pathcond.checks import (
     ApplyError,
@@ -41,7 +42,7 @@ from pathcond.isolation import (
     untouched,
     without_cache,
 )
-from pathcond.tracing import outputs_in, place_of
+from pathcond.tracing import map_leaves, outputs_in, place_of
 
 # Powers of the gradient in optimizer state: 1 for averages of gradients, 2 for averages of squares, 0 for ratios.
 _ADAM = {"exp_avg": 1, "exp_avg_sq": 2, "max_exp_avg_sq": 2}
@@ -371,6 +372,14 @@ def parameters_by_memory(model: nn.Module, names: Iterable[str]) -> dict[str, li
 # ---- the check of a rescaling
 
 
+class CastsToFloat64(TorchFunctionMode):
+    """Casts to float32 become casts to float64: some models compute in float32 for weights of any dtype."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = map_leaves(lambda x: torch.float64 if x is torch.float32 else x, (args, kwargs or {}))
+        return (Tensor.double if func is Tensor.float else func)(*args, **kwargs)
+
+
 class Check:
     """Outputs of a model on the example input before a rescaling; and its weights, from :meth:`save` on.
 
@@ -378,8 +387,8 @@ class Check:
     train on a single example, which is enough for everything else here.
     """
 
-    def __init__(self, model: nn.Module, example_input: Any) -> None:
-        self.model, self.example_input = model, example_input
+    def __init__(self, model: nn.Module, example_input: Any, *, wide: bool = False) -> None:
+        self.model, self.example_input, self.wide = model, example_input, wide
         self.mode: bool | None = None
         self.saved: dict[str, Tensor] = {}
         try:
@@ -462,6 +471,7 @@ class Check:
             in_mode(self.model, self.mode),
             without_cache(self.model),
             caller_device(),
+            CastsToFloat64() if self.wide else nullcontext(),
         ):
             torch.clear_autocast_cache()  # it may hold copies of other weights
             found = outputs_in(functional_call(self.model, tensors, args, kwargs))
@@ -567,6 +577,6 @@ def _check_of_copy(model: nn.Module, example_input: Any) -> Check | None:
     inputs = Inputs(*(kwargs or args for args, kwargs in widened))
     try:
         with torch.inference_mode(False):
-            return Check(deepcopy(model).double(), inputs)
+            return Check(deepcopy(model).double(), inputs, wide=True)
     except Exception:  # noqa: BLE001 - models that cannot be copied, or do not run in float64, are checked as they are
         return None

@@ -6,7 +6,6 @@ import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from fractions import Fraction
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -216,12 +215,17 @@ class ScaleGraph:
     def unit_of(self, numbers: Tensor) -> Tensor:
         """The unit numbers, from 1 to ``units``, that numbers stand for; 0 for no unit."""
         numbers = numbers.abs()
-        return torch.cat((torch.arange(self.units + 1), self.powers[:, 0]))[numbers] if len(self.powers) else numbers
+        return torch.where(numbers > self.units, self._beyond(numbers, 0), numbers) if len(self.powers) else numbers
 
     def power_of(self, numbers: Tensor) -> Tensor:
         """The powers, negative for inverse scales, that numbers stand for; 1 for no unit."""
-        powers = torch.cat((torch.ones(self.units + 1, dtype=torch.int64), self.powers[:, 1]))[numbers.abs()]
-        return torch.where(numbers < 0, -powers, powers)
+        powers = torch.where(numbers < 0, -1, 1)
+        n = numbers.abs()
+        return powers * torch.where(n > self.units, self._beyond(n, 1), 1) if len(self.powers) else powers
+
+    def _beyond(self, numbers: Tensor, column: int) -> Tensor:
+        """A column of ``powers`` at the numbers beyond those of the units."""
+        return self.powers[(numbers - self.units - 1).clamp(min=0), column]
 
 
 @on_cpu
@@ -517,21 +521,29 @@ def _freeze_shortcuts(s: ScalePropagation) -> None:
 # ---- the graph
 
 
-def _components(count: int, edges: Tensor) -> Tensor:
-    """For each node the smallest node it is connected to, directly or not; ``edges`` has shape (2, edges)."""
-    root = torch.arange(count)
-    while True:
-        a, b = root[edges[0]], root[edges[1]]
-        low = torch.minimum(a, b)
-        merged = root.clone().scatter_reduce_(0, a, low, "amin").scatter_reduce_(0, b, low, "amin")
-        while not torch.equal(merged, merged[merged]):
-            merged = merged[merged]
-        if torch.equal(merged, root):
-            return root
-        root = merged
+def _components(count: int, ties: list[Tensor]) -> Tensor:
+    """For each node the smallest node it is tied to, directly or not; takes the ties, shapes (2, pairs), off the list.
+
+    With large models these arrays are the largest of all, so few exist at a time.
+    """
+    root, edges = torch.arange(count), torch.cat([torch.zeros(2, 0, dtype=torch.int64), *ties], 1)
+    ties.clear()
+    while edges.numel():
+        low = edges.amin(0)
+        for end in edges:
+            root.scatter_reduce_(0, end, low, "amin")
+        del low
+        above = root[root]
+        while not torch.equal(root, above):
+            root, above = above, above[above]
+        del above
+        edges = root[edges]
+        edges = edges[:, edges[0] != edges[1]]
+    return root
 
 
 _HIGHEST = 64  # power of a unit's scale
+_LARGE = 1 << 20  # numerators and denominators of powers beyond it are not computed
 
 
 def _representatives(s: ScalePropagation) -> tuple[Tensor, Tensor]:
@@ -540,44 +552,68 @@ def _representatives(s: ScalePropagation) -> tuple[Tensor, Tensor]:
     Powers are integers without a common divisor, and the root's is positive: all are 1, unless scales are inverse
     to one another or cross an operation of another degree. A group that would have to carry two powers is frozen.
     """
-    root = _components(s.count, torch.cat([torch.zeros(2, 0, dtype=torch.int64), *s.ties], 1))
-    above: dict[int, tuple[int, Fraction]] = {}  # a smaller node, and the power of its scale that the node carries
+    root = _components(s.count, s.ties)
+    ties = [*((pairs, -1) for pairs in s.inverse_ties), *s.power_ties]
+    if not ties:
+        return root, torch.ones_like(root)
+    nodes, (a, b) = root[torch.cat([pairs for pairs, _ in ties], 1)].unique(return_inverse=True)
+    degree = torch.cat([torch.full_like(pairs[0], degree) for pairs, degree in ties])
+    top, powers, high = _powers(len(nodes), a, b, degree)
+    found, asked = powers[0, b] * powers[1, a], degree * powers[0, a] * powers[1, b]
+    s.freeze(nodes[a[found == -asked]], Reason("tie", "", "would have to be its own inverse"))
+    s.freeze(nodes[a[found.abs() != asked.abs()]], Reason("tie", "", "would have to be another power of itself"))
+    common = torch.ones_like(top)  # denominator of the powers of a top's scale
+    for n in powers[1].unique().tolist():
+        tops = top[powers[1] == n].unique()
+        common[tops] = torch.lcm(common[tops], torch.tensor(n)).clamp(max=_LARGE)
+    power = powers[0] * common[top] // powers[1]
+    high |= (power.abs() > _HIGHEST) | (common[top] > _HIGHEST)
+    s.freeze(nodes[high], Reason("tie", "", f"needs a power above {_HIGHEST} of another scale"))
+    tops, carried = torch.arange(s.count), torch.ones(s.count, dtype=torch.int64)
+    tops[nodes], carried[nodes] = nodes[top], torch.where(high, 1, power)
+    return tops[root], carried[root]
 
-    def top_of(node: int) -> tuple[int, Fraction]:
-        power = Fraction(1)
-        while node in above:
-            node, step = above[node]
-            power *= step
-        return node, power
 
-    wrong: dict[str, list[int]] = {
-        "would have to be its own inverse": [],
-        "would have to be another power of itself": [],
-    }
-    for pairs, degree in [*((pairs, -1) for pairs in s.inverse_ties), *s.power_ties]:
-        for a, b in root[pairs].T.tolist():
-            (x, p), (y, q) = top_of(a), top_of(b)  # b carries the power ``degree`` of the scale of a
-            if x != y:
-                ratio = degree * p / q
-                above[max(x, y)] = (x, ratio) if x < y else (y, 1 / ratio)
-            elif q != degree * p:
-                wrong[list(wrong)[q != -degree * p]].append(a)
-    for text, nodes in wrong.items():
-        s.freeze(torch.tensor(nodes, dtype=torch.int64), Reason("tie", "", text))
-    top, power = torch.arange(s.count), torch.ones(s.count, dtype=torch.int64)
-    found = {node: top_of(node) for node in above}
-    common: dict[int, int] = {}
-    for node, p in found.values():
-        common[node] = math.lcm(common.get(node, 1), p.denominator)
-    high = [n for n, (node, p) in found.items() if abs(p * common[node]) > _HIGHEST or common[node] > _HIGHEST]
-    s.freeze(
-        torch.tensor(high, dtype=torch.int64), Reason("tie", "", f"needs a power above {_HIGHEST} of another scale")
-    )
-    for node, (first, p) in found.items():
-        top[node], power[node] = first, int(p * common[first]) if node not in high else 1
-    for node, whole in common.items():
-        power[node] = min(whole, _HIGHEST)
-    return top[root], power[root]
+def _powers(count: int, a: Tensor, b: Tensor, degree: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Join nodes where the scale of b is that of a to the power ``degree``.
+
+    Returns:
+        For each node the smallest one it is joined to, its top; the power of the top's scale that it carries, as
+        numerator and denominator, shape (2, count); and whether these are too large to be computed.
+    """
+    top, powers = torch.arange(count), torch.ones(2, count, dtype=torch.int64)
+    large = torch.zeros(count, dtype=torch.bool)
+    while True:
+        x, y = top[a], top[b]
+        apart = (x != y).nonzero()[:, 0]
+        if not len(apart):
+            return top, powers, large
+        upper, lower = torch.maximum(x, y)[apart], torch.minimum(x, y)[apart]
+        parent = torch.arange(count).scatter_reduce_(0, upper, lower, "amin")
+        nearest = lower == parent[upper]
+        edges = torch.full((count,), len(a)).scatter_reduce_(0, upper[nearest], apart[nearest], "amin")
+        joined = upper.unique()
+        edge = edges[joined]  # by one tie each, a top becomes a power of a smaller one
+        p, q = degree[edge] * powers[0, a[edge]] * powers[1, b[edge]], powers[1, a[edge]] * powers[0, b[edge]]
+        step, doubt = torch.ones_like(powers), torch.zeros_like(large)
+        step[:, joined] = torch.where(joined == y[edge], torch.stack((p, q)), torch.stack((q, p)))
+        doubt[joined] = large[a[edge]] | large[b[edge]]
+        step = _reduced(step, doubt)
+        while not torch.equal(parent, parent[parent]):
+            doubt |= doubt[parent]
+            step = _reduced(step * step[:, parent], doubt)
+            parent = parent[parent]
+        large |= doubt[top]
+        powers = _reduced(powers * step[:, top], large)
+        top = parent[top]
+
+
+def _reduced(fractions: Tensor, large: Tensor) -> Tensor:
+    """Fractions in lowest terms with positive denominators; 1, and marked, where they are large."""
+    fractions = fractions // torch.gcd(*fractions) * fractions[1].sign()
+    beyond = (fractions.abs() > _LARGE).any(0)
+    large |= beyond
+    return torch.where(beyond, 1, fractions)
 
 
 def _joint_uses(s: ScalePropagation) -> dict[str, Use]:

@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain, repeat, zip_longest
 from typing import Any, Literal
 
 import torch
@@ -163,33 +164,15 @@ class ScaleGroups(tuple[ScaleGroup, ...]):
     def __str__(self) -> str:
         rows = [("module", "channels", "multiplied", "divided")]
         for group in self.free:
-            made, read = ([str(part) for part in parts] for parts in (group.producers, group.consumers))
-            rows += [
-                (group.name, str(group.channels), a, b) if i == 0 else ("", "", a, b)
-                for i, (a, b) in enumerate(_side_by_side(made, read))
-            ]
+            parts = zip_longest(map(str, group.producers), map(str, group.consumers), fillvalue="")
+            heads = chain([(group.name, str(group.channels))], repeat(("", "")))
+            rows += [(*head, *part) for part, head in zip(parts, heads, strict=False)]
         for group in self.frozen:
-            rows.append(
-                (
-                    group.name or "(model)",
-                    str(group.channels),
-                    f"frozen at '{group.where or 'the model'}'",
-                    group.reason,
-                )
-            )
-        widths = [max(len(row[i]) for row in rows) for i in range(4)]
-        lines = [
-            "  ".join(
-                cell.rjust(w) if i == 1 else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-            )
-            for row in rows
-        ]
+            place = f"frozen at '{group.where or 'the model'}'"
+            rows.append((group.name or "(model)", str(group.channels), place, group.reason))
+        a, b, c, _ = (max(map(len, column)) for column in zip(*rows, strict=True))
+        lines = [f"{name:{a}}  {count:>{b}}  {left:{c}}  {right}" for name, count, left, right in rows]
         return "\n".join(line.rstrip() for line in lines)
-
-
-def _side_by_side(left: list[str], right: list[str]) -> list[tuple[str, str]]:
-    size = max(len(left), len(right))
-    return list(zip([*left, *[""] * (size - len(left))], [*right, *[""] * (size - len(right))], strict=True))
 
 
 @on_cpu
@@ -256,24 +239,20 @@ def _group_numbers(graph: ScaleGraph) -> tuple[Tensor, list[str]]:
     for name, numbers in reversed(list(graph.layers.items())):
         made_by[graph.unit_of(numbers)] = place[name]
     draws = torch.Generator().manual_seed(0)
-    signature = torch.zeros_like(made_by)  # a random hash of the set of parameters that touch a unit
+    # A random hash of the module that makes a unit and of the parameters that touch it.
+    signature = torch.randint(1 << 40, (len(modules) + 1,), generator=draws)[made_by]
     for scales in graph.params.values():
         for numbers in (scales.row, scales.col):
             powers = graph.power_of(numbers)
             for power in [1, -1, *(powers[powers.abs() > 1].unique().tolist())]:
                 touched = graph.unit_of(numbers[(powers == power) & (numbers != 0)]).unique()
                 signature[touched] += torch.randint(1 << 40, (1,), generator=draws)
-    keys, group, first = _first_seen(torch.stack((made_by, signature), 1)[1:])
-    return torch.cat((torch.tensor([-1]), group)), [modules[index] for index in keys[first, 0].tolist()]
-
-
-def _first_seen(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Distinct rows; for each row the number of its kind, in the order of first appearance; those first appearances."""
-    keys, kind = rows.unique(dim=0, return_inverse=True)
-    first = torch.full((len(keys),), len(rows)).scatter_reduce_(0, kind, torch.arange(len(rows)), "amin")
-    order = first.argsort()
+    kinds, kind = signature[1:].unique(return_inverse=True)
+    first = torch.full((len(kinds),), graph.units).scatter_reduce_(0, kind, torch.arange(graph.units), "amin")
+    order = first.argsort()  # groups are numbered as they first appear
     number = torch.empty_like(order).scatter_(0, order, torch.arange(len(order)))
-    return keys, number[kind], order
+    names = [modules[index] for index in made_by[1:][first[order]].tolist()]
+    return torch.cat((torch.tensor([-1]), number[kind])), names
 
 
 def _members(graph: ScaleGraph, group: Tensor) -> dict[int, list[tuple[str, ParamSlice]]]:
@@ -473,7 +452,13 @@ class MappingCheck:
 
 @on_cpu
 def verify_mapping(
-    model: nn.Module, example_input: Any, mapping: Iterable[Any], *, seed: int = 0, offset: bool = True
+    model: nn.Module,
+    example_input: Any,
+    mapping: Iterable[Any],
+    *,
+    seed: int = 0,
+    offset: bool = True,
+    groups: ScaleGroups | None = None,
 ) -> tuple[MappingCheck, ...]:
     """Find out whether the entries of an AWQ, SmoothQuant or equalization mapping keep a model's function.
 
@@ -494,6 +479,7 @@ def verify_mapping(
             projections.
         seed: seed of the random factors.
         offset: of gains that the model uses as ``1 + weight``, scale the sum; False for tools that scale the weight.
+        groups: what :func:`scale_groups` found for this model and input, so that it is not analyzed again.
 
     Returns:
         One :class:`MappingCheck` for each smooth layer found, or for each entry without any.
@@ -510,9 +496,9 @@ def verify_mapping(
     modules = {name: module for name, module in model.named_modules() if name}
     canonical = {id(p): name for name, p in model.named_parameters()}  # tied parameters have one name here
     entries = [_entry(entry) for entry in mapping]
-    graph, unknown = None, ""
+    graph, unknown = next((group._source.graph for group in groups or () if group._source), None), ""
     try:
-        graph = extract_graph(model, example_input)
+        graph = graph or extract_graph(model, example_input)
     except RecordError as error:
         unknown = f"the model cannot be analyzed: {error}"
     check_flags(offset=offset)

@@ -11,7 +11,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -51,7 +51,8 @@ _TINY: dict[str, Any] = {
     "mamba_head_dim": 16, "mamba_dt_rank": 4, "n_groups": 1, "mamba_chunk_size": 8, "chunk_size": 8,
     "use_mamba_kernels": False, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8,
     "linear_value_head_dim": 8, "vocab_size_per_layer_input": 64, "hidden_size_per_layer_input": 8,
-    "num_kv_shared_layers": 0, "laurel_rank": 4, "global_head_dim": 8, "num_global_key_value_heads": 2,
+    "num_kv_shared_layers": 0, "rotary_dim": 4, "hidden_size_global": 32, "mm_embed_dim": 32, "laurel_rank": 4,
+    "global_head_dim": 8, "num_global_key_value_heads": 2, "max_source_positions": 16, "num_mel_bins": 8,
 }  # fmt: skip
 # What the names above leave open: sizes that must fit one another, one layer of each kind.
 _SPECIAL: dict[str, dict[str, Any]] = {
@@ -71,62 +72,92 @@ _SPECIAL: dict[str, dict[str, Any]] = {
     "zamba2": {"layer_types": ..., "num_hidden_layers": 3, "layers_block_type": ["mamba", "mamba", "hybrid"],
                "num_mem_blocks": 1, "attention_hidden_size": 64, "attention_head_dim": 16, "mamba_ngroups": 1,
                "n_mamba_heads": 4, "mamba_headdim": 16},
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "longcat_flash": {"num_key_value_heads": 4, "ffn_hidden_size": 48, "expert_ffn_hidden_size": 16,
+                      "zero_expert_num": 2},
+    "prophetnet": {"num_hidden_layers": ..., "num_encoder_layers": 2, "num_decoder_layers": 2},
+    "qwen4_exp_text": {"indexer_n_heads": 4, "indexer_kv_heads": 1, "indexer_head_dim": 8, "indexer_budget": 4,
+                       "indexer_compress_ratio": 2, "hc_lowrank": 4},
+    "reformer": {"is_decoder": True, "attn_layers": ["local", "lsh"], "axial_pos_shape": [4, 16],
+                 "axial_pos_embds_dim": [8, 24], "attention_head_size": 8, "feed_forward_size": 48, "hash_seed": 0,
+                 "local_attn_chunk_length": 8, "lsh_attn_chunk_length": 8, "num_hidden_layers": ...},
+    "roc_bert": {"pronunciation_vocab_size": 64, "shape_vocab_size": 64, "pronunciation_embed_dim": 16,
+                 "shape_embed_dim": 16},
+    "xlnet": {"max_position_embeddings": ..., "d_inner": 48},
+    "xmod": {"default_language": "en_XX"},
+    "zaya": {"num_experts_per_tok": 1, "router_hidden_size": 16},
+    "dbrx": {"attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0},
+             "ffn_config": {"hidden_size": 32, "ffn_hidden_size": 48, "moe_num_experts": 4, "moe_top_k": 2}},
+    "blt": {"encoder_hash_byte_group_vocab": 64},
+    "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10000.0}}},
+    **dict.fromkeys(("qwen2_5_vl_text", "qwen2_5_omni_text"), {"rope_parameters": {
+        "rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}}),
     **dict.fromkeys(("axk1", "axk2", "bailing_hybrid", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite",
-                     "glm_moe_dsa", "longcat_flash", "mistral4", "youtu", "minicpm3"),
+                     "glm_moe_dsa", "kimi_linear", "mistral4", "youtu", "minicpm3"),
                     {"head_dim": ..., "num_key_value_heads": 4}),
 }  # fmt: skip
-_LARGEST = 3_000_000  # parameters
+_LARGEST = 20_000_000  # parameters
 _NOT_BUILT = (PathCondError, AttributeError, KeyError, TypeError, ValueError, RuntimeError, NotImplementedError)
 
 
-def tiny_sizes(model_type: str, **special: Any) -> dict[str, Any]:
-    """The arguments for a configuration of an architecture with few small layers, one of each kind."""
-    kind = _module("transformers").CONFIG_MAPPING[model_type]
+def model_class(name: str) -> Any:
+    """The class of transformers with this name, or that of the causal language model of this type."""
+    transformers = _module("transformers")
+    if name in transformers.CONFIG_MAPPING:
+        return transformers.MODEL_FOR_CAUSAL_LM_MAPPING[transformers.CONFIG_MAPPING[name]]
+    found = getattr(transformers, name, None)
+    if found is None:
+        raise PathCondError(f"expected a model type or class of transformers {transformers.__version__}, got '{name}'.")
+    return found
+
+
+def tiny_sizes(kind: Any, **special: Any) -> dict[str, Any]:
+    """The arguments for a configuration class that make few small layers, one of each kind."""
     default = kind()
-    sizes = {name: value for name, value in _TINY.items() if hasattr(default, name)} | _SPECIAL.get(model_type, {})
+    known = {*default.to_dict(), *kind.attribute_map}
+    sizes = {name: value for name, value in _TINY.items() if name in known}
+    for name, part in kind.sub_configs.items():  # text, vision and audio have configurations of their own
+        part = type(getattr(default, name, None)) if part.__name__ == "AutoConfig" else part
+        if part is not type(None):
+            sizes[name] = {"model_type": part.model_type, **tiny_sizes(part, **special)}
+    sizes |= _SPECIAL.get(kind.model_type, {})
     sizes |= {name: value for name, value in special.items() if name in sizes}
     for name in ("layer_types", "mlp_layer_types"):
         found = getattr(default, name, None)
-        if isinstance(found, list) and name not in sizes:
+        if isinstance(found, list) and name in known and name not in sizes:
             kinds = list(dict.fromkeys(found))
             sizes[name] = (kinds * 2)[: max(2, len(kinds))]
-            sizes["num_hidden_layers"] = max(len(sizes[name]), sizes["num_hidden_layers"])
-    sizes = {name: value for name, value in sizes.items() if value is not ...}
-    while True:
+            sizes["num_hidden_layers"] = max(len(sizes[name]), sizes.get("num_hidden_layers", 0))
+    return {name: value for name, value in sizes.items() if value is not ...}
+
+
+def tiny_model(name: str, **sizes: Any) -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    """A tiny model of a type or class with random weights in eval mode; an input longer than any sparse top-k."""
+    kind = model_class(name)
+    config = kind.config_class(**tiny_sizes(kind.config_class, **sizes))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with torch.device("meta"):
+            size = sum(p.numel() for p in kind(config).parameters())
+        if size > _LARGEST:
+            raise PathCondError(f"expected a tiny model of '{name}', got {size} parameters. Add its sizes.")
+        torch.manual_seed(0)
         try:
-            kind(**sizes)
-            return sizes
-        except AttributeError as error:  # sizes that follow from others cannot be set
-            name = re.search(r"property '(\w+)' of .* has no setter", str(error))
-            if name is None or sizes.pop(name[1], None) is None:
-                raise
-
-
-def tiny_model(model_type: str, **sizes: Any) -> tuple[nn.Module, dict[str, torch.Tensor]]:
-    """A tiny causal language model with random weights in eval mode, and an input longer than any sparse top-k."""
-    config = _module("transformers").CONFIG_MAPPING[model_type](**tiny_sizes(model_type, **sizes))
-    with torch.device("meta"):
-        size = sum(p.numel() for p in _causal_lm(config).parameters())
-    if size > _LARGEST:
-        raise PathCondError(f"expected a tiny model of '{model_type}', got {size} parameters. Add its sizes.")
-    torch.manual_seed(0)
-    model = _causal_lm(config).eval()
+            model = kind._from_config(config, attn_implementation="eager").eval()
+        except ValueError:
+            model = kind(config).eval()
     with torch.no_grad():
         for p in model.parameters():
             if p.is_floating_point():
                 p.add_(torch.randn_like(p), alpha=0.1)
+    rows = 2 * getattr(config, "num_codebooks", 1)
     drawn = torch.Generator().manual_seed(1)
-    return model, {"input_ids": torch.randint(3, 64, (2, 16), generator=drawn)}
-
-
-def _causal_lm(config: Any) -> nn.Module:
-    auto = _module("transformers").AutoModelForCausalLM
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            return auto.from_config(config, attn_implementation="eager")
-        except ValueError:
-            return auto.from_config(config)
+    tokens = torch.randint(3, 64, (rows, 16), generator=drawn)
+    if model.main_input_name == "input_features":  # speech: a spectrum, and text to go on with
+        shape = (rows, config.num_mel_bins, 2 * config.max_source_positions)
+        return model, {"input_features": torch.randn(shape, generator=drawn), "decoder_input_ids": tokens}
+    return model, {"input_ids": tokens}
 
 
 # ---- the libraries
@@ -239,7 +270,9 @@ class Finding:
         change: the largest change of the function over the layers of the model.
         reason: of that layer.
         omitted: parameters that the entry does not scale, but must.
+        layer: what precedes the names of that layer.
         correct: exact mappings of the same smooth or balance layers.
+        sizes: arguments of :func:`tiny_sizes`.
     """
 
     registry: str
@@ -252,46 +285,51 @@ class Finding:
     change: float | None = None
     reason: str = ""
     omitted: tuple[str, ...] = ()
+    layer: str = ""
     correct: tuple[str, ...] = ()
+    sizes: dict[str, Any] = field(default_factory=dict)
+
+
+_LAYER = re.compile(r"^.*?\b(layers|h|blocks)\.\d+\.")
 
 
 def short(name: str) -> str:
     """A module's name without the number of its layer, and with ``*`` for that of an expert."""
-    return re.sub(r"\.experts\.\d+\.", ".experts.*.", re.sub(r"^.*?\b(layers|h|blocks)\.\d+\.", "", name))
+    return re.sub(r"\bexperts\.\d+\.", "experts.*.", _LAYER.sub("", name))
 
 
-def listed_types(registry: str) -> list[str]:
-    """The model types of transformers whose causal language model a library lists."""
-    names = _module("transformers.models.auto.modeling_auto").MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    listed = REGISTRIES[registry].listed()
-    return [model_type for model_type, model_class in names.items() if model_class in listed]
+def listed_models(registry: str) -> list[str]:
+    """The model classes that a library lists, as far as transformers has them."""
+    return sorted(name for name in REGISTRIES[registry].listed() if hasattr(_module("transformers"), name))
 
 
-def check_registry(registry: str, model_type: str) -> list[Finding]:
-    """Check the entries that a library has for one architecture, on tiny models of it.
+def check_registry(registry: str, model: str) -> list[Finding]:
+    """Check the entries that a library has for one class or model type of transformers, on tiny models of it.
 
     Entries that find no modules where query heads share values are tried again with values for each head.
     """
     try:
-        found = _check(registry, model_type, lambda smooth: True)
+        found = _check(registry, model, lambda smooth: True)
+        again = {each.smooth for each in found if each.verdict == "not applicable"}
+        if again:
+            own_values = _check(registry, model, again.__contains__, num_key_value_heads=_TINY["num_attention_heads"])
+            found = [each for each in found if each.verdict != "not applicable"] + own_values
     except _NOT_BUILT as error:
         text = f"{type(error).__name__}: {error}".split("\n")[0]
-        return [Finding(registry, model_type, "", True, "", (), "not built", reason=text)]
-    again = {each.smooth for each in found if each.verdict == "not applicable"}
-    if again:
-        own_values = _check(registry, model_type, again.__contains__, num_key_value_heads=_TINY["num_attention_heads"])
-        found = [each for each in found if each.verdict != "not applicable"] + own_values
+        return [Finding(registry, model, "", True, "", (), "not built", reason=text)]
     return found
 
 
-def _check(registry: str, model_type: str, wanted: Callable[[str], bool], **sizes: Any) -> list[Finding]:
+def _check(registry: str, name: str, wanted: Callable[[str], bool], **sizes: Any) -> list[Finding]:
     source = REGISTRIES[registry]
-    model, example_input = tiny_model(model_type, **sizes)
+    model, example_input = tiny_model(name, **sizes)
     source.prepare(model)
-    line = (registry, model_type, type(model).__name__, type(model).__name__ in source.listed())
+    kind: Any = type(model)
+    line = (registry, kind.config_class.model_type, kind.__name__, kind.__name__ in source.listed())
     found: list[Finding] = []
     with source.context(model):
-        exact = groups_to_awq_mappings(scale_groups(model, example_input))
+        groups = scale_groups(model, example_input)
+        resolved: list[tuple[str, list[str]]] = []
         for entry in source.entries(model):
             pattern = getattr(entry, "smooth_layer", None) or entry.smooth_layers
             if not wanted(pattern):
@@ -304,9 +342,11 @@ def _check(registry: str, model_type: str, wanted: Callable[[str], bool], **size
                 continue
             if not pairs:
                 found.append(Finding(*line, pattern, tuple(entry.balance_layers), "not applicable"))
-            checks = verify_mapping(model, example_input, pairs, offset=source.offset)
-            found += [Finding(*line, *_summary(same, exact)) for same in _alike(checks)]
-    return found
+            resolved += pairs
+        checks = verify_mapping(model, example_input, resolved, offset=source.offset, groups=groups)
+        exact = groups_to_awq_mappings(groups)
+    found += [Finding(*line, *_summary(same, exact)) for same in _alike(checks)]
+    return [replace(finding, sizes=sizes) for finding in found]
 
 
 def _alike(checks: Sequence[MappingCheck]) -> Iterator[list[MappingCheck]]:
@@ -331,7 +371,8 @@ def _summary(checks: list[MappingCheck], exact: list[dict[str, Any]]) -> tuple[A
     ]
     balance = tuple(dict.fromkeys(map(short, worst.balance_layers)))
     omitted = tuple(dict.fromkeys(map(short, worst.omitted)))
+    layer = _LAYER.match(worst.smooth_layer)
     return (
         short(worst.smooth_layer), balance, worst.verdict, worst.change, worst.reason, omitted,
-        tuple(dict.fromkeys(correct)),
+        layer[0] if layer else "", tuple(dict.fromkeys(correct)),
     )  # fmt: skip

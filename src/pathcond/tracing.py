@@ -22,11 +22,12 @@ from copy import copy
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from types import FunctionType
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
 from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -332,6 +333,48 @@ _COMPOSED = {
 }
 
 
+class _Count:
+    """An entry of ``tolist``, which depends on values: no more than the size of a part that ``split`` makes."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, source: Tensor) -> None:
+        self.source = source
+
+    def __bool__(self) -> bool:
+        raise RecordError("its control flow depends on the values that `tolist` returns")
+
+    __eq__ = __lt__ = __le__ = __gt__ = __ge__ = lambda self, other: bool(self)  # type: ignore[assignment]
+
+
+_known_values = FakeTensor.tolist
+
+
+def _values(tensor: FakeTensor) -> Any:
+    """What ``tolist`` returns while a pass is recorded: counts, such as tokens per expert, may depend on values."""
+    try:
+        return _known_values(tensor)
+    except DataDependentOutputException:
+        if tensor.ndim != 1 or tensor.is_floating_point():
+            raise
+        return [_Count(tensor)] * tensor.shape[0]
+
+
+_SPLITS = {torch.split, Tensor.split, torch.split_with_sizes, Tensor.split_with_sizes}
+
+
+def _counted(sizes: Any) -> bool:
+    return isinstance(sizes, list) and any(isinstance(size, _Count) for size in sizes)
+
+
+def _split_by_counts(x: Tensor, sizes: list[Any], dim: int = 0) -> list[Tensor]:
+    """Parts of sizes that depend on values: entries that cannot be known, as many as fit."""
+    whole, parts = x.shape[dim], len(sizes)
+    shares = [whole // parts + (number < whole % parts) for number in range(parts)]
+    source = next(size.source for size in sizes if isinstance(size, _Count))
+    return [x.index_select(dim, source[:1].expand(share).to(x.device)) for share in shares]
+
+
 def _without_running(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The result of calls that refuse what a record needs: training on a batch of one, experts in float32.
 
@@ -531,6 +574,9 @@ class _Functions(TorchFunctionMode):
         if func in _COMPOSED:  # record the functions that it calls
             with self:
                 return _COMPOSED[func](*args, **kwargs)
+        if func in _SPLITS and any(map(_counted, (*args, *kwargs.values()))):
+            with self:
+                return _split_by_counts(*args, **kwargs)
         self.depth += 1
         try:
             if self.fakes or writes(func, kwargs):
@@ -708,7 +754,8 @@ class Recorder:
         return Trace(tuple(tape.values), tuple(tape.calls[:first]), inputs, outputs, kept), made
 
     def _call(self, functions: _Functions) -> Any:
-        with caller_device(), self.fake, _Kernels(functions), functions:
+        counts = patch.object(FakeTensor, "tolist", _values)
+        with caller_device(), counts, self.fake, _Kernels(functions), functions:
             return functional_call(self.model, self.tensors, *self.arguments)
 
     @staticmethod

@@ -65,6 +65,14 @@ def test_verify_tells_exact_from_other_mappings(config: Path, capsys: pytest.Cap
     assert "also read or made by model.layers.0.mlp.up_proj.weight" in capsys.readouterr().out
 
 
+def test_a_model_without_mappings_of_this_form_says_so(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (config / "config.json").write_text(json.dumps({"model_type": "nanochat", **SIZES, "num_key_value_heads": 2}))
+    assert main(["mappings", str(config), "--format", "awq"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == "[\n]\n"
+    assert shown.err == "none of the 4 free groups has this form: see --format text\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -239,6 +239,33 @@ def test_experts_that_read_chosen_tokens_are_analyzed() -> None:
     assert pathcond.verify_mapping(model, x, [router_forgotten])[0].omitted == ("router.weight",)
 
 
+class _SplitExperts(_LinearExperts):
+    """Tokens in the order of their experts, in parts whose sizes ``tolist`` returns."""
+
+    branch = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(x)
+        weights, chosen = self.router(x).softmax(-1).max(-1)
+        order, sizes = chosen.argsort(), F.one_hot(chosen, 3).sum(0).tolist()
+        if self.branch and sizes[0] > 2:
+            return x
+        parts = zip(x[order].split(sizes), self.up, self.down, strict=True)
+        y = torch.cat([down(F.relu(up(part))) for part, up, down in parts])
+        return torch.zeros_like(x).index_add(0, order, y * weights[order, None])
+
+
+def test_experts_that_read_parts_are_analyzed_unless_their_sizes_decide() -> None:
+    torch.manual_seed(0)
+    model, x = _SplitExperts(), torch.randn(7, 8)
+    groups = pathcond.scale_groups(model, x).free
+    assert [group.name for group in groups] == ["norm", "up.0", "up.1", "up.2"]
+    assert all(group.verify() < 1e-12 for group in groups)
+    model.branch = True
+    with pytest.raises(pathcond.RecordError, match="depends on the values"):
+        pathcond.scale_groups(model, x)
+
+
 def test_fused_experts_are_named_as_linear_layers() -> None:
     part = pathcond.ParamSlice
     halves = torch.cat((torch.full((3, 6), -1), torch.arange(18).reshape(3, 6)), 1)[:, :, None]

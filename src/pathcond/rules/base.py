@@ -255,7 +255,8 @@ class ScalePropagation:
         """Make the scales of two group maps inverse to one another, element by element."""
         a, b = torch.broadcast_tensors(a, b)
         both = (a != ZERO) & (b != ZERO)
-        pairs = torch.stack((a[both], b[both])).unique(dim=1)
+        distinct = (a[both] * self.count + b[both]).unique()
+        pairs = torch.stack((distinct // self.count, distinct % self.count))
         fixed = (pairs == FROZEN).any(0)
         self.freeze(pairs[:, fixed], reason)
         self.inverse_ties.append(pairs[:, ~fixed])
