@@ -145,6 +145,13 @@ def test_pages_in_a_browser(site, pages, screen):
         boxes = page.locator("article math").evaluate_all("all => all.map(m => m.getBoundingClientRect().height)")
         assert len(boxes) > 10
         assert min(boxes) > 5
+        at = "filter"
+        page.goto(f"{home}/claims.html")
+        shown = page.locator("article h3:visible")
+        everything = shown.count()
+        page.get_by_label("verdict").select_option("mixed")
+        assert 0 < shown.count() < everything
+        assert page.locator(".filter [role=status]").inner_text() == f"{shown.count()} of {everything} claims"
         at = "search"
         page.goto(f"{home}/index.html?q=Teleport")
         page.locator(".md-search-result__link").first.wait_for(state="attached", timeout=90_000)

@@ -22,12 +22,36 @@ ROOT = Path(__file__).parents[2]
 DASHBOARD = "results.md"  # the page that docs/dashboard.html is part of
 TOP = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 LINK = re.compile(r"(\]\()(?![a-z]+:|#)([^)#\s]+)(#[^)]*)?\)")
-# Verdicts where they stand alone (in italics, as a link, in a cell): docs/site.css has their colors.
-VERDICT = re.compile(
-    r"<(em|td|a)((?: href=[^>]*)?)>((?:not )?reproduced|partly|holds(?: partly)?|does not hold|(?:not )?confirmed|"
-    r"confirmed partly|undecided|not comparable)</\1>"
+# Verdicts, after their colored mark or alone in a cell or link: docs/site.css has their colors.
+_WORDS = (
+    "(?:not )?reproduced|holds|does not hold|(?:not )?confirmed|mixed|undecided(?: in some cases)?|not comparable|"
+    "a (?:gain|loss) is shown|neither is shown"
 )
+MARKED = re.compile(f"[🟢🟡🔴⚪] ({_WORDS})")
+VERDICT = re.compile(rf"<(em|td|a)((?: href=[^>]*)?)>({_WORDS})</\1>")
+WIDE = ("claims.md", "zoo.md")  # pages whose tables or filters take the place of the table of contents
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
+
+# Hides the claims that are not asked for; without scripts the page shows them all.
+FILTER = """<div class="filter"><label>verdict <select><option value="">all</option></select></label>
+<label>figure <select><option value="">all</option></select></label>
+<input type="search" aria-label="search the claims" placeholder="search"> <span role="status"></span></div>
+<script>addEventListener("DOMContentLoaded", () => {
+  const box = document.querySelector(".filter"), [verdict, figure] = box.querySelectorAll("select"), words = box.querySelector("input");
+  const claims = [...document.querySelectorAll("article h3")].map(head => {
+    const part = [head]; for (let e = head.nextElementSibling; e && !/^H[23]$/.test(e.tagName); e = e.nextElementSibling) part.push(e);
+    const links = part.flatMap(e => [...e.querySelectorAll('a[href*="gallery"]')]);
+    return { part, verdict: part[1].querySelector(".verdict")?.textContent ?? "", figure: links.at(-1)?.textContent ?? "", text: part.map(e => e.textContent).join(" ").toLowerCase() };
+  });
+  for (const [select, key] of [[verdict, "verdict"], [figure, "figure"]]) new Set(claims.map(c => c[key])).forEach(v => select.add(new Option(v, v)));
+  const show = () => {
+    let shown = 0;
+    for (const c of claims) { const on = (!verdict.value || c.verdict === verdict.value) && (!figure.value || c.figure === figure.value) && c.text.includes(words.value.toLowerCase()); shown += on; c.part.forEach(e => e.hidden = !on); }
+    box.querySelector("[role=status]").textContent = `${shown} of ${claims.length} claims`;
+  };
+  [verdict, figure, words].forEach(e => e.oninput = show); show();
+});</script>
+"""  # noqa: E501
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -52,6 +76,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Turn links between files of the repository into links of the site; folders are named without a link."""
     here = page.file.src_uri
+    if here in WIDE:
+        page.meta["hide"] = ["toc"]
 
     def link(found: re.Match[str]) -> str:
         uri = _in_site(ROOT / _in_repository(here, found[2]))
@@ -78,7 +104,9 @@ def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files
         return re.sub(r"<code>[^<]+", lambda name: re.sub(r"([./_])", r"\1<wbr>", name[0]), cell[0])
 
     content = re.sub(r"<td.*?</td>", names, FORMULA.sub(formula, content), flags=re.DOTALL)
-    return VERDICT.sub(r'<\1\2 class="verdict" data-verdict="\3">\3</\1>', content)
+    content = MARKED.sub(r'<span class="verdict" data-verdict="\1">\1</span>', content)
+    content = VERDICT.sub(r'<\1\2 class="verdict" data-verdict="\3">\3</\1>', content)
+    return content.replace("<h2", f"{FILTER}<h2", 1) if page.file.src_uri == "claims.md" else content
 
 
 def _without_badges(text: str) -> str:
