@@ -118,7 +118,7 @@ def draw(claims: Sequence[Mapping[str, Any]]) -> plotting.Figure:
     plotting.note(
         figure,
         "bars: 95% intervals; green: PathCond is better, orange: it is worse, black: neither is shown\n"
-        "open triangle: a bound, and the effect may lie beyond it (the best rate is the smallest or largest one tried)",
+        "open triangle: a bound, because runs missed the target or the best rate is the smallest or largest one tried",
     )
     return figure
 
