@@ -92,7 +92,7 @@ def change(before: list[Tensor], after: list[Tensor]) -> float:
 
 
 def random_scales(graph: pathcond.ScaleGraph, seed: int = 3) -> Tensor:
-    return torch.randn(graph.units, generator=torch.Generator().manual_seed(seed), dtype=D)
+    return torch.randn(graph.units, generator=torch.Generator().manual_seed(seed), dtype=D) / 2
 
 
 def rescaled(model: nn.Module, graph: pathcond.ScaleGraph, seed: int = 3) -> nn.Module:
@@ -114,7 +114,7 @@ def assert_diag_g_follows(
     model: nn.Module, x: Any, graph: pathcond.ScaleGraph, tol: float = 1e-9, but: tuple[str, ...] = ()
 ) -> None:
     """diag(G) after a rescaling at random is exp(Bu) diag(G), entry by entry, but for some parameters."""
-    before, full = pathcond.compute_diag_g(model, x, graph=graph), graph.by_number(random_scales(graph))
+    before, full = pathcond.compute_diag_g(model, x, graph=graph), graph.by_number(2 * random_scales(graph))
     after = pathcond.compute_diag_g(rescaled(model, graph), x, graph=graph)
     for name in before.keys() - set(but):
         scales = graph.params.get(name)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pathcond
 
-GRAPH = ("batchnorm", "shortcuts", "smooth", "strict")
+GRAPH = ("batchnorm", "smooth", "strict")
 DIAG_G = ("pooling", "statistics", "dtype")
 
 
@@ -14,5 +14,5 @@ def rescale_by_steps(model: Any, x: Any, *, graph: Any = None, optimizer: Any = 
     of_diag_g = {name: options.pop(name) for name in DIAG_G if name in options}
     graph = pathcond.extract_graph(model, x, **of_graph) if graph is None else graph
     solution = pathcond.solve(graph, pathcond.compute_diag_g(model, x, graph=graph, **of_diag_g), **options)
-    pathcond.apply_scales_(model, graph, solution.u, optimizer=optimizer)
+    pathcond.apply_scales_(model, graph, solution.log_scales, optimizer=optimizer)
     return solution

@@ -41,9 +41,9 @@ from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
 import pathcond
-from pathcond.apply import trial
 from pathcond.inputs import as_arguments
 from pathcond.isolation import untouched, without_cache
+from pathcond.output_check import trial
 from pathcond.registry import tiny_model
 from pathcond.tracing import map_leaves, outputs_in
 from tests.cases import change
@@ -512,7 +512,7 @@ def check(name: str, device: str = "cpu") -> Row:
         wide = map_leaves(lambda x: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x, example_input)
         before = [outputs(model, wide, training) for training in (False, True)]
         measured["rounding"] = change(before[0], rounded)
-        u = torch.randn(graph.units, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+        u = torch.randn(graph.units, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) / 2
         pathcond.apply_scales_(model, graph, u)
         errors = [change(b, outputs(model, wide, training)) for b, training in zip(before, (False, True), strict=True)]
         measured.update(eval_error=errors[0], train_error=errors[1])
@@ -571,7 +571,7 @@ def check_causal(model_type: str) -> CausalModel:
         return CausalModel(model_type, change=0.0)
     graph = source.graph
     drawn = torch.randint(4, (graph.units,), generator=torch.Generator().manual_seed(0))
-    u = 2 * math.log(2) * torch.tensor([-2.0, -1.0, 1.0, 2.0], dtype=torch.float64)[drawn]
+    u = math.log(2) * torch.tensor([-2.0, -1.0, 1.0, 2.0], dtype=torch.float64)[drawn]
     with trial(model, example_input, graph.params) as check:
         pathcond.apply_scales_(check.model, graph, u)
         change = check.change()

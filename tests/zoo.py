@@ -203,7 +203,7 @@ def _facts(row: Row, report: pathcond.Rescaling) -> tuple[Row, list[str]]:
 
 def _compare(row: Row, model: nn.Module, x: Tensor, graph: pathcond.ScaleGraph) -> tuple[Row, list[str]]:
     """Outputs before and after random scales, in both modes; a model may amplify rounding, which is measured too."""
-    u = torch.randn(graph.units, dtype=torch.float64, generator=torch.Generator().manual_seed(SEED))
+    u = torch.randn(graph.units, dtype=torch.float64, generator=torch.Generator().manual_seed(SEED)) / 2
     modes = {"eval": False, "train": True}
     before = {mode: outputs(model, x, training) for mode, training in modes.items()}
     rounding = {mode: change(before[mode], outputs(model, x * (1 + 1e-15), modes[mode])) for mode in modes}

@@ -45,7 +45,7 @@ def _make_unequal(module: nn.Module, spec: Mapping[str, Any]) -> None:
     """Multiply each unit by exp(sigma z), z normal, where sigma is `unequal`; the function stays the same."""
     graph = pathcond.extract_graph(module, models.example_input(spec["model"]))
     drawn = torch.randn(graph.units, dtype=torch.float64, generator=generator(spec["seed"], "unequal"))
-    pathcond.apply_scales_(module, graph, 2 * spec["unequal"] * drawn)
+    pathcond.apply_scales_(module, graph, spec["unequal"] * drawn)
 
 
 def log_scales(
@@ -72,7 +72,7 @@ def log_scales(
             copy.deepcopy(module), x, objective="norms", clamp=how.get("bound"), damping=1.0, graph=graph, check=False
         )
         solution = report.solution
-        return graph, *_told(solution, solution.u, began)
+        return graph, *_told(solution, 1.0, began)
     g = pathcond.compute_diag_g(
         module,
         x,
@@ -82,15 +82,15 @@ def log_scales(
         graph=graph,
     )
     solution = pathcond.solve(graph, g, **solver_options(how))
-    return graph, *_told(solution, how.get("damping", 1.0) * solution.u, began)
+    return graph, *_told(solution, how.get("damping", 1.0), began)
 
 
-def _told(solution: Solution, u: Tensor, began: float) -> tuple[dict[str, Tensor], dict[str, str]]:
+def _told(solution: Solution, damping: float, began: float) -> tuple[dict[str, Tensor], dict[str, str]]:
     """What is saved of a rescaling: tensors and metadata."""
     tensors = {
-        "u": u.contiguous(),
+        "u": 2 * damping * solution.log_scales,
         "objective": torch.tensor(solution.objective, dtype=torch.float64),
-        "mean_update": torch.tensor(solution.mean_update, dtype=torch.float64),
+        "mean_update": 2 * torch.tensor(solution.mean_update, dtype=torch.float64),
     }
     seconds = f"{time.perf_counter() - began:.4f}"
     return tensors, {"residual": repr(solution.residual), "seconds": seconds, "result": solution.result.value}
@@ -157,7 +157,7 @@ def rescale(
     pooling = rescaling["pooling"]
     g = pathcond.compute_diag_g(module, x, pooling=pooling, statistics=statistics, graph=graph, smooth=smooth)
     solution = pathcond.solve(graph, g, **solver_options(rescaling), damping=rescaling.get("damping", 1.0))
-    return _apply(module, graph, solution.u, rescaling["part"], optimizer)
+    return _apply(module, graph, 2 * solution.log_scales, rescaling["part"], optimizer)
 
 
 def _apply(
@@ -165,7 +165,7 @@ def _apply(
 ) -> float:
     """Apply log-scales in place, unless they are for learning rates; returns the largest abs(log lambda)."""
     if part == "both":
-        pathcond.apply_scales_(module, graph, u, optimizer=optimizer)
+        pathcond.apply_scales_(module, graph, u / 2, optimizer=optimizer)
     elif part != "rates":
         _apply_part(module, graph, u, part)
     return float(u.abs().max()) / 2 if len(u) else 0.0

@@ -8,7 +8,7 @@ rescaled 8 of 8 units (0 frozen), ...
 
 from importlib.metadata import PackageNotFoundError, version
 
-from pathcond.apply import Scales, apply_scales_, load_scales
+from pathcond.apply import apply_scales_
 from pathcond.checks import (
     ApplyError,
     PathCondError,
@@ -34,6 +34,7 @@ from pathcond.rescale import Rescaling, rescale_
 from pathcond.rules import register_rule
 from pathcond.rules.base import ScalePropagation
 from pathcond.rules.paths import PathSums
+from pathcond.saved_scales import Scales, load_scales
 from pathcond.solvers import Result, Solution, solve
 from pathcond.teleport import Teleport
 

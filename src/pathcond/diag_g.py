@@ -60,24 +60,17 @@ class DiagG(dict[str, Tensor]):
 
     The entries of parameter ``name`` are ``self[name] * exp(self.log_scale[name])``. The logarithm is zero in results
     of :func:`compute_diag_g` wherever float64 can hold the entries themselves (path norms within 1e-260 .. 1e260).
-    ``largest`` has the largest absolute entries of the model's tensors, by name, where they are known.
     """
 
-    def __init__(
-        self,
-        values: Mapping[str, Tensor],
-        log_scale: Mapping[str, float] | None = None,
-        largest: Mapping[str, float] | None = None,
-    ) -> None:
+    def __init__(self, values: Mapping[str, Tensor], log_scale: Mapping[str, float] | None = None) -> None:
         super().__init__(values)
         self.log_scale: dict[str, float] = dict.fromkeys(values, 0.0) | dict(log_scale or {})
-        self.largest: dict[str, float] = dict(largest or {})
 
     def as_float64(self) -> DiagG:
         """The same entries in float64, with their logarithms multiplied in where float64 can hold them."""
         fits = {name: abs(log) < _FITS for name, log in self.log_scale.items()}
         values = {n: t.double() * (math.exp(self.log_scale[n]) if fits[n] else 1.0) for n, t in self.items()}
-        return DiagG(values, {n: 0.0 if fits[n] else log for n, log in self.log_scale.items()}, self.largest)
+        return DiagG(values, {n: 0.0 if fits[n] else log for n, log in self.log_scale.items()})
 
 
 @on_cpu
@@ -169,7 +162,7 @@ def scaled_diag_g(
     if dtype is None and first is torch.float32 and _near_underflow(parameters, p, largest):
         p = passes(torch.float64)
     entries = {n: g for n in parameters if (g := p.diagonal.get(n)) is not None}
-    return DiagG({n: g.t for n, g in entries.items()}, {n: g.log for n, g in entries.items()}, largest)
+    return DiagG({n: g.t for n, g in entries.items()}, {n: g.log for n, g in entries.items()})
 
 
 @on_cpu

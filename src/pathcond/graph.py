@@ -49,7 +49,7 @@ class ParamScales:
     Both are integer tensors that broadcast to the parameter's shape. Unit ``h`` of the graph is number ``h + 1``;
     0 stands for no unit, and a negative number for a unit's inverse scale, which attention keys have to their queries.
     Numbers above those of the units stand for powers of a unit's scale; see :attr:`ScaleGraph.powers`. The parameter is
-    multiplied by ``exp(u[row] / 2 - u[col] / 2)``, with u by number: u[-n] = -u[n]. With an ``offset``, as in gains
+    multiplied by ``exp(log[row] - log[col])``, log lambda by number: log[-n] = -log[n]. With an ``offset``, as in gains
     written ``1 + weight``, the sum ``offset + parameter`` is multiplied.
     """
 
@@ -78,7 +78,8 @@ class ExactFor:
         modes: ``eval``, ``train``, and ``mixed`` if some modules train and others do not; empty where the function is
             kept only approximately.
         inputs: number of example inputs.
-        sizes: other sizes of the first example's tensors on which the model was recorded too, in eval mode.
+        sizes: other sizes of the first example's tensors on which the model was recorded too, in eval mode; or that no
+            call depends on them.
         fixed: arguments that had one plain value in all examples, or were left out: other values were not tried.
     """
 
@@ -111,7 +112,7 @@ class ScaleGraph:
         frozen: hidden units without a free scale, and why.
         notes: remarks, for example that scales keep the function only approximately.
         exact_for: the calls for which applying scales was shown to keep the function; see :class:`ExactFor`.
-        options: ``batchnorm``, ``shortcuts``, ``smooth`` and ``strict`` as :func:`extract_graph` was given them.
+        options: ``batchnorm``, ``smooth`` and ``strict`` as :func:`extract_graph` was given them.
         frozen_by_module: the frozen hidden units of each module that has some, and why.
         trace: the recorded forward pass in eval mode; None in a graph that was pickled.
         signature: a digest of that pass; a model with another one is refused.
@@ -188,10 +189,10 @@ class ScaleGraph:
         """Number of hidden units whose scale is frozen."""
         return sum(entry.units for entry in self.frozen)
 
-    def by_module(self, u: Tensor) -> dict[str, Tensor]:
-        """Log-scales by module: ``u`` of shape (units,) spread over each module's channels."""
-        full = self.by_number(u)
-        return {name: full[numbers.to(u.device)] for name, numbers in self.layers.items()}
+    def by_module(self, log_scales: Tensor) -> dict[str, Tensor]:
+        """Log-scales of shape (units,), spread over each module's channels."""
+        full = self.by_number(log_scales)
+        return {name: full[numbers.to(log_scales.device)] for name, numbers in self.layers.items()}
 
     def touched_by(self, names: Iterable[str]) -> Tensor:
         """Whether each unit is entered or left by one of the named parameters, shape (units,)."""
@@ -234,16 +235,16 @@ def extract_graph(
     example_input: Any,
     *,
     batchnorm: Literal["affine", "exclude"] = "affine",
-    shortcuts: Literal["tie", "freeze"] = "tie",
     smooth: bool = False,
     strict: bool = False,
 ) -> ScaleGraph:
     """Find the units of a model that can be rescaled without changing its function.
 
     The forward pass is recorded on fake tensors, once in eval and once in training mode, so that scales fit both; the
-    model is not touched, and may be on the meta device. It is recorded on other sizes of the input too where the model
-    takes them: another batch, length or image size, and sizes that its code compares with. An operation without a rule
-    freezes the scales on both sides; so does a parameter of which no pass reads all entries.
+    model is not touched, and may be on the meta device. Unless no call depends on the size of the input, other sizes
+    are recorded too where the model takes them: another batch, length or image size, and sizes that its code compares
+    with. An operation without a rule freezes the scales on both sides; so does a parameter of which no pass reads all
+    entries.
 
     Args:
         model: any module that can be run on ``example_input``.
@@ -251,7 +252,6 @@ def extract_graph(
             of these, as :class:`pathcond.Inputs`, for calls that the first does not show.
         batchnorm: ``affine``: the scale and shift of a BatchNorm enter the unit (exact in every mode). ``exclude``: the
             weights before it do, as in the paper (exact only in eval mode at initialization, and for one rescaling).
-        shortcuts: ``tie``: the channels along identity shortcuts share one scale. ``freeze``: they keep their scale.
         smooth: let scales cross GELU, SiLU and the like; the function is then kept only approximately.
         strict: raise, instead of freezing, where an operation without a rule would freeze hidden units.
 
@@ -274,22 +274,19 @@ def extract_graph(
     """
     check_flags(smooth=smooth, strict=strict)
     check_choice("batchnorm", batchnorm, ("affine", "exclude"))
-    check_choice("shortcuts", shortcuts, ("tie", "freeze"))
     check_model(model, values=False)
     alias, overlapping = shared_memory(model)
-    s = ScalePropagation(
-        TABLE, batchnorm=batchnorm, smooth=smooth, strict=strict, alias=alias, lineage=shortcuts == "freeze"
-    )
+    s = ScalePropagation(TABLE, batchnorm=batchnorm, smooth=smooth, strict=strict, alias=alias)
     examples = examples_in(example_input)
     doubts: list[str] = []
     traces: list[Trace] = []
     modes: dict[str, None] = {}
     groups_in_eval = 1
-    recorders = [Recorder(model, example) for example in examples]
-    for recorder in recorders:
+    recorder = Recorder(model)
+    for example in examples:
         for name, mode in _modes(model):
             try:
-                found = recorder.record(mode)
+                found = recorder.record(example, mode)
             except RecordError as error:
                 if not traces or (mode is None and not model.training):
                     raise
@@ -299,17 +296,17 @@ def extract_graph(
             traces.append(found)
             _propagate(s, found, Constants(found, model))
             groups_in_eval = s.count if len(traces) == 1 else groups_in_eval
-        for later in recorder.later:
-            traces.append(later)
-            _propagate(s, later, Constants(later, model))
-        doubts += recorder.doubts()
-    at_step("graph, other sizes of the input")
-    sizes = _record_other_sizes(model, s, recorders[0], traces)
+    for later in recorder.later:
+        traces.append(later)
+        _propagate(s, later, Constants(later, model))
+    doubts += recorder.doubts()
+    sizes = ("any: no call depends on them",)
+    if recorder.sized or not all(_of_any_size(trace) for trace in traces):
+        at_step("graph, other sizes of the input")
+        sizes = _record_other_sizes(s, recorder, examples[0], traces)
     for name in overlapping:
         s.freeze_parameter(name, Reason("param", "", f"parameter '{name}' shares memory with another parameter"))
     _freeze_unusual_parameters(model, s, traces)
-    if shortcuts == "freeze":
-        _freeze_shortcuts(s)
     graph = _assemble(model, s, traces, groups_in_eval)
     doubts = [*dict.fromkeys(doubts), *_unread(model, traces)] if graph.units else []
     for doubt in doubts:
@@ -318,7 +315,7 @@ def extract_graph(
     return replace(
         graph,
         notes=(*doubts, *sorted(s.approximate)),
-        options={"batchnorm": batchnorm, "shortcuts": shortcuts, "smooth": smooth, "strict": strict},
+        options={"batchnorm": batchnorm, "smooth": smooth, "strict": strict},
         exact_for=shown,
         arguments=_without_values(examples[0]),
         _known=WeakKeyDictionary({model: [(name, type(module)) for name, module in model.named_modules()]}),
@@ -335,27 +332,52 @@ def _without_values(example: Any) -> Any:
 _MOST_SIZES = 8  # tried beside the usual ones, because the code of the model compares with them
 
 
-def _record_other_sizes(
-    model: nn.Module, s: ScalePropagation, recorder: Recorder, traces: list[Trace]
-) -> tuple[str, ...]:
+_ANY_SIZE = {
+    *("pass", "same", "cast", "prelu", "clamp", "threshold", "smooth", "bounded", "softmax", "linear", "embedding"),
+    *("batch_norm", "layer_norm", "rms_norm", "group_norm", "mean", "sum", "extreme", "resample"),
+} | {
+    f"{kind}{nd}"
+    for kind in ("conv", "convt", "max_pool", "avg_pool", "adaptive_max_pool", "adaptive_avg_pool")
+    for nd in (1, 2, 3)
+}  # kinds of operations whose scale rules give the same for inputs of every size
+
+
+def _of_any_size(trace: Trace) -> bool:
+    """Whether every call of a trace ties and freezes the same groups for inputs of other sizes."""
+    values = trace.values
+    for call in trace.calls:
+        operation = TABLE.get(call.fn)
+        kind = operation.kind if operation is not None else ""
+        if kind in ("add", "maximum", "mul", "div"):
+            read = [values[ref.id] for ref in refs([*call.args, call.kwargs])]
+            alike = len({len(v.shape) for v in read if v.leaf is None or v.leaf.kind == "input"}) <= 1
+        else:
+            first = call.args[1] if len(call.args) > 1 else call.kwargs.get("start_dim", 0)
+            alike = kind in _ANY_SIZE or (call.name == "flatten" and first >= 1)
+        if not alike:
+            return False
+    return not trace.kept
+
+
+def _record_other_sizes(s: ScalePropagation, recorder: Recorder, example: Any, traces: list[Trace]) -> tuple[str, ...]:
     """Record the model in eval mode on inputs of other sizes, where it takes them; they are named in the result."""
-    shapes = [tuple(t.shape) for t in recorder.inputs]
+    shapes = [tuple(t.shape) for t in tensors_in(as_arguments(example))]
     found: dict[str, None] = {}
     tried: list[Sizes] = []
 
     def run(sizes: Sizes) -> bool:
         tried.append(sizes)
-        other = Recorder(model, recorder.example_input, sizes)
+        later, compared = len(recorder.later), len(recorder.comparisons)
         try:
-            for made in (other.record(False), *other.later):
-                _propagate(s, made, Constants(made, model))
+            for made in (recorder.record(example, False, sizes), *recorder.later[later:]):
+                _propagate(s, made, Constants(made, recorder.model))
                 _freeze_what_sizes_select(s)
                 traces.append(made)
         except UnsupportedOpError:
             raise
         except Exception:  # noqa: BLE001 - the model does not take such an input; what was tied so far stays so
+            del recorder.comparisons[compared:]
             return False
-        recorder.comparisons.extend(other.comparisons)
         (number, axis), n = next(iter(sizes.items()))
         found[f"{n} along axis {axis}" + (f" of tensor {number}" if len(shapes) > 1 else "")] = None
         return True
@@ -508,16 +530,6 @@ def _freeze_unusual_parameters(model: nn.Module, s: ScalePropagation, traces: li
         s.freeze_parameter(name, Reason("param", "", f"parameter '{name}' holds integers"))
 
 
-def _freeze_shortcuts(s: ScalePropagation) -> None:
-    """Freeze channels that an addition ties to channels computed from them."""
-    for pairs in [tied for tied in s.ties if tied.numel()]:
-        for column in pairs.T:
-            (a,), (b,) = s.layers_of(column[:1]), s.layers_of(column[1:])
-            if (s.layers[b].ancestors >> a | s.layers[a].ancestors >> b) & 1:
-                name = s.layers[max(a, b)].name
-                s.freeze(column, Reason("tie", name, "lies on an identity shortcut (shortcuts='freeze')"))
-
-
 # ---- the graph
 
 
@@ -550,7 +562,7 @@ def _representatives(s: ScalePropagation) -> tuple[Tensor, Tensor]:
     """For each group the smallest group it is tied to, its root, and the power of the unit's scale that it carries.
 
     Powers are integers without a common divisor, and the root's is positive: all are 1, unless scales are inverse
-    to one another or cross an operation of another degree. A group that would have to carry two powers is frozen.
+    to one another or cross a square. A group that would have to carry two powers is frozen.
     """
     root = _components(s.count, s.ties)
     ties = [*((pairs, -1) for pairs in s.inverse_ties), *s.power_ties]

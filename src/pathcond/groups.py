@@ -18,10 +18,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from pathcond.apply import Check, scale_parameters_, trial
+from pathcond.apply import scale_parameters_
 from pathcond.checks import PathCondError, RecordError, check_choice, check_flags, check_model
 from pathcond.graph import ScaleGraph, extract_graph
 from pathcond.isolation import on_cpu
+from pathcond.output_check import Check, trial
 from pathcond.progress import at_step
 from pathcond.rules.base import owner
 
@@ -133,7 +134,7 @@ class ScaleGroup:
             raise PathCondError(f"expected a free scale group, got the frozen group '{self.name}': {self.reason}.")
         model, example_input, graph = self._source.model, self._source.example_input, self._source.graph
         u = torch.zeros(graph.units, dtype=torch.float64)
-        u[self.units] = 2 * math.log(2) * _exponents(len(self.units), seed)
+        u[self.units] = math.log(2) * _exponents(len(self.units), seed)
         with trial(model, example_input, {part.parameter for part in (*self.producers, *self.consumers)}) as check:
             scale_parameters_(check.model, graph, u, force=False)
             return check.change()

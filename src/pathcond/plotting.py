@@ -23,7 +23,7 @@ def plot(report: Any, axes: Any = None) -> Any:
     if axes is None:
         _, axes = plt.subplots(figsize=(max(4.0, min(12.0, 1.5 + 0.5 * len(names))), 3.6), layout="constrained")
     # The bound holds before damping for all units alike, so those at the bound are the ones with the largest scales.
-    log_scales = report.solution.u.cpu() / 2
+    log_scales = report.solution.log_scales.cpu()
     bound = torch.zeros(graph.units, dtype=torch.bool)
     bound[log_scales.abs().argsort(descending=True)[: report.at_bound]] = True
     dead = torch.zeros(graph.units, dtype=torch.bool)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pathcond import plotting
-from pathcond.apply import Check, Scales, apply_scales_, optimizer_buffers, scale_optimizer_state_, scale_parameters_
+from pathcond.apply import apply_scales_, scale_optimizer_state_, scale_parameters_
 from pathcond.checks import (
     PathCondError,
     PathCondWarning,
@@ -31,8 +31,11 @@ from pathcond.diag_g import has_normalization, scaled_diag_g
 from pathcond.graph import ExactFor, Frozen, ScaleGraph, extract_graph
 from pathcond.inputs import as_arguments, tensors_in
 from pathcond.isolation import on_cpu
+from pathcond.optimizer_state import optimizer_buffers
+from pathcond.output_check import Check
 from pathcond.progress import at_step
 from pathcond.roles import roles_of
+from pathcond.saved_scales import Scales
 from pathcond.solvers import Result, Solution, SolverOptions, balance_norms, balance_paths
 
 # docs/when-to-use.md has the evidence for both.
@@ -104,23 +107,23 @@ class Rescaling:
         return self.objective[-1]
 
     @property
-    def u(self) -> dict[str, Tensor]:
-        """Log-scales by module, each of shape (channels,); a channel was multiplied by ``exp(u / 2)``."""
-        return self.graph.by_module(self.solution.u)
+    def log_scales(self) -> dict[str, Tensor]:
+        """Log lambda by module name, each of shape (channels,)."""
+        return self.graph.by_module(self.solution.log_scales)
 
     @property
     def scales(self) -> dict[str, Tensor]:
         """Lambda by module name, each of shape (channels,): the factor of each channel."""
-        return Scales(self.graph, self.solution.u).by_module()
+        return Scales(self.graph, self.solution.log_scales).by_module()
 
     @property
     def max_log_scale(self) -> float:
         """Largest |log lambda|."""
-        return float(self.solution.u.abs().amax()) / 2 if self.units else 0.0
+        return float(self.solution.log_scales.abs().amax()) if self.units else 0.0
 
     def save(self, path: str | Path) -> None:
         """Write the scales to a safetensors file, for :func:`pathcond.load_scales`."""
-        Scales(self.graph, self.solution.u).save(path)
+        Scales(self.graph, self.solution.log_scales).save(path)
 
     def undo_(self, model: nn.Module, *, optimizer: Optimizer | None = None) -> None:
         """Undo the rescaling in place, up to rounding.
@@ -132,7 +135,7 @@ class Rescaling:
             model: the model that was rescaled, or one with the same parameters.
             optimizer: the optimizer whose state is rescaled too; see :func:`pathcond.apply_scales_`.
         """
-        apply_scales_(model, self.graph, -self.solution.u, optimizer=optimizer)
+        apply_scales_(model, self.graph, -self.solution.log_scales, optimizer=optimizer)
 
     def table(self) -> str:
         """One line per module with hidden units: how many, how many moved, why others did not, scales and norms.
@@ -156,7 +159,7 @@ class Rescaling:
         rows = [("module", "units", "moved", "lambda", "norm before", "after", "not moved because")]
         dead = torch.zeros(self.units + 1, dtype=torch.bool)
         dead[torch.tensor([h + 1 for h in self.solution.dead], dtype=torch.int64)] = True
-        moving = torch.cat((torch.zeros(1, dtype=torch.bool), self.solution.u.cpu().abs() / 2 > _MOVED))
+        moving = torch.cat((torch.zeros(1, dtype=torch.bool), self.solution.log_scales.cpu().abs() > _MOVED))
         first: dict[int, str] = {}  # the module in which a unit is counted
         for name in self.modules:
             numbers = self.graph.layers.get(name, torch.zeros(0, dtype=torch.int64))
@@ -356,7 +359,7 @@ def rescale_with(
         if checked is not None:
             checked.save(graph.params)
         try:
-            scale_parameters_(model, graph, solution.u, force=False)
+            scale_parameters_(model, graph, solution.log_scales, force=False)
         except BaseException:
             if checked is not None:
                 checked.restore()
@@ -364,10 +367,12 @@ def rescale_with(
     with clock("check"):
         change, more = (None, ())
         if checked is not None:
-            change, more = checked.after(graph, lambda: scale_parameters_(model, graph, solution.u, force=False))
+            change, more = checked.after(
+                graph, lambda: scale_parameters_(model, graph, solution.log_scales, force=False)
+            )
     if optimizer is not None:
         with clock("apply"):
-            scale_optimizer_state_(model, graph, solution.u, optimizer)
+            scale_optimizer_state_(model, graph, solution.log_scales, optimizer)
     if not tensors_in(as_arguments(example_input)):
         more += (
             "the example input shows no tensor (containers, dataclasses and attributes are searched), so no unit "
@@ -376,7 +381,7 @@ def rescale_with(
     norms = _read_norms(before, _parameter_norms(model, graph))
     report = Rescaling(
         units=graph.units,
-        moved=int((solution.u.abs() / 2 > _MOVED).sum()),
+        moved=int((solution.log_scales.abs() > _MOVED).sum()),
         at_bound=solution.clamped,
         no_path=len(solution.dead),
         frozen=graph.frozen,

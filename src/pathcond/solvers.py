@@ -1,7 +1,7 @@
 """Log-scales for two objectives: diag(G) close to a constant, and small norms.
 
-Paper symbols: H units, u log-scales, p number of parameters, g = diag(G), A_h number of parameters that enter unit h
-minus number that leave it; (Bu)_i is u of the unit that parameter i leaves minus u of the unit that it enters.
+Paper symbols: H units, u = 2 log lambda, p number of parameters, g = diag(G), A_h number of parameters that enter unit
+h minus number that leave it; (Bu)_i is u of the unit that parameter i leaves minus u of the unit that it enters.
 
     F(u) = p log(sum_i exp((Bu)_i) g_i) - sum_i (Bu)_i
 
@@ -29,7 +29,7 @@ from pathcond.isolation import on_cpu
 from pathcond.rules.base import compress
 
 _FEW = 1 << 25  # sums up to which a solve on the CPU is faster than one on a GPU
-_LARGEST = 700.0  # logarithm that float64 can hold
+_LARGEST, _SMALLEST = 700.0, 1e-300  # logarithm that float64 can hold, and a number near zero
 _TOLERANCE = 1e-10  # of the largest entry of the gradient of F / p at the optimum
 _AT_BOUND = 1.0 - 1e-12  # a log-scale above this fraction of the bound counts as at the bound
 
@@ -48,17 +48,17 @@ class Solution:
     """Log-scales and how they were found.
 
     Attributes:
-        u: log-scales, float64, shape (units,) on the CPU; unit h is multiplied by ``exp(u[h] / 2)``.
-        objective: F before, then after each sweep (or Newton step); with damping, then F at the damped ``u``.
-        mean_update: mean absolute change of ``u`` in each sweep (or Newton step).
-        residual: largest entry of the gradient of F at ``u``, over p; zero at the optimum.
+        log_scales: log lambda, float64, shape (units,) on the CPU; unit h is multiplied by ``exp(log_scales[h])``.
+        objective: F before, then after each sweep (or Newton step); with damping, then F at the damped log-scales.
+        mean_update: mean absolute change of the log-scales in each sweep (or Newton step).
+        residual: largest entry of the gradient of F with respect to ``2 log lambda``, over p; zero at the optimum.
         result: how the solve ended.
-        dead: units (indices into ``u``) left alone because nothing enters or nothing leaves them.
+        dead: units (indices into ``log_scales``) left alone because nothing enters or nothing leaves them.
         size: p, the number of parameters with an entry in diag(G).
         clamped: number of units whose ``|log lambda|`` is, before damping, at the bound ``clamp``; 0 without one.
     """
 
-    u: Tensor
+    log_scales: Tensor
     objective: tuple[float, ...]
     mean_update: tuple[float, ...]
     residual: float
@@ -128,7 +128,7 @@ def solve(
             in p.
         method: ``sweeps``: the paper's alternating minimization. ``optimum``: the minimizer of F, by Newton's method.
         sweeps: number of sweeps over all units, for ``method="sweeps"``.
-        clamp: bound on every ``|log lambda| = |u| / 2`` before damping; None for none. Units at the bound are counted
+        clamp: bound on every ``|log lambda|`` before damping; None for none. Units at the bound are counted
             in :attr:`Solution.clamped`.
         damping: factor in (0, 1] by which the log-scales are multiplied at the end, so that
             ``|log lambda| <= damping * clamp``. F is convex: at least this fraction of its decrease remains.
@@ -148,8 +148,8 @@ def solve(
         ...     _ = p.data.fill_(value)
         >>> x = torch.ones(1, 1)
         >>> graph = pathcond.extract_graph(model, x)
-        >>> round(pathcond.solve(graph, pathcond.compute_diag_g(model, x)).u.item(), 4)
-        -3.3304
+        >>> round(pathcond.solve(graph, pathcond.compute_diag_g(model, x)).log_scales.item(), 4)
+        -1.6652
     """
     options = SolverOptions(method, sweeps, clamp, damping)
     for name, t in g.items():
@@ -180,7 +180,11 @@ def balance_norms(
     """Find the log-scales for which the sum of squared weights, ``objective``, is least."""
     found = _minimize(Problem(graph, *_squares(weights), fixed, linear=False), options)
     sums = (torch.tensor(found.objective, dtype=torch.float64) / max(1, found.size)).exp()  # infinite beyond float64
-    return replace(found, u=-found.u, objective=(0.0,) if found.result is Result.NOTHING else tuple(sums.tolist()))
+    return replace(
+        found,
+        log_scales=-found.log_scales,
+        objective=(0.0,) if found.result is Result.NOTHING else tuple(sums.tolist()),
+    )
 
 
 def _squares(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, float]]:
@@ -402,7 +406,8 @@ class Problem:
                 rest = math.exp(float(self.log_sum(u, (lo, hi))) - log_sum)
             later = _before(old.flip(0)).flip(0)
             span = (-bound - u[lo:hi], bound - u[lo:hi])
-            choose = self._one_by_one if len(terms) == 2 and bool(self.balance[lo:hi].any()) else self._in_rounds
+            usual = len(terms) == 2 and bool(self.balance[lo:hi].any()) and self._within_range(terms, self.still[lo:hi])
+            choose = self._one_by_one if usual else self._in_rounds
             change = choose(terms, self.balance[lo:hi], self.still[lo:hi], rest, later, span)
             u[lo:hi] += change
             total = rest + float(_total({k: x + k * change for k, x in terms.items()}).sum())
@@ -410,40 +415,49 @@ class Problem:
         u = torch.where(u.abs() > bound * _AT_BOUND, u.sign() * bound, u) if bound < math.inf else u
         return u, self.size * log_sum + float(self.balance @ u)
 
+    @staticmethod
+    def _within_range(terms: Mapping[int, Tensor], still: Tensor) -> bool:
+        """Whether products of what enters and what leaves a unit neither overflow nor vanish."""
+        product = (terms[1] + terms[-1])[~still]
+        return not product.numel() or float(product.amin()) > -_LARGEST
+
     def _one_by_one(
         self,
         terms: Mapping[int, Tensor],
         balance: Tensor,
-        dead: Tensor,
+        still: Tensor,
         rest: float,
         later: Tensor,
         span: tuple[Tensor, Tensor],
     ) -> Tensor:
-        """Changes of a layer's log-scales where all powers are +-1: roots of quadratics, in plain numbers.
+        """Changes z of a layer's log-scales where all powers are +-1: roots of quadratics, in plain numbers.
 
-        Solved for the one of X_1 and X_-1 whose root does not cancel. A loop over numbers is faster than tensors here.
+        Solved for the one of ``X_1 exp(z)`` and ``X_-1 exp(-z)`` whose root does not cancel: the part that the loop
+        finds for each unit. The other one is their product over it. A loop over numbers is faster than tensors here.
         """
-        p, up, down = self.size, terms[1], terms[-1]
-        product = 4.0 * (p - balance) * (p + balance) * (up + down).exp()
+        p, size, enters = self.size, balance.abs(), balance > 0
+        up, down, old = terms[1], terms[-1], _total(terms)
+        product = torch.where(still, 0.0, (up + down).exp())
+        first, none = torch.where(enters, down, up), old.clamp(min=_SMALLEST)
+        ends = [first + torch.where(enters, -z, z) for z in span]
+        least, most = (torch.where(still, none, end.exp()) for end in (torch.minimum(*ends), torch.maximum(*ends)))
+        columns = (4 * (p - size) * (p + size) * product, product, size, 1 / (2 * (p - size)), least, most, later)
         found, before = list[float](), rest
-        for x, y, c, a, still, after, low, high in zip(
-            *(t.tolist() for t in (up, down, product, balance, dead, later, *span)), strict=True
-        ):
-            z = 0.0
-            if not still:
-                ad = abs(a) * max(before + after, 0.0)
-                part = (ad + math.sqrt(ad * ad + c)) / (2.0 * (p - abs(a)))
-                log = math.log(part) if part > 0.0 else 0.5 * (x + y)
-                z = min(max(y - log if a > 0.0 else log - x, low), high)
-            before += math.exp(min(x + z, _LARGEST)) + math.exp(min(y - z, _LARGEST))
-            found.append(z)
-        return torch.tensor(found, dtype=torch.float64)
+        for c, q, a, factor, low, high, after in zip(*(t.tolist() for t in columns), strict=True):
+            ad = a * (before + after)
+            part = (ad + math.sqrt(ad * ad + c)) * factor
+            part = low if part < low else high if part > high else part
+            before += part + q / part
+            found.append(part)
+        log = torch.tensor(found, dtype=torch.float64).log()
+        change = torch.where(enters, down - log, log - up)
+        return torch.where(still, 0.0, torch.minimum(torch.maximum(change, span[0]), span[1]))
 
     def _in_rounds(
         self,
         terms: Mapping[int, Tensor],
         balance: Tensor,
-        dead: Tensor,
+        still: Tensor,
         rest: float,
         later: Tensor,
         span: tuple[Tensor, Tensor],
@@ -455,8 +469,9 @@ class Problem:
         new, change = _total(terms), torch.zeros_like(later)
         for _ in range(len(later) + 1):
             d = rest + later + _before(new)
-            root = (terms[-1] - terms[1]) / 2 if len(terms) == 2 else self._newton_root(terms, balance, d, change)
-            change = torch.where(dead, 0.0, torch.minimum(torch.maximum(root, span[0]), span[1]))
+            plain = len(terms) == 2 and not bool(balance.any())
+            root = (terms[-1] - terms[1]) / 2 if plain else self._newton_root(terms, balance, d, change)
+            change = torch.where(still, 0.0, torch.minimum(torch.maximum(root, span[0]), span[1]))
             fresh = _total({k: x + k * change for k, x in terms.items()})
             moved, new = float(((fresh - new).abs() - 2e-15 * fresh).amax()), fresh
             if moved <= 0 or not bool(balance.any()):
@@ -620,9 +635,9 @@ def _minimize(problem: Problem, options: SolverOptions) -> Solution:
         values.append(problem.value(u))
     gradient = problem.gradient(u)[0]
     return Solution(
-        u=u.cpu(),
+        log_scales=u.cpu() / 2,
         objective=tuple(values),
-        mean_update=tuple(updates),
+        mean_update=tuple(update / 2 for update in updates),
         residual=float(torch.where(_held(u, gradient, bound), 0.0, gradient).abs().amax()),
         result=result,
         dead=tuple(problem.dead.nonzero()[:, 0].tolist()),

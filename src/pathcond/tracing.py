@@ -230,23 +230,28 @@ for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
 setattr(_Size, "__hash__", int.__hash__)  # noqa: B010 - a class with __eq__ has none
 
 
-def _watched(result: Any) -> Any:
-    """Sizes that a query returned, so that comparisons of them are recorded."""
+def _watched(result: Any, tensor: Any = None) -> Any:
+    """Sizes that a query returned, or a number made from those of a tensor, so that comparisons are recorded."""
     if isinstance(result, torch.Size):
         return torch.Size([_sized(n, n) for n in result])
-    return _sized(result, result) if type(result) is int else result
+    if type(result) is not int or not isinstance(tensor, Tensor | None):
+        return result
+    with torch._C.DisableTorchFunctionSubclass():
+        return _sized(result, result if tensor is None or not tensor.ndim else tensor.shape[0])
 
 
 # ---- properties of torch functions
 
-_METHODS = """size dim ndimension numel nelement stride storage_offset is_contiguous __len__ untyped_storage _is_view
-    is_inference is_conj is_neg is_floating_point is_complex element_size get_device"""
-_ATTRIBUTES = """shape dtype device ndim layout is_cuda is_sparse is_quantized requires_grad is_leaf _version grad_fn
-    is_meta is_mkldnn is_nested"""
-# Calls that read no values, and are not recorded.
-_QUERIES = frozenset(getattr(Tensor, name) for name in _METHODS.split())
-_QUERIES |= frozenset(getattr(Tensor, name).__get__ for name in _ATTRIBUTES.split())
-_SIZES = frozenset({Tensor.size, Tensor.shape.__get__})  # pyright: ignore
+_METHODS = (
+    """dim ndimension _is_view is_inference is_conj is_neg is_floating_point is_complex element_size get_device"""
+)
+_ATTRIBUTES = """dtype device ndim layout is_cuda is_sparse is_quantized requires_grad is_leaf _version grad_fn is_meta
+    is_mkldnn is_nested"""
+_OF_SIZES = "size numel nelement stride storage_offset is_contiguous __len__ untyped_storage"
+# Calls that read no values, and are not recorded: those that depend on sizes, and others.
+_SIZED = {Tensor.shape.__get__, *(getattr(Tensor, name) for name in _OF_SIZES.split())}  # pyright: ignore
+_QUERIES = _SIZED | {getattr(Tensor, name) for name in _METHODS.split()}
+_QUERIES |= {getattr(Tensor, name).__get__ for name in _ATTRIBUTES.split()}
 
 _NORMS = {F.batch_norm, torch.batch_norm, F.instance_norm, torch.instance_norm}
 _NONZERO = {torch.nonzero, Tensor.nonzero}
@@ -557,6 +562,7 @@ class _Functions(TorchFunctionMode):
         self.tape = tape
         self.fake = fake
         self.depth = 0
+        self.sized = False  # whether the size of a tensor was asked for
         self.fakes: dict[int, tuple[Tensor, Tensor]] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -567,7 +573,8 @@ class _Functions(TorchFunctionMode):
             return func(*args, **kwargs)
         if func in _QUERIES:
             result = func(*args, **kwargs)
-            return _watched(result) if func in _SIZES else result
+            self.sized |= func in _SIZED
+            return _watched(result, None if func is Tensor.size else args[0]) if func in _SIZED else result
         if func is torch.einsum and len(flatten(args)) > 2 and "->" in args[0] and "..." not in args[0]:
             with self:
                 return _einsum(*args)
@@ -590,6 +597,8 @@ class _Functions(TorchFunctionMode):
             if changed or flatten(result):
                 func, refs_in = _without_source(func, refs_in, result)
                 self.tape.add(func, refs_in, result, tensors, changed)
+            else:  # a query, such as torch.numel
+                self.sized, result = True, _watched(result, next(iter(tensors), None))
             return result
         finally:
             self.depth -= 1
@@ -632,7 +641,7 @@ def _written(tensors: Sequence[Tensor], versions: Sequence[int]) -> list[Tensor]
 
 def record(model: nn.Module, example_input: Any, training: bool | None = None) -> Trace:
     """Record one forward pass of ``model`` in one mode; see :class:`Recorder`."""
-    return Recorder(model, example_input).record(training)
+    return Recorder(model).record(example_input, training)
 
 
 class Recorder:
@@ -640,12 +649,15 @@ class Recorder:
 
     Args:
         model: any module; it is left exactly as found, also when its forward pass raises.
-        example_input: a tensor, a tuple or list of positional arguments, or a dict of keyword arguments.
-        sizes: other sizes of some axes of the input's tensors.
+
+    Attributes:
+        later: two calls in a row as one trace, where the second makes other calls than the first.
+        comparisons: of sizes, made by the code of the model.
+        sized: whether a pass asked for the size of a tensor.
     """
 
-    def __init__(self, model: nn.Module, example_input: Any, sizes: Sizes | None = None) -> None:
-        self.model, self.example_input = model, example_input
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
         self.leaves = {id(p): Leaf("param", n) for n, p in model.named_parameters()}
         self.leaves |= {id(b): Leaf("buffer", n) for n, b in model.named_buffers()}
@@ -653,38 +665,28 @@ class Recorder:
         self.stored: dict[str, None] = {}
         self.later: list[Trace] = []
         self.comparisons: list[Comparison] = []
-        self.draws = False
-        args = as_arguments(example_input)
-        given = tensors_in(args)
-        check_dense(given)
-        home = next((p.device for p in model.parameters() if not p.is_meta), torch.device("cpu"))
-        with torch.inference_mode(False), torch.no_grad():
-            for kind, named in (("param", model.named_parameters()), ("buffer", model.named_buffers())):
-                for name, tensor in named:
-                    self.tensors[name] = _fake(self.fake, tensor)
-                    self.leaves[id(self.tensors[name])] = Leaf(kind, name)
-            shapes = [[(sizes or {}).get((i, k), n) for k, n in enumerate(t.shape)] for i, t in enumerate(given)]
-            swap = {
-                id(t): _fake(self.fake, t, home, shape if sizes else None)
-                for t, shape in zip(given, shapes, strict=True)
-            }
-        self.inputs = [swap[id(t)] for t in given]
-        self.leaves |= {id(t): Leaf("input", str(i)) for i, t in enumerate(self.inputs)}
-        self.arguments = map_tensors(lambda x: swap[id(x)], args)
+        self.draws = self.sized = False
+        self.home = next((p.device for p in model.parameters() if not p.is_meta), torch.device("cpu"))
+        for kind, named in (("param", model.named_parameters()), ("buffer", model.named_buffers())):
+            for name, tensor in named:
+                self.tensors[name] = _fake(self.fake, tensor)
+                self.leaves[id(self.tensors[name])] = Leaf(kind, name)
 
-    def record(self, training: bool | None = None) -> Trace:
+    def record(self, example_input: Any, training: bool | None = None, sizes: Sizes | None = None) -> Trace:
         """Record one pass.
 
         If the pass changes attributes of the model or variables that its code names, a second call follows. Where it
         makes other calls than the first, both together are one of the traces in ``later``.
 
         Args:
+            example_input: a tensor, a tuple or list of positional arguments, or a dict of keyword arguments.
             training: the mode to record, for all submodules; ``None`` records the model as it is.
+            sizes: other sizes of some axes of the input's tensors.
 
         Raises:
             RecordError: the pass raised, or its control flow depends on values; the message names the line of code.
         """
-        trace, made = self._pass(training)
+        trace, made = self._pass(example_input, training, sizes or {})
         if any(ref() is not None for ref, _ in made):
             gc.collect()
         alive = [(fake, value) for ref, value in made if (fake := ref()) is not None]
@@ -710,9 +712,13 @@ class Recorder:
             )
         return found
 
-    def _pass(self, training: bool | None) -> tuple[Trace, list[tuple[weakref.ref[Tensor], int]]]:
+    def _pass(
+        self, example_input: Any, training: bool | None, sizes: Sizes
+    ) -> tuple[Trace, list[tuple[weakref.ref[Tensor], int]]]:
         """The trace, and the fake tensors made on the way with their values: none should outlive the pass."""
-        tape = Tape({id(m): n for n, m in self.model.named_modules()}, self.leaves)
+        arguments, fakes = self._fake_inputs(example_input, sizes)
+        leaves = self.leaves | {id(t): Leaf("input", str(i)) for i, t in enumerate(fakes)}
+        tape = Tape({id(m): n for n, m in self.model.named_modules()}, leaves)
         functions = _Functions(tape, self.fake)
         with (
             torch.inference_mode(False),
@@ -726,13 +732,13 @@ class Recorder:
         ):
             _plain_averages(self.model)
             drawn = _drawn()
-            inputs = tuple(tape.read(t) for t in self.inputs)
+            inputs = tuple(tape.read(t) for t in fakes)
             try:
-                result = self._call(functions)
+                result = self._call(functions, arguments)
                 outputs, first = tuple(tape.read(t) for t in outputs_in(result)), len(tape.calls)
                 kept = tuple(tape.read(t) for t in self._kept(tape, changed()))
                 if changed() or kept:
-                    again = tuple(tape.read(t) for t in outputs_in(self._call(functions)))
+                    again = tuple(tape.read(t) for t in outputs_in(self._call(functions, arguments)))
                     kept = self._followed(tape, inputs, kept, first)
                     both = Trace(tuple(tape.values), tuple(tape.calls), inputs, (*outputs, *again), kept)
                     alone = replace(both, calls=both.calls[:first])
@@ -742,9 +748,10 @@ class Recorder:
                 made = [(known.tensor, known.value) for known in self._made(tape)]
                 self._replace_fakes(Trace(tuple(tape.values), tuple(tape.calls), inputs, ()), made)
                 raise RecordError(
-                    explain(error, tape.module_names, hint_on(error, self.model, self.example_input))
+                    explain(error, tape.module_names, hint_on(error, self.model, example_input))
                 ) from error
             self.draws |= drawn != _drawn()
+            self.sized |= functions.sized
         if not outputs:
             raise RecordError(
                 f"expected the forward pass to return at least one tensor, got {type(result).__name__}. "
@@ -753,10 +760,21 @@ class Recorder:
         made = [(weakref.ref(known.tensor), known.value) for known in self._made(tape)]
         return Trace(tuple(tape.values), tuple(tape.calls[:first]), inputs, outputs, kept), made
 
-    def _call(self, functions: _Functions) -> Any:
+    def _fake_inputs(self, example_input: Any, sizes: Sizes) -> tuple[Any, list[Tensor]]:
+        """The arguments of a call with fake tensors in them, some axes in other sizes; and these tensors."""
+        args = as_arguments(example_input)
+        given = tensors_in(args)
+        check_dense(given)
+        swap = {
+            id(t): _fake(self.fake, t, self.home, {k: n for (j, k), n in sizes.items() if i == j})
+            for i, t in enumerate(given)
+        }
+        return map_tensors(lambda x: swap[id(x)], args), [swap[id(t)] for t in given]
+
+    def _call(self, functions: _Functions, arguments: Any) -> Any:
         counts = patch.object(FakeTensor, "tolist", _values)
         with caller_device(), counts, self.fake, _Kernels(functions), functions:
-            return functional_call(self.model, self.tensors, *self.arguments)
+            return functional_call(self.model, self.tensors, *arguments)
 
     @staticmethod
     def _followed(tape: Tape, inputs: tuple[int, ...], kept: tuple[int, ...], first: int) -> tuple[int, ...]:
@@ -770,9 +788,10 @@ class Recorder:
                 read |= reads
         return tuple(value for value in kept if value in data or value in read)
 
-    def _made(self, tape: Tape) -> list[Known]:
+    @staticmethod
+    def _made(tape: Tape) -> list[Known]:
         """The fake tensors that calls made."""
-        return [k for k in tape.known.values() if isinstance(k.tensor, FakeTensor) and id(k.tensor) not in self.leaves]
+        return [k for k in tape.known.values() if isinstance(k.tensor, FakeTensor) and id(k.tensor) not in tape.names]
 
     def _replace_fakes(self, trace: Trace, made: list[tuple[Tensor, int]]) -> list[int]:
         """Turn fake tensors that no input reaches, such as cached tables, into what they stand for; list the others."""
@@ -786,9 +805,10 @@ class Recorder:
         return lost
 
     def _kept(self, tape: Tape, changed: bool) -> list[Tensor]:
-        """Tensors that the pass leaves in the model: the next call may depend on them."""
+        """Tensors that the pass leaves in the model: the next call may depend on them. BatchNorm's counters are not."""
         held = [t for t in held_tensors(self.model) if isinstance(t, FakeTensor)] if changed else []
-        return [t for t in (*self.tensors.values(), *held) if id(t) in tape.known and not tape.is_leaf(t)]
+        own = [t for name, t in self.tensors.items() if not name.endswith("num_batches_tracked")]
+        return [t for t in (*own, *held) if id(t) in tape.known and not tape.is_leaf(t)]
 
 
 def _become(fake: Tensor, real: Tensor) -> None:
@@ -839,18 +859,20 @@ def _quiet() -> Iterator[None]:
 
 
 def _fake(
-    mode: FakeTensorMode, tensor: Tensor, home: torch.device | None = None, shape: Sequence[int] | None = None
+    mode: FakeTensorMode, tensor: Tensor, home: torch.device | None = None, sizes: Mapping[int, int] | None = None
 ) -> Tensor:
     """A fake tensor of the same shape, strides, dtype and device; a parameter stays one.
 
-    For a tensor on the meta device the device is ``home``. With a ``shape`` it has that shape instead.
+    For a tensor on the meta device the device is ``home``. Some axes may have other ``sizes``.
     """
     device = home or torch.device("cpu") if tensor.is_meta else tensor.device
-    with mode:
-        if shape is None or tuple(shape) == tuple(tensor.shape):
-            made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+    shape = [(sizes or {}).get(axis, n) for axis, n in enumerate(tensor.shape)]
+    with torch.inference_mode(False), torch.no_grad():
+        if shape == list(tensor.shape):
+            meta = torch.empty_strided(shape, tensor.stride(), dtype=tensor.dtype, device="meta")
         else:
-            made = torch.empty(shape, dtype=tensor.dtype, device=device)
+            meta = torch.empty(shape, dtype=tensor.dtype, device="meta")
+        made = FakeTensor(mode, meta, device)
     made._is_param = isinstance(tensor, nn.Parameter)  # type: ignore[attr-defined]
     return made
 

@@ -160,7 +160,6 @@ def test_a_model_on_a_gpu_with_input_on_the_cpu():
 STEPS = {
     "unknown method": ({"method": "newton"}, "expected method to be one of 'sweeps', 'optimum', got 'newton'"),
     "unknown batchnorm": ({"batchnorm": "fold"}, "expected batchnorm to be one of 'affine', 'exclude', got 'fold'"),
-    "unknown shortcuts": ({"shortcuts": "cut"}, "expected shortcuts to be one of 'tie', 'freeze', got 'cut'"),
     "unknown statistics": ({"statistics": "batch"}, "expected statistics to be .*, got 'batch'"),
     "a flag in words": ({"smooth": "no"}, "expected smooth to be True or False, got 'no'"),
     "unknown pooling": ({"pooling": "max"}, "expected pooling to be one of 'exact', 'plain', got 'max'"),

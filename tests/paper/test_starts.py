@@ -39,7 +39,7 @@ def test_the_start_is_what_the_library_makes(name, method):
     began = initialize(make_spec(NETWORKS[name], method), 3)
     expected, solution = rescaled(NETWORKS[name], 3, **OPTIONS[method])
     assert_same(began.module, expected, 1e-5, 1e-7)
-    assert began.max_log_scale == pytest.approx(float(solution.u.abs().max()) / 2, rel=1e-6)
+    assert began.max_log_scale == pytest.approx(float(solution.log_scales.abs().max()), rel=1e-6)
     assert began.max_log_scale > 0.01
     with pytest.raises(AssertionError):
         assert_same(began.module, models.make(NETWORKS[name], 3), 1e-3, 1e-3)
@@ -87,7 +87,7 @@ def test_unequal_starts_keep_the_function_and_least_norms_undo_them():
 @pytest.mark.parametrize("model", [MLP, BARE])
 def test_rows_scale_what_enters_a_unit_and_columns_what_leaves_it(model):
     base, solution = models.make(model, 1), rescaled(model, 1, batchnorm="exclude")[1]
-    scales = [(u / 2).exp().float() for u in solution.u.split(model["hidden"])]
+    scales = [log.exp().float() for log in solution.log_scales.split(model["hidden"])]
     rows, columns = (initialize(make_spec(model, method), 1).module for method in ("rows", "columns"))
     for module in (rows, columns):
         for found, norm in zip(module, base, strict=True):

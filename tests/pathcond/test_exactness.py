@@ -264,7 +264,7 @@ def test_a_graph_of_another_network_is_refused(act, tmp_path):
     report.save(tmp_path / "scales")
     before = copy.deepcopy(other.state_dict())
     for attempt in (
-        lambda: pathcond.apply_scales_(other, report.graph, report.solution.u),
+        lambda: pathcond.apply_scales_(other, report.graph, report.solution.log_scales),
         lambda: pathcond.apply_scales_(other, pathcond.load_scales(tmp_path / "scales")),
         lambda: pathcond.rescale_(other, x, graph=report.graph),
     ):

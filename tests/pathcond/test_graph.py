@@ -16,16 +16,6 @@ X = torch.randn(3, 5, dtype=torch.float64)
 # ---- options
 
 
-@pytest.mark.parametrize(
-    ("name", "free"), [("residual_mlp", 5), ("stage", 10), ("residual_conv", 7), ("residual_self", 0)]
-)
-def test_shortcuts_freeze(name, free):
-    case = BY_NAME[name]
-    graph = pathcond.extract_graph(case.model(), case.input(), shortcuts="freeze")
-    assert graph.units == free
-    assert_function_kept(case.model(), case.input(), graph)
-
-
 def test_strict_and_reasons_name_the_operation_and_the_module():
     case = BY_NAME["mlp_tanh"]
     with pytest.raises(pathcond.UnsupportedOpError, match=r"`tanh` at '1'.*register_rule"):

@@ -69,7 +69,7 @@ def test_units_are_independent(net):
         offset = net.graph.params[name].offset if name in net.graph.params else 0.0
         pair = (m.get_parameter(name).detach() + offset for m in (scaled, net.model))
         found.append((next(pair) / next(pair)).log().reshape(-1))
-    torch.testing.assert_close(torch.cat(found), -net.b @ random_scales(net.graph) / 2, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(torch.cat(found), -net.b @ random_scales(net.graph), rtol=1e-9, atol=1e-9)
     assert net.graph.units == 0 or torch.linalg.matrix_rank(net.b) == net.graph.units
 
 
@@ -81,18 +81,18 @@ def test_diag_g_follows_the_scales(net):
 def test_sweeps_are_the_literal_algorithm(net):
     for sweeps in (1, 10):
         solution = pathcond.solve(net.graph, net.g, sweeps=sweeps)
-        torch.testing.assert_close(solution.u, signed_sweeps(net.b, net.flat, sweeps), rtol=0, atol=1e-9)
+        torch.testing.assert_close(2 * solution.log_scales, signed_sweeps(net.b, net.flat, sweeps), rtol=0, atol=1e-9)
         if net.graph.units:
-            assert solution.objective[-1] == pytest.approx(net.objective(solution.u), rel=1e-12)
+            assert solution.objective[-1] == pytest.approx(net.objective(2 * solution.log_scales), rel=1e-12)
 
 
 def test_the_gradient_at_the_optimum_is_zero(net):
     best = pathcond.solve(net.graph, net.g, method="optimum")
     alive = torch.ones(net.graph.units, dtype=torch.bool)
     alive[list(best.dead)] = False
-    assert not best.u[~alive].any()
+    assert not best.log_scales[~alive].any()
     assert best.result is (pathcond.Result.OPTIMUM if alive.any() else pathcond.Result.NOTHING)
-    assert float(net.gradient(best.u)[alive].abs().sum()) <= 1e-9
+    assert float(net.gradient(2 * best.log_scales)[alive].abs().sum()) <= 1e-9
 
 
 def gradients_(model: nn.Module, x: tuple[Tensor, ...]) -> None:
@@ -112,7 +112,7 @@ def test_rescaled_saved_loaded_and_undone_with_the_state_of_adam(net, objective,
     with pytest.warns(pathcond.PathCondWarning, match="moved") if few else nullcontext():
         report = pathcond.rescale_(model, x, objective=objective, optimizer=optimizer, graph=net.graph)
     assert (report.units, model.training) == (net.case.units, False)
-    assert report.moved == int((report.solution.u.abs() > 2e-3).sum())
+    assert report.moved == int((report.solution.log_scales.abs() > 1e-3).sum())
     assert report.max_log_scale <= (0.75 if objective == "paths" else 1.5) + 1e-9  # half of the bound, or all of it
     assert report.output_change < 1e-9
     assert all(b <= a + 1e-12 * abs(a) for a, b in zip(report.objective, report.objective[1:-1], strict=False))

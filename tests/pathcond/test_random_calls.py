@@ -183,7 +183,7 @@ def verdict(seed: int) -> str:
     if not graph.units:
         return "frozen"
     scaled = copy.deepcopy(model)
-    u = torch.randn(graph.units, dtype=D, generator=torch.Generator().manual_seed(seed))
+    u = torch.randn(graph.units, dtype=D, generator=torch.Generator().manual_seed(seed)) / 2
     pathcond.apply_scales_(scaled, graph, u)
     for call in calls:
         if (len(call) > 2 and "shift=None" not in graph.exact_for.fixed) or (

@@ -23,7 +23,7 @@ def test_it_is_the_steps():
     one, steps, x = case.model(), case.model(), case.input()
     report = pathcond.rescale_(one, x, clamp=0.2, damping=1.0)
     solution = rescale_by_steps(steps, x, statistics=report.statistics, clamp=0.2)
-    torch.testing.assert_close(report.solution.u, solution.u)
+    torch.testing.assert_close(report.solution.log_scales, solution.log_scales)
     assert report.at_bound == solution.clamped > 0
     for a, b in zip(one.parameters(), steps.parameters(), strict=True):
         torch.testing.assert_close(a, b)
@@ -34,13 +34,13 @@ def test_sweeps_after_sweeps_are_more_sweeps():
     case = BY_NAME["two_squares"]
     model, x, graph = case.model(), case.input(), case.graph
     twenty = pathcond.solve(graph, pathcond.compute_diag_g(model, x, graph=graph), sweeps=20)
-    found = torch.zeros_like(twenty.u)
+    found = torch.zeros_like(twenty.log_scales)
     schedule = pathcond.Teleport(model, x, every=1, sweeps=5, clamp=None, damping=1.0, graph=graph)
     for _ in range(4):
-        found += schedule.step().solution.u
-    torch.testing.assert_close(found, twenty.u, rtol=0, atol=1e-9)
-    best, again = (rescale_by_steps(model, x, method="optimum", graph=graph).u.abs().amax() for _ in range(2))
-    assert float(twenty.u.abs().amax()) > 0.1
+        found += schedule.step().solution.log_scales
+    torch.testing.assert_close(found, twenty.log_scales, rtol=0, atol=1e-9)
+    best, again = (rescale_by_steps(model, x, method="optimum", graph=graph).log_scales.abs().amax() for _ in range(2))
+    assert float(twenty.log_scales.abs().amax()) > 0.1
     assert float(again) < 1e-9 < float(best)
 
 
@@ -66,13 +66,15 @@ def test_the_default_is_half_of_ten_sweeps(name):
     graph = pathcond.extract_graph(model, x)
     g = pathcond.compute_diag_g(model, x, graph=graph, statistics="input")
     full = pathcond.rescale_(case.model().eval(), x, damping=1.0)
-    torch.testing.assert_close(full.solution.u, pathcond.solve(graph, g, clamp=1.5).u, rtol=0, atol=1e-9)
+    torch.testing.assert_close(
+        full.solution.log_scales, pathcond.solve(graph, g, clamp=1.5).log_scales, rtol=0, atol=1e-9
+    )
     report = pathcond.rescale_(model, x)
     assert (report.damping, full.damping) == (0.5, 1.0)
-    assert torch.equal(report.solution.u, 0.5 * full.solution.u)
+    assert torch.equal(report.solution.log_scales, 0.5 * full.solution.log_scales)
     assert report.objective[:-1] == full.objective
     assert "half of the log-scales (damping 0.5)" in str(report)
-    u, problem = report.solution.u, dense_problem(graph, g)
+    u, problem = 2 * report.solution.log_scales, dense_problem(graph, g)
     assert report.objective_before == pytest.approx(problem.objective(0 * u), rel=1e-9)
     assert report.objective_after == pytest.approx(problem.objective(u), rel=1e-9)
     rescaled = dense_problem(
@@ -89,7 +91,7 @@ def test_norms_are_damped_only_where_asked_for():
         for options in ({}, {"damping": 0.5})
     )
     assert (default.damping, half.damping) == (1.0, 0.5)
-    assert torch.equal(half.solution.u, 0.5 * default.solution.u)
+    assert torch.equal(half.solution.log_scales, 0.5 * default.solution.log_scales)
 
 
 # ---- the report
@@ -102,12 +104,12 @@ def test_report_counts_and_table():
     report = pathcond.rescale_(model, case.input(), clamp=0.3)
     after = float(torch.cat([p.detach().flatten() for p in model.a.parameters()]).norm())
     assert (report.units, report.graph.frozen_units, report.no_path, report.moved) == (9, 4, 0, 9)
-    assert 0 < report.at_bound == int((report.solution.u.abs() > 0.3 - 1e-9).sum()) < 9  # half of the bound, on u
+    assert 0 < report.at_bound == int((report.solution.log_scales.abs() > 0.15 - 1e-9).sum()) < 9
     for part in ("rescaled 9 of 13 units (4 frozen)", f"{report.at_bound} units are at the bound", "frozen: 4 at"):
         assert part in str(report)
-    assert set(report.u) == set(report.scales) == {"a", "down", "b"}
-    torch.testing.assert_close(torch.cat(list(report.u.values())), report.solution.u)
-    torch.testing.assert_close(report.scales["a"], (report.u["a"] / 2).exp())
+    assert set(report.log_scales) == set(report.scales) == {"a", "down", "b"}
+    torch.testing.assert_close(torch.cat(list(report.log_scales.values())), report.solution.log_scales)
+    torch.testing.assert_close(report.scales["a"], report.log_scales["a"].exp())
     rows = {line.split()[0]: line for line in report.table().splitlines()}
     assert list(rows) == ["module", "a", "down", "up", "b"]
     scales = f"{report.scales['a'].min():.3g} .. {report.scales['a'].max():.3g}"

@@ -61,7 +61,7 @@ def table():
 def pair_scales(s, call, a):
     together = s.tie(s.groups(a["x"]), s.groups(a["y"]), mixed_positions(call))
     view = s.parameter(a["gain"])
-    made = s.new_groups(4, "gain", together)
+    made = s.new_groups(4, "gain")
     s.connect(view, made, together.reshape(-1))
     s.set_result(call, made[None, :])
 

@@ -139,7 +139,7 @@ def test_the_default_device_is_the_callers_in_the_forward_pass_alone():
         report = pathcond.rescale_(model, X)
         assert torch.empty(0).device.type == "meta"
     assert set(seen.getvalue().split()) == {"meta"}
-    assert report.u["a"].device.type == "cpu"
+    assert report.log_scales["a"].device.type == "cpu"
 
 
 def test_sums_of_constants_can_be_read():

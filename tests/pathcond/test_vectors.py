@@ -12,34 +12,37 @@ from tests.reference import dense_problem
 from tests.steps import rescale_by_steps
 from tests.vectors import NAMES, Network, load, tensor
 
-OPTIONS = {"batchnorm": "exclude", "shortcuts": "freeze"}
-
 
 @pytest.fixture(params=NAMES)
 def case(request):
+    """A reference network, and the units that are no neuron of it: channels tied along an identity shortcut."""
     spec = load(request.param)
     model = Network(spec).eval()
     x = tensor(spec["example_input"])
-    graph = pathcond.extract_graph(model, x[:1], **OPTIONS)
-    return spec, model, x, graph
+    graph = pathcond.extract_graph(model, x[:1], batchnorm="exclude")
+    ones = {name: torch.ones(spec["parameter_shapes"][name]) for name in spec["parameter_order"]}
+    known = [sorted(neuron["incoming"]) for neuron in spec["neurons"]]
+    incoming = dense_problem(graph, ones).incoming
+    return spec, model, x, graph, torch.tensor([entries.tolist() not in known for entries in incoming])
 
 
 def test_output_units_and_path_count(case):
-    spec, model, x, graph = case
+    spec, model, x, graph, fixed = case
     torch.testing.assert_close(model(x).detach(), tensor(spec["example_output"]), rtol=1e-12, atol=1e-14)
     assert count_paths(model, x[:1], pooling="all") == pytest.approx(spec["number_of_paths"], rel=1e-12)
-    assert graph.units == spec["number_of_hidden_neurons"]
+    assert int((~fixed).sum()) == spec["number_of_hidden_neurons"]
     problem = dense_problem(
         graph, {name: torch.ones(spec["parameter_shapes"][name]) for name in spec["parameter_order"]}
     )
-    for neuron, incoming, outgoing in zip(spec["neurons"], problem.incoming, problem.outgoing, strict=True):
-        assert incoming.tolist() == sorted(neuron["incoming"])
-        assert outgoing.tolist() == sorted(neuron["outgoing"])
+    units = [h for h in range(graph.units) if not fixed[h]]
+    for neuron, h in zip(spec["neurons"], units, strict=True):
+        assert problem.incoming[h].tolist() == sorted(neuron["incoming"])
+        assert problem.outgoing[h].tolist() == sorted(neuron["outgoing"])
 
 
 @pytest.mark.parametrize("pooling", ["exact", "plain"])
 def test_diag_g(case, pooling):
-    spec, model, x, _ = case
+    spec, model, x, *_ = case
     key = "diag_G" if pooling == "exact" else "diag_G_plain_pooling"
     if key not in spec:
         pytest.skip("no pools in this network")
@@ -49,13 +52,16 @@ def test_diag_g(case, pooling):
 
 
 def test_solutions(case):
-    spec, model, x, graph = case
+    spec, model, x, graph, fixed = case
     g = pathcond.compute_diag_g(model, x[:1])
     for name in ("1", "2", "10", "optimum"):
         optimum = name == "optimum"
         how = {"method": "optimum"} if optimum else {"sweeps": int(name)}
-        solution = pathcond.solve(graph, g, **how)
-        torch.testing.assert_close(solution.u, tensor(spec["u"][name]), rtol=0, atol=1e-8 if optimum else 1e-10)
+        solution = pathcond.solve(graph, g, fixed=fixed, **how)
+        assert not solution.log_scales[fixed].any()
+        torch.testing.assert_close(
+            2 * solution.log_scales[~fixed], tensor(spec["u"][name]), rtol=0, atol=1e-8 if optimum else 1e-10
+        )
         assert solution.objective[0] == pytest.approx(spec["F"]["0"], rel=1e-12)
         assert solution.objective[-1] == pytest.approx(spec["F"][name], rel=1e-12)
     assert solution.residual <= 1e-10
@@ -64,8 +70,8 @@ def test_solutions(case):
 
 @pytest.mark.parametrize("method", ["sweeps", "optimum"])
 def test_rescaled_parameters(case, method):
-    spec, model, x, _ = case
-    rescale_by_steps(model, x[:1], method=method, **OPTIONS)
+    spec, model, x, graph, fixed = case
+    rescale_by_steps(model, x[:1], method=method, graph=graph, fixed=fixed)
     expected = spec["rescaled_parameters"]["10" if method == "sweeps" else "optimum"]
     for name, p in model.named_parameters():
         torch.testing.assert_close(p.detach(), tensor(expected[name]), rtol=1e-8, atol=1e-12)
@@ -84,7 +90,7 @@ def test_batchnorm_ignored():
     g = {n: t for n, t in pathcond.compute_diag_g(model, x[:1]).items() if not n.startswith("bn")}
     for sweeps, expected in spec["u_batchnorm_ignored"].items():
         how = {"method": "optimum"} if sweeps == "optimum" else {"sweeps": int(sweeps)}
-        torch.testing.assert_close(pathcond.solve(graph, g, **how).u, tensor(expected), rtol=0, atol=1e-8)
+        torch.testing.assert_close(2 * pathcond.solve(graph, g, **how).log_scales, tensor(expected), rtol=0, atol=1e-8)
 
 
 def batchnorm_model(parameters):
@@ -109,7 +115,7 @@ def test_batchnorm_rules(rule):
     graph = pathcond.extract_graph(model, x, batchnorm=rule)
     scales = torch.cat([tensor(v) for v in spec["lambda"].values()])
     assert graph.units == len(scales)
-    pathcond.apply_scales_(model, graph, 2 * scales.log())
+    pathcond.apply_scales_(model, graph, scales.log())
     key = "rescaled_parameters_exact" if rule == "affine" else "rescaled_parameters_weights_only"
     for name, values in spec[key].items():
         torch.testing.assert_close(model.state_dict()[name], tensor(values), rtol=1e-12, atol=1e-14)

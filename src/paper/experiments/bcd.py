@@ -56,15 +56,15 @@ def trajectory(graph: pathcond.ScaleGraph, g: Mapping[str, torch.Tensor], sweeps
     run = pathcond.solve(graph, g, sweeps=sweeps)
     best = pathcond.solve(graph, g, method="optimum").objective[-1]
     f = torch.tensor(run.objective, dtype=torch.float64)
-    printed = objective(graph, g, -2.0 * run.u)  # exp(Bu) is exp(-Bu'/2) of u' = -2u
+    printed = objective(graph, g, -4.0 * run.log_scales)  # u = 2 log lambda, and exp(Bu) is exp(-Bu'/2) of u' = -2u
     return pd.DataFrame(
         {
             "sweep": range(len(run.objective)),
             "objective": f,
             "normalised": (f - f[-1]) / (f[0] - f[-1]),
             "to_optimum": (f - best) / (f[0] - best),
-            "update": [float("nan"), *run.mean_update],
-            "max_u": float(run.u.abs().amax()),
+            "update": [float("nan"), *(2 * update for update in run.mean_update)],
+            "max_u": 2 * float(run.log_scales.abs().amax()),
             "printed": float((printed - f[-1]) / (f[0] - f[-1])),
         }
     )

@@ -129,7 +129,7 @@ def compared(
     graph, solution, _ = starts.log_scales({"model": model, "rescaling": rescaling}, module.eval())
     module.double().to(device)
     before = [numbers(spectrum(module), "before") for spectrum in spectra]
-    pathcond.apply_scales_(module, graph, solution["u"].to(device))
+    pathcond.apply_scales_(module, graph, solution["u"].to(device) / 2)
     after = [numbers(spectrum(module), "after") for spectrum in spectra]
     facts = {
         "hidden_layers": len(model.get("hidden", ())) or None,

@@ -90,9 +90,9 @@ def measure(settings: Mapping[str, Any], device: torch.device) -> pd.DataFrame:
         model = _network([settings["inputs"], *hidden, settings["outputs"]], stream, variance)
         graph = pathcond.extract_graph(model, example)
         g = pathcond.compute_diag_g(model, example, graph=graph)
-        u = pathcond.solve(graph, g, sweeps=settings["sweeps"]).u
+        log_scales = pathcond.solve(graph, g, sweeps=settings["sweeps"]).log_scales
         fails, widths = printed_root_fails(graph, g), "-".join(map(str, hidden))
-        rows.append((variance, alpha, seed, float(u.abs().max()) / 2.0, fails, widths))
+        rows.append((variance, alpha, seed, float(log_scales.abs().max()), fails, widths))
     return pd.DataFrame(rows, columns=COLUMNS)
 
 

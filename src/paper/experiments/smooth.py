@@ -78,10 +78,10 @@ def _change(
     module: nn.Module, graph: pathcond.ScaleGraph, x: torch.Tensor, sweeps: int, clamp: float
 ) -> dict[str, float | int]:
     g = pathcond.compute_diag_g(module, x[:1], graph=graph)
-    bounded = pathcond.solve(graph, g, sweeps=sweeps, clamp=clamp / 2).u
-    free = pathcond.solve(graph, g, sweeps=sweeps).u
+    bounded = 2 * pathcond.solve(graph, g, sweeps=sweeps, clamp=clamp / 2).log_scales
+    free = 2 * pathcond.solve(graph, g, sweeps=sweeps).log_scales
     try:
-        kept = pathcond.solve(graph, _kept_magnitudes(module, x[:1]), sweeps=sweeps).u
+        kept = 2 * pathcond.solve(graph, _kept_magnitudes(module, x[:1]), sweeps=sweeps).log_scales
     except pathcond.SolveError:
         kept = torch.full_like(free, float("nan"))
     return {
@@ -100,7 +100,7 @@ def _error(
 ) -> float:
     """Relative change of the outputs that log-scales make; the module is left as it is."""
     before, after = copy.deepcopy(module).train(training), copy.deepcopy(module).train(training)
-    pathcond.apply_scales_(after, graph, u)
+    pathcond.apply_scales_(after, graph, u / 2)
     with torch.no_grad():
         first, second = before(x), after(x)
     return float(((second - first).norm(dim=1) / first.norm(dim=1)).mean())

@@ -135,7 +135,7 @@ def even_network(widths: Sequence[int], stream: torch.Generator) -> dict[str, fl
     columns = path_jacobian(module)
     return {
         "even_spread": float(entries.max() / entries.min() - 1.0),
-        "even_u": float(pathcond.solve(graph, g).u.abs().amax()),
+        "even_u": 2 * float(pathcond.solve(graph, g).log_scales.abs().amax()),
         "parameters": columns.shape[1],
         "units": graph.units,
         "rank": int(torch.linalg.matrix_rank(columns)),

@@ -152,7 +152,7 @@ class Bench:
         graph, first = self._timed(lambda: models.units(module, x, self.model))
         g, second = self._timed(lambda: pathcond.compute_diag_g(module, x, graph=graph, **options))
         solution, third = self._timed(lambda: pathcond.solve(graph, g, sweeps=sweeps))
-        _, fourth = self._timed(lambda: pathcond.apply_scales_(module, graph, solution.u))
+        _, fourth = self._timed(lambda: pathcond.apply_scales_(module, graph, solution.log_scales))
         module.load_state_dict(self.start)
         steps = {"graph": first, "diag_g": second, "solve": third, "apply": fourth}
         return steps | {"total": sum(steps.values())}

@@ -224,7 +224,7 @@ def _einsum_layer(s: ScalePropagation, call: Call, own: str, weight: str, result
     shared = [i for i, letter in enumerate(own) if letter in weight]
     col = _along(s.collapse(groups, shared, mixed_positions(call)), own, weight).clamp(min=FROZEN)
     sizes = dict(zip(weight, s.shape(parameter.id), strict=True))
-    new = s.new_groups(math.prod(sizes[letter] for letter in made), owner(view.name), col)
+    new = s.new_groups(math.prod(sizes[letter] for letter in made), owner(view.name))
     row = new.reshape([sizes[letter] for letter in made])
     s.connect(view, _along(row, "".join(made), weight), col)
     s.set_result(call, _along(row, "".join(made), result))

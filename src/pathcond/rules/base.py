@@ -84,14 +84,13 @@ class Experts:
 class Layer:
     """The groups ``first .. first + size - 1``: the output channels of the module ``name``.
 
-    ``ancestors`` has bit ``i`` set if layer ``i`` precedes this one (recorded only with ``lineage``). ``hidden`` says
-    that a later layer reads the channels. Groups that are ``powers`` of earlier ones are no channels of their own.
+    ``hidden`` says that a later layer reads the channels. Groups that are ``powers`` of earlier ones are no channels of
+    their own.
     """
 
     name: str
     first: int
     size: int
-    ancestors: int
     hidden: bool
     powers: bool = False
 
@@ -106,7 +105,6 @@ class ScalePropagation:
     Attributes:
         table: the rules by function.
         batchnorm, smooth, strict: the options of :func:`pathcond.extract_graph`.
-        lineage: whether to record which layers precede which.
         alias: for parameters on shared memory, the name of the first of them.
         data: values of the trace at hand that depend on an input.
     """
@@ -115,7 +113,6 @@ class ScalePropagation:
     batchnorm: str = "affine"
     smooth: bool = False
     strict: bool = False
-    lineage: bool = False
     alias: dict[str, str] = field(default_factory=dict)
     count: int = 1
     ties: list[Tensor] = field(default_factory=list)
@@ -196,12 +193,9 @@ class ScalePropagation:
 
     # ---- groups
 
-    def new_groups(self, size: int, name: str, source: Tensor, powers: bool = False) -> Tensor:
-        """Groups for the ``size`` output channels of a layer that reads the groups ``source``; or for their powers."""
-        ancestors = 0
-        for index in self.layers_of(source[source > 0]) if self.lineage else []:
-            ancestors |= self.layers[index].ancestors | (1 << index)
-        self.layers.append(Layer(name, self.count, size, ancestors, self.hidden, powers))
+    def new_groups(self, size: int, name: str, powers: bool = False) -> Tensor:
+        """Groups for the ``size`` output channels of the module ``name``, or for powers of their scales."""
+        self.layers.append(Layer(name, self.count, size, self.hidden, powers))
         self.count += size
         return torch.arange(self.count - size, self.count)
 
@@ -271,7 +265,7 @@ class ScalePropagation:
         if degree == 1 or not len(old):
             return groups
         name = self.layers[self.layers_of(old[:1])[0]].name
-        made = self.new_groups(len(old), name, old, powers=True)
+        made = self.new_groups(len(old), name, powers=True)
         self.power_ties.append((torch.stack((old, made)), degree))
         return torch.where(
             groups > 0, made[torch.searchsorted(old, groups.contiguous()).clamp(max=len(old) - 1)], groups
@@ -374,7 +368,7 @@ class ScalePropagation:
         if len(shape) < -channel or not self.floating(call.outs[0]):
             return None
         self._raise_if_strict(call, what)
-        groups = self.new_groups(shape[channel], call.where, torch.tensor([FROZEN]))
+        groups = self.new_groups(shape[channel], call.where)
         self.freeze(groups, Reason("op", call.where, what))
         return groups
 

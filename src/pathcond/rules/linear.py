@@ -47,7 +47,7 @@ def _dense_scales(
         _fixed_layer(s, call, channel)
         return
     col = s.channels(x, channel, call)
-    groups = s.new_groups(s.shape(weight.id)[1 if transposed else 0], owner(view.name), col)
+    groups = s.new_groups(s.shape(weight.id)[1 if transposed else 0], owner(view.name))
     row, col = (groups[None, :], col[:, None]) if transposed else (groups[:, None], col[None, :])
     s.connect(view, row, col)
     s.connect_bias(call, bias, groups)
@@ -140,7 +140,7 @@ def _grouped_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
         for experts in s.experts:
             s.share(experts, torch.isin(experts.groups[0], col))
         cols = col[None]
-    made = s.new_groups(count * size, owner(view.name), col).reshape(count, size)
+    made = s.new_groups(count * size, owner(view.name)).reshape(count, size)
     s.experts.append(Experts(made, offs.id))
     s.connect(view, made[:, None, :], cols[:, :, None], by_expert=True)
     s.connect_bias(call, a.get("bias"), made[0])
@@ -199,7 +199,7 @@ def _conv_scales(s: ScalePropagation, call: Call, a: Arguments, nd: int, transpo
     if view is None:
         _fixed_conv(s, call, a, col, groups == len(col) == outputs, nd)
         return
-    made = s.new_groups(outputs, owner(view.name), col)
+    made = s.new_groups(outputs, owner(view.name))
     if transposed:
         rows = made.reshape(groups, -1).repeat_interleave(len(col) // groups, 0) if groups > 1 else made[None, :]
         cols = col[:, None]
@@ -238,7 +238,7 @@ def _embedding_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
     if view is None or a.get("max_norm") is not None:
         s.freeze_through(call)
         return
-    groups = s.new_groups(s.shape(a["weight"].id)[1], owner(view.name), torch.tensor([FROZEN]))
+    groups = s.new_groups(s.shape(a["weight"].id)[1], owner(view.name))
     s.connect(view, groups[None, :], torch.zeros(1, 1, dtype=torch.int64))
     s.set_result(call, with_axes(groups, len(s.shape(call.outs[0]))))
 

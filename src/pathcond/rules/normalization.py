@@ -19,7 +19,7 @@ def _normalized(s: ScalePropagation, call: Call, a: Arguments, shape: tuple[int,
     groups = s.groups(a["input"])
     s.freeze(groups, Reason("norm", call.where, f"is normalized by `{call.name}`"))
     view = s.parameter(a.get("weight"))
-    made = s.new_groups(math.prod(shape), owner(view.name) if view else call.where, groups).reshape(shape)
+    made = s.new_groups(math.prod(shape), owner(view.name) if view else call.where).reshape(shape)
     if view is None:
         s.freeze(made, Reason("op", call.where, f"leaves `{call.name}`, which has no scale parameter"))
         s.leave_parameter(a.get("bias"))

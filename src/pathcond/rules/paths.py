@@ -26,6 +26,7 @@ from pathcond.checks import PathCondError
 from pathcond.tracing import Call, Constants, Ref, Trace, flatten, refs
 
 _LOG2 = math.log(2.0)
+_NEAR = 16  # largest power of two of an entry that is left as it is
 _LOG_ZERO = -1.0e30  # log of a path sum of zeros: far below any other, and finite
 
 
@@ -37,11 +38,13 @@ class Scaled:
     log: float
 
     def normalized(self) -> Scaled:
-        """The same tensor with the largest entry of ``t`` between 1/2 and 1; exact, since a power of two is moved."""
+        """The same tensor with the largest entry of ``t`` near 1; exact, since a power of two is moved."""
         top = float(self.t.amax()) if self.t.numel() else 0.0
         if not top > 0:
             return Scaled(self.t, _LOG_ZERO)
         power = math.frexp(top)[1]
+        if abs(power) <= _NEAR:
+            return self
         return Scaled(self.t * 2.0 ** -(power // 2) * 2.0 ** (power // 2 - power), self.log + power * _LOG2)
 
     def at(self, log: float) -> Tensor:

@@ -17,9 +17,9 @@ def test_objective_is_that_of_the_definition():
     graph = pathcond.extract_graph(model, x, batchnorm="exclude")
     g = pathcond.compute_diag_g(model, x, graph=graph)
     solution = pathcond.solve(graph, g, sweeps=6)
-    assert bcd.objective(graph, g, solution.u) == pytest.approx(solution.objective[-1], rel=1e-12)
-    assert bcd.objective(graph, g, -2 * solution.u) == pytest.approx(
-        dense_problem(graph, g).objective(-2 * solution.u), rel=1e-12
+    assert bcd.objective(graph, g, 2 * solution.log_scales) == pytest.approx(solution.objective[-1], rel=1e-12)
+    assert bcd.objective(graph, g, -4 * solution.log_scales) == pytest.approx(
+        dense_problem(graph, g).objective(-4 * solution.log_scales), rel=1e-12
     )
 
 
@@ -33,10 +33,10 @@ def test_held_units_keep_their_scale():
     kept[last] = kept[0] = False
     assert (held.units, every.units) == (int(kept.sum()), int(kept.sum()) + 32)
     solution, u = pathcond.solve(held, g, sweeps=9), torch.zeros(every.units + 1, dtype=torch.float64)
-    u[kept] = solution.u
+    u[kept] = 2 * solution.log_scales
     assert bcd.objective(every, g, u[1:]) == pytest.approx(solution.objective[-1], rel=1e-12)
     assert not held.params[f"{len(model) - 1}.weight"].col.any()
-    by_module, expected = held.by_module(solution.u), every.by_module(u[1:])
+    by_module, expected = held.by_module(2 * solution.log_scales), every.by_module(u[1:])
     assert all(torch.equal(by_module[name], expected[name]) for name in expected)
 
 

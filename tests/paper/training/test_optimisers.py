@@ -238,12 +238,12 @@ def test_learning_rates_by_layer_are_those_of_the_rescaled_network():
     by_group = zip(graph.groups, (0.7, -1.1, 0.4), strict=True)
     u = torch.cat([torch.full((size,), value, dtype=torch.float64) for size, value in by_group])
     scaled = copy.deepcopy(module)
-    pathcond.apply_scales_(scaled, graph, u)
+    pathcond.apply_scales_(scaled, graph, u / 2)
     rescaled_rates = optimisers(module, {"name": "sgd"}, 0.1, lr_factors(graph, u))
     plain = optimisers(scaled, {"name": "sgd"}, 0.1)
     for _ in range(3):
         take_step(module, rescaled_rates, x, labels, "classify")
         take_step(scaled, plain, x, labels, "classify")
-    pathcond.apply_scales_(scaled, graph, -u)
+    pathcond.apply_scales_(scaled, graph, -u / 2)
     for name in ("1.weight", "3.weight", "5.weight"):
         torch.testing.assert_close(scaled.get_parameter(name), module.get_parameter(name), rtol=1e-9, atol=1e-9)

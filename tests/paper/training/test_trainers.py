@@ -178,7 +178,7 @@ def test_teleport_rescales_after_every_k_epochs(model, way):
             torch.testing.assert_close(after[name], before[name], rtol=1e-4, atol=1e-6)
         train_epoch(module, [optimiser], run[0], trainer.splits, 1, epoch)
         if epoch % 2 == 0:
-            moved.append(float(rescale_by_steps(module, x, **options).u.abs().max()))
+            moved.append(float(rescale_by_steps(module, x, **options).log_scales.abs().max()))
         assert_same(module_of(trainer, model), module, 2e-3, 1e-5)
     assert min(moved) > 1e-3
 

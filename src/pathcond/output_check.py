@@ -1,0 +1,236 @@
+"""Compare the outputs of a model before and after a rescaling; if they differ beyond rounding, restore the weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.overrides import TorchFunctionMode
+
+from pathcond.checks import PathCondError, RecordError
+from pathcond.graph import ScaleGraph
+from pathcond.inputs import Inputs, as_arguments, examples_in, hint_on, map_tensors
+from pathcond.isolation import (
+    caller_device,
+    full_precision,
+    in_mode,
+    restored_random_state,
+    untouched,
+    without_cache,
+)
+from pathcond.tracing import map_leaves, outputs_in, place_of
+
+_MARGIN = 0.1  # a change is rounding if rounding the weights otherwise makes this fraction of it
+_LARGEST_COPY = 1 << 31  # bytes of a float64 copy of a model
+
+
+class CastsToFloat64(TorchFunctionMode):
+    """Casts to float32 become casts to float64: some models compute in float32 for weights of any dtype."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = map_leaves(lambda x: torch.float64 if x is torch.float32 else x, (args, kwargs or {}))
+        return (Tensor.double if func is Tensor.float else func)(*args, **kwargs)
+
+
+class Check:
+    """Outputs of a model on the example input before a rescaling; and its weights, from :meth:`save` on.
+
+    The outputs are those of the model's present mode, or of eval mode if only training mode fails: BatchNorm refuses to
+    train on a single example, which is enough for everything else here.
+    """
+
+    def __init__(self, model: nn.Module, example_input: Any, *, wide: bool = False) -> None:
+        self.model, self.example_input, self.wide = model, example_input, wide
+        self.mode: bool | None = None
+        self.saved: dict[str, Tensor] = {}
+        try:
+            self.before = self._first()
+        except PathCondError:
+            raise
+        except Exception as error:
+            hint = hint_on(error, model, example_input)
+            place = place_of(error, {id(module): name for name, module in model.named_modules()})
+            raise RecordError(
+                f"expected a model that runs on the example input, got {type(error).__name__}{place}: {error}. {hint}"
+                "Nothing was changed. Pass an input that the model takes, or check=False if only its shapes are right."
+            ) from error
+
+    def save(self, names: Iterable[str]) -> None:
+        """Keep the values of the named parameters, which scales will change."""
+        wanted = set(names)
+        self.saved = {n: p.detach().clone() for n, p in self.model.named_parameters() if n in wanted}
+
+    def change(self) -> float:
+        """The largest change of the output since the check was made, relative to the largest entry."""
+        return _change(self.before, self._run())
+
+    def after(self, graph: ScaleGraph, apply: Callable[[], None]) -> tuple[float, tuple[str, ...]]:
+        """The largest change of the output, and remarks on it; the model was already rescaled, by ``apply``.
+
+        Raises:
+            PathCondError: the model no longer runs; or its output changed where it should be kept, and by far more than
+                rounding or a random forward pass explain. The weights are then what they were, bit for bit.
+        """
+        try:
+            change = self.change()
+        except BaseException as error:
+            self.restore()
+            if not isinstance(error, Exception):
+                raise  # Ctrl-C
+            raise RecordError(
+                f"expected a model that runs after it was rescaled as it did before, got {type(error).__name__}: "
+                f"{error}. The weights were restored. Pass check=False, or a submodule without the part that failed."
+            ) from error
+        if graph.approximate or change <= self._rounding():
+            return change, self._remarks()
+        noise = self.noise(_MARGIN * change)
+        if noise >= _MARGIN * change:
+            apply()
+            return change, (
+                f"the output of the unchanged model, its weights rounded differently, differs by {noise:.1g} as well: "
+                "the forward pass is random, keeps state between calls or amplifies rounding, so the check decides "
+                "nothing",
+            )
+        raise PathCondError(
+            f"expected the same function, got an output that changed by {change:.2g} of its largest entry, far above "
+            f"the {noise:.1g} by which rounding changes it. The weights were restored. The model does something that "
+            "its trace does not show, such as reading weights through memory they share. Pass a submodule without "
+            "that part, or check=False to rescale all the same; and please report it."
+        )
+
+    def _first(self) -> list[Tensor]:
+        try:
+            return self._run()
+        except ValueError as error:
+            if isinstance(error, PathCondError) or not any(module.training for module in self.model.modules()):
+                raise
+            self.mode = False
+            return self._run()
+
+    def _run(self) -> list[Tensor]:
+        """Outputs on copies of the inputs, without touching the model's buffers or any random state."""
+        return [t for example in examples_in(self.example_input) for t in self._run_on(example)]
+
+    def _run_on(self, example: Any) -> list[Tensor]:
+        args, kwargs = map_tensors(Tensor.clone, as_arguments(example))
+        cuda = sorted({p.device.index for p in self.model.parameters() if p.device.type == "cuda"})
+        tensors = {name: b.clone() for name, b in self.model.named_buffers()}
+        with (
+            torch.no_grad(),
+            full_precision(),
+            restored_random_state(cuda, 0),
+            untouched(self.model),
+            in_mode(self.model, self.mode),
+            without_cache(self.model),
+            caller_device(),
+            CastsToFloat64() if self.wide else nullcontext(),
+        ):
+            torch.clear_autocast_cache()  # it may hold copies of other weights
+            found = outputs_in(functional_call(self.model, tensors, args, kwargs))
+        found = [torch.view_as_real(t.resolve_conj()) if t.is_complex() else t for t in found]
+        return [t.detach().to_dense().clone() for t in found if t.is_floating_point()]
+
+    def restore(self) -> None:
+        """Give the parameters the values they had."""
+        with torch.inference_mode(False), torch.no_grad():
+            for name, p in self.model.named_parameters():
+                if name in self.saved and not torch.equal(p, self.saved[name]):
+                    p.copy_(self.saved[name])
+        torch.clear_autocast_cache()
+
+    def noise(self, enough: float) -> float:
+        """The largest change of the output, up to ``enough``, in some runs of the model before the rescaling.
+
+        The first two are plain, the others with its weights rounded differently. Restores the weights.
+        """
+        noise = 0.0
+        try:
+            for run in range(6):
+                self.restore()
+                if run > 1:
+                    self._perturb_rounding(run)
+                noise = max(noise, self.change())
+                if noise >= enough:
+                    break
+        finally:
+            self.restore()
+        return noise
+
+    def _perturb_rounding(self, seed: int) -> None:
+        drawn = torch.Generator().manual_seed(seed)
+        with torch.inference_mode(False), torch.no_grad():
+            for name, p in self.model.named_parameters():
+                if name in self.saved:
+                    p.mul_(1 + torch.finfo(p.dtype).eps * torch.randint(-2, 3, p.shape, generator=drawn).to(p))
+
+    def _remarks(self) -> tuple[str, ...]:
+        """A remark if the output is the same for every example, so that the check shows nothing."""
+        outputs = [t.reshape(len(t), -1) if t.ndim and len(t) > 1 else t.reshape(-1, 1) for t in self.before]
+        if any(bool((t != t[:1]).any()) or len(t) == 1 for t in outputs if t.numel()) or not outputs:
+            return ()
+        return (
+            "the output is the same for every example, as with a head of zeros: the check of the output shows nothing",
+        )
+
+    def _rounding(self) -> float:
+        """A change that rounding explains without more runs: 1e-5 in float32, 1e-14 in float64.
+
+        Deep networks amplify rounding, over the model zoo up to 2e-4 in float32; for these it is measured.
+        """
+        formats = {t.dtype for t in (*self.model.parameters(), *self.before) if t.is_floating_point()}
+        kind = next(self.model.parameters()).device.type
+        formats |= {torch.get_autocast_dtype(kind)} if torch.is_autocast_enabled(kind) else set()
+        return min(0.02, 64 * max(torch.finfo(dtype).eps for dtype in formats))
+
+
+def _change(before: list[Tensor], after: list[Tensor]) -> float:
+    """Largest change of an entry, relative to the largest of its tensor; infinite if one became infinite or NaN."""
+    if [t.shape for t in before] != [t.shape for t in after]:
+        return math.inf
+    found = [0.0]
+    for b, a in zip(before, after, strict=True):
+        least = torch.finfo(b.dtype).tiny  # below, formats lose digits
+        b, a = b.double(), a.double()
+        apart = torch.where((b == a) | (b.isnan() & a.isnan()), 0.0, (b - a).abs())
+        top = torch.where(b.isfinite(), b.abs(), 0.0)
+        if b.numel():
+            found.append(float(apart.nan_to_num(math.inf).amax() / top.amax().clamp(min=least)))
+    return max(found)
+
+
+@contextmanager
+def trial(model: nn.Module, example_input: Any, names: Iterable[str]) -> Iterator[Check]:
+    """A check whose ``model`` may be changed in the named parameters: a copy in float64 if one can be made.
+
+    Where a copy would be too large, cannot be made or does not run, it is the model itself; its parameters are then
+    restored bit for bit.
+    """
+    names = list(names)
+    check = _check_of_copy(model, example_input) or Check(model, example_input)
+    check.save(names)
+    try:
+        yield check
+    finally:
+        check.restore()
+
+
+def _check_of_copy(model: nn.Module, example_input: Any) -> Check | None:
+    entries = sum(t.numel() for t in (*model.parameters(), *model.buffers()))
+    if 8 * entries > _LARGEST_COPY:
+        return None
+    widened = [
+        map_tensors(lambda t: t.double() if t.is_floating_point() else t, as_arguments(example))
+        for example in examples_in(example_input)
+    ]
+    inputs = Inputs(*(kwargs or args for args, kwargs in widened))
+    try:
+        with torch.inference_mode(False):
+            return Check(deepcopy(model).double(), inputs, wide=True)
+    except Exception:  # noqa: BLE001 - models that cannot be copied, or do not run in float64, are checked as they are
+        return None

@@ -1,0 +1,134 @@
+"""Scales together with the graph that they belong to, and files of them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pathcond.checks import PathCondError
+from pathcond.graph import ExactFor, ParamScales, ScaleGraph
+
+
+@dataclass(frozen=True)
+class Scales:
+    """Scales of a model's units, to be applied to it or to a model with the same parameters.
+
+    Attributes:
+        graph: the units, and the parameters that enter and leave them.
+        log_scales: log lambda, shape (units,).
+    """
+
+    graph: ScaleGraph
+    log_scales: Tensor
+
+    def by_module(self) -> dict[str, Tensor]:
+        """Lambda by module name, shape (channels,) each; 1 where a channel keeps its scale."""
+        return {name: log.exp() for name, log in self.graph.by_module(self.log_scales).items()}
+
+    def save(self, path: str | Path) -> None:
+        """Write the scales to a safetensors file; :func:`load_scales` reads it."""
+        tensors = {"log_scales": self.log_scales.detach().double().cpu(), "powers": self.graph.powers.int()}
+        for name, scales in self.graph.params.items():
+            tensors[f"row/{name}"], tensors[f"col/{name}"] = scales.row.int(), scales.col.int()
+            if scales.offset:
+                tensors[f"offset/{name}"] = torch.tensor(scales.offset, dtype=torch.float64)
+        tensors |= {f"module/{name}": units.int() for name, units in self.graph.layers.items()}
+        facts = {
+            "shapes": {name: list(shape) for name, shape in self.graph.shapes.items()},
+            "groups": list(self.graph.groups),
+            "options": dict(self.graph.options),
+            "exact_for": asdict(self.graph.exact_for),
+            "notes": list(self.graph.notes),
+            "signature": self.graph.signature,
+            "arguments": _encoded(self.graph.arguments),
+        }
+        path = Path(path)
+        partial = path.with_name(path.name + ".partial")
+        try:
+            contiguous = {name: t.contiguous() for name, t in tensors.items()}
+            _safetensors().torch.save_file(contiguous, partial, metadata={"pathcond": json.dumps(facts)})
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
+
+
+def load_scales(path: str | Path) -> Scales:
+    """Read scales that ``report.save(path)`` wrote; apply them with :func:`apply_scales_`.
+
+    Raises:
+        PathCondError: the file does not exist, or ``save`` did not write it.
+    """
+    safetensors = _safetensors()
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            facts = json.loads((file.metadata() or {})["pathcond"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
+    except (OSError, KeyError, ValueError, safetensors.SafetensorError) as error:
+        raise PathCondError(
+            f"expected scales that report.save wrote at '{path}', got {type(error).__name__}: {error}."
+        ) from error
+    names = [name.removeprefix("row/") for name in tensors if name.startswith("row/")]
+    offsets = {name: float(tensors[f"offset/{name}"]) for name in names if f"offset/{name}" in tensors}
+    params = {
+        name: ParamScales(tensors[f"row/{name}"].long(), tensors[f"col/{name}"].long(), offsets.get(name, 0.0))
+        for name in names
+    }
+    log_scales, shown = tensors["log_scales"], facts["exact_for"]
+    graph = ScaleGraph(
+        units=len(log_scales),
+        layers={n.removeprefix("module/"): t.long() for n, t in tensors.items() if n.startswith("module/")},
+        groups=tuple(facts["groups"]),
+        params=params,
+        shapes={name: tuple(shape) for name, shape in facts["shapes"].items()},
+        frozen=(),
+        notes=tuple(facts["notes"]),
+        exact_for=ExactFor(tuple(shown["modes"]), shown["inputs"], tuple(shown["sizes"]), tuple(shown["fixed"])),
+        options=facts["options"],
+        frozen_by_module={},
+        trace=None,
+        signature=facts["signature"],
+        arguments=_decoded(facts["arguments"]),
+        powers=tensors.get("powers", torch.zeros(0, 2)).long(),
+    )
+    return Scales(graph, log_scales)
+
+
+def _encoded(tree: Any) -> Any:
+    """Arguments as JSON can hold them: a kind and its content; None where there is anything else in them."""
+    if isinstance(tree, Tensor):
+        return ["tensor", [list(tree.shape), str(tree.dtype).removeprefix("torch.")]]
+    if isinstance(tree, (list, tuple)):
+        items = [_encoded(item) for item in tree]
+        return ["tuple" if isinstance(tree, tuple) else "list", items] if None not in items else None
+    if isinstance(tree, dict):
+        named = {str(key): _encoded(item) for key, item in tree.items()}
+        return ["dict", named] if None not in named.values() else None
+    return ["plain", tree] if tree is None or isinstance(tree, (bool, int, float, str)) else None
+
+
+def _decoded(tree: Any) -> Any:
+    if tree is None:
+        return None
+    kind, content = tree
+    if kind == "tensor":
+        return torch.empty(content[0], dtype=getattr(torch, content[1]), device="meta")
+    if kind == "dict":
+        return {key: _decoded(item) for key, item in content.items()}
+    if kind == "plain":
+        return content
+    return (tuple if kind == "tuple" else list)(_decoded(item) for item in content)
+
+
+def _safetensors() -> Any:
+    try:
+        import safetensors.torch
+    except ImportError as error:
+        raise PathCondError(
+            "expected the package safetensors to save and load scales, got none. Install it."
+        ) from error
+    return safetensors
