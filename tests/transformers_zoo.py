@@ -41,6 +41,7 @@ from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
 import pathcond
+from pathcond.apply import scale_parameters_
 from pathcond.inputs import as_arguments
 from pathcond.isolation import untouched, without_cache
 from pathcond.output_check import trial
@@ -573,7 +574,7 @@ def check_causal(model_type: str) -> CausalModel:
     drawn = torch.randint(4, (graph.units,), generator=torch.Generator().manual_seed(0))
     u = math.log(2) * torch.tensor([-2.0, -1.0, 1.0, 2.0], dtype=torch.float64)[drawn]
     with trial(model, example_input, graph.params) as check:
-        pathcond.apply_scales_(check.model, graph, u)
+        scale_parameters_(check.model, graph, u, force=False)
         change = check.change()
         kind = str(next(check.model.parameters()).dtype).removeprefix("torch.")
         rounding = check.noise(change) if change > EXACT and kind != "float64" else None
