@@ -53,7 +53,7 @@ def test_wheel_holds_the_library_alone(wheel):
         names = content.namelist()
         metadata = message_from_bytes(content.read(f"pathcond-{VERSION}.dist-info/METADATA"))
     assert {name.partition("/")[0] for name in names} == {"pathcond", f"pathcond-{VERSION}.dist-info"}
-    assert {"pathcond/py.typed", "pathcond/rules/linear.py", "pathcond/solvers/descent.py"} <= set(names)
+    assert {"pathcond/py.typed", "pathcond/rules/linear.py", "pathcond/rescale.py"} <= set(names)
     assert metadata["Requires-Python"] == ">=3.11"
     assert [line for line in metadata.get_all("Requires-Dist") if "extra" not in line] == ["torch>=2.6"]
 

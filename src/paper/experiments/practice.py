@@ -163,7 +163,8 @@ def key(figure: Any, rows: pd.DataFrame) -> None:
 def plot(table: pd.DataFrame) -> plotting.Figure:
     """Gain of the library's default and of the full rescaling by network, one panel per budget."""
     rows = table[(table["panel"] == "best") & table["method"].isin([BASELINE, DEFAULT, "full"])]
-    names, budgets = rows["network"].drop_duplicates().tolist(), sorted(rows["epochs"].unique())
+    names: list[str] = rows["network"].drop_duplicates().tolist()
+    budgets = sorted(rows["epochs"].unique())
     size = plotting.PAGE, 1.2 + 0.42 * len(names)
     figure, axes = plotting.panels(1, len(budgets), *size, sharex=True, sharey=True)
     for place, epochs in zip(axes, budgets, strict=True):
