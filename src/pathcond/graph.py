@@ -304,6 +304,7 @@ def extract_graph(
     if recorder.sized or not all(_of_any_size(trace) for trace in traces):
         at_step("graph, other sizes of the input")
         sizes = _record_other_sizes(s, recorder, examples[0], traces)
+        doubts += recorder.unseen_sizes() if len(examples) == 1 else []
     for name in overlapping:
         s.freeze_parameter(name, Reason("param", "", f"parameter '{name}' shares memory with another parameter"))
     _freeze_unusual_parameters(model, s, traces)

@@ -251,6 +251,8 @@ _OF_SIZES = "size numel nelement stride storage_offset is_contiguous __len__ unt
 # Calls that read no values, and are not recorded: those that depend on sizes, and others.
 _SIZED = {Tensor.shape.__get__, *(getattr(Tensor, name) for name in _OF_SIZES.split())}  # pyright: ignore
 _QUERIES = _SIZED | {getattr(Tensor, name) for name in _METHODS.split()}
+# Those whose result is a plain number for the model's code, so that comparisons with it are not seen.
+_UNSEEN = {Tensor.__len__: "len()", Tensor.stride: "stride()", Tensor.untyped_storage: "untyped_storage()"}
 _QUERIES |= {getattr(Tensor, name).__get__ for name in _ATTRIBUTES.split()}
 
 _NORMS = {F.batch_norm, torch.batch_norm, F.instance_norm, torch.instance_norm}
@@ -563,6 +565,7 @@ class _Functions(TorchFunctionMode):
         self.fake = fake
         self.depth = 0
         self.sized = False  # whether the size of a tensor was asked for
+        self.unseen: dict[str, list[Any]] = {}  # what the model's code learned of sizes as plain numbers
         self.fakes: dict[int, tuple[Tensor, Tensor]] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -574,6 +577,9 @@ class _Functions(TorchFunctionMode):
         if func in _QUERIES:
             result = func(*args, **kwargs)
             self.sized |= func in _SIZED
+            if func in _UNSEEN and _of_model(sys._getframe(1)):
+                with torch._C.DisableTorchFunctionSubclass():
+                    self.unseen.setdefault(_UNSEEN[func], []).append(tuple(args[0].shape))
             return _watched(result, None if func is Tensor.size else args[0]) if func in _SIZED else result
         if func is torch.einsum and len(flatten(args)) > 2 and "->" in args[0] and "..." not in args[0]:
             with self:
@@ -594,6 +600,8 @@ class _Functions(TorchFunctionMode):
             result = _without_running(func, args, kwargs)
             result = func(*args, **kwargs) if result is None else result
             changed = _written(tensors, before)
+            if isinstance(result, tuple | list):
+                self.unseen.setdefault("the number of parts", []).append(len(result))
             if changed or flatten(result):
                 func, refs_in = _without_source(func, refs_in, result)
                 self.tape.add(func, refs_in, result, tensors, changed)
@@ -617,6 +625,16 @@ class _Functions(TorchFunctionMode):
             self.fakes[id(x)] = (x, fake)
             self.tape.adopt(fake, x)
         return self.fakes[id(x)][1]
+
+
+def _of_model(frame: Any) -> bool:
+    """Whether the code that called torch is the model's, not that of torch or of this library."""
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if module not in (__name__, "torch._tensor", "torch.overrides"):
+            return module.partition(".")[0] != "torch"
+        frame = frame.f_back
+    return False
 
 
 class _Kernels(TorchDispatchMode):
@@ -666,6 +684,7 @@ class Recorder:
         self.later: list[Trace] = []
         self.comparisons: list[Comparison] = []
         self.draws = self.sized = False
+        self.unseen: dict[tuple[str, bool | None], set[tuple[Any, ...]]] = {}
         self.home = next((p.device for p in model.parameters() if not p.is_meta), torch.device("cpu"))
         for kind, named in (("param", model.named_parameters()), ("buffer", model.named_buffers())):
             for name, tensor in named:
@@ -712,6 +731,16 @@ class Recorder:
             )
         return found
 
+    def unseen_sizes(self) -> list[str]:
+        """Questions for sizes whose answers changed with the input's size and cannot be followed."""
+        names = dict.fromkeys(name for (name, _), passes in self.unseen.items() if len(passes) > 1)
+        return [
+            f"the forward pass asks for {name} of a tensor, which changes with the size of the input: where it chooses "
+            "between branches, only the branches taken were recorded. Give inputs of every size that matters as "
+            "pathcond.Inputs(...), or ask for x.shape"
+            for name in names
+        ]
+
     def _pass(
         self, example_input: Any, training: bool | None, sizes: Sizes
     ) -> tuple[Trace, list[tuple[weakref.ref[Tensor], int]]]:
@@ -752,6 +781,8 @@ class Recorder:
                 ) from error
             self.draws |= drawn != _drawn()
             self.sized |= functions.sized
+            for name, shapes in functions.unseen.items():
+                self.unseen.setdefault((name, training), set()).add(tuple(shapes))
         if not outputs:
             raise RecordError(
                 f"expected the forward pass to return at least one tensor, got {type(result).__name__}. "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -243,6 +244,35 @@ def test_state_in_hooks_and_closures():
     model[1].register_forward_hook(hook)
     assert pathcond.extract_graph(model, normal(3, 8)).units == 0
     assert count == 0
+
+
+SIZES: dict[str, Callable[[Tensor], int]] = {  # ways of code to learn the size of its input as a plain number
+    "len": len,
+    "iteration": lambda x: sum(1 for _ in x),
+    "unbind": lambda x: len(x.unbind(0)),
+    "split": lambda x: len(x.split(1)),
+    "stride": lambda x: x.t().contiguous().stride()[0],
+    "storage": lambda x: x.untyped_storage().nbytes() // 24,
+    "numel": lambda x: torch.numel(x) // 3,
+    "nbytes": lambda x: x.nbytes // 24,
+}
+
+
+@pytest.mark.parametrize("way", SIZES)
+def test_branches_on_sizes_are_seen_or_said(way):
+    size = SIZES[way]
+
+    def forward(s, x):
+        hidden = F.relu(s.a(x))
+        return s.b(hidden if size(x) < 30 else torch.tanh(hidden))
+
+    model, few, many = Net(forward, a=linear(3), b=linear(6, 2)), normal(1, 3), normal(40, 3)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        graph = pathcond.extract_graph(model, few)
+    if not any("not shown to be exact" in str(w.message) for w in said):
+        assert_kept(model, graph, few, many)
+    assert_kept(model, pathcond.extract_graph(model, pathcond.Inputs(few, many)), few, many)
 
 
 def test_random_numbers_of_python_are_said():
