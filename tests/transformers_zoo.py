@@ -600,7 +600,7 @@ def _causal_section(rows: list[CausalModel]) -> list[str]:
         f"{transformers.__version__} were tried. {len(built)} of them could be built tiny from "
         f"their configuration class; {len(analyzed)} of these are analyzed ({len(analyzed) / max(len(built), 1):.0%}), "
         f"and {sum(row.exact for row in analyzed)} keep their function when all free groups are scaled at once by "
-        "random powers of two. Made by `make transformers CAUSAL=1`.",
+        "random powers of two. Made by `make transformers CAUSAL=1`, in parts with `ONLY=`.",
         "`rounding` is given where the model does not run in float64 and its output changed: the change by rounding "
         "its weights differently.",
         _lines(("type", "groups", "free scales", "change", "in", "rounding"), cells),
