@@ -131,6 +131,7 @@ def test_the_number_of_threads_is_not_the_machines(place, images, tmp_path, call
     assert threads == [1, 1, 2]
 
 
+@pytest.mark.slow
 def test_it_resumes_after_signals_and_a_time_limit(place, undisturbed, call):
     assert call(*place.words([LONG], "--time-limit", "0")) == (75, STOPPED)
     before = []
@@ -156,6 +157,7 @@ def test_it_resumes_after_signals_and_a_time_limit(place, undisturbed, call):
     assert not place.kept()
 
 
+@pytest.mark.slow
 def test_several_processes_share_the_runs(place, undisturbed):
     status, said = place.run(SHORT, "--workers", "2")
     assert status == 0, said
