@@ -173,6 +173,8 @@ def plot(table: pd.DataFrame) -> plotting.Figure:
         place.set_title(f"{epochs:g} epochs")
         place.margins(x=0.15)
         place.set_yticks(range(len(names)), [LABELS.get(name, name) for name in names])
+        place.annotate("baseline", (1, 1), (-2, 2), "axes fraction", "offset points",
+                       ha="right", va="bottom", fontsize="small", color="#777777")  # fmt: skip
         for row in one[one["method"] == BASELINE].itertuples():
             at = names.index(row.network)
             place.annotate(f"{row.accuracy:.1f}%", (1, at), (-2, 0), ("axes fraction", "data"), "offset points",
