@@ -84,6 +84,28 @@ def test_a_killed_snakemake_whose_jobs_end_before_the_next(fresh: Small, undistu
     assert all(path.stat().st_mtime_ns == when for path, when in made.items())
 
 
+@pytest.mark.parametrize("rule", ["init", "rescale"])
+def test_a_snakemake_killed_after_a_job_has_written_its_file(rule: str, fresh: Small, undisturbed: Small):
+    """The job runs again, because Snakemake had not marked it as complete; the training behind it runs too."""
+    fresh.edit(f"workflow/rules/{rule}.smk", '2>&1"', '2>&1; [ ! -e kill ] || (rm kill; kill -9 $PPID)"')
+    (fresh.folder / "kill").touch()
+    assert fresh.begin().wait(300) == -signal.SIGKILL
+    assert fresh.files(f"results/tiny/{rule}/*.json")
+    fresh.unlock()
+    assert f": {rule} mlp" in finish_and_compare(fresh, undisturbed)
+
+
+def test_a_forced_early_job_does_not_hide_what_is_missing(finished: Small):
+    """Snakemake leaves out the jobs behind training: the command fails, and its second run makes them."""
+    for path in finished.files("figures/tiny/mlp_depth.*"):
+        path.unlink()
+    done = finished.snakemake(*finished.targets, "-R", "init")
+    assert done.returncode == 1
+    assert "Run the same command once more" in done.stdout
+    finished.finish()
+    assert finished.files("figures/tiny/mlp_depth.pdf")
+
+
 def test_a_second_one_is_refused_while_the_first_lives(fresh: Small, undisturbed: Small):
     first = fresh.begin()
     wait_for(first, "paper.training")

@@ -14,7 +14,15 @@ sys.path.insert(0, f"{CHECKOUT}/src")
 from paper import config as paper_config
 from paper.cli import PaperError
 from paper.experiments import EXPERIMENTS
-from paper.workflow import TimeLeft, Workflow, add_sacct, again, code, has_gpu
+from paper.workflow import (
+    TimeLeft,
+    Workflow,
+    add_sacct,
+    again,
+    all_made,
+    code,
+    has_gpu,
+)
 
 # With --directory, a config.yaml in that folder overrides values of the checkout's.
 CONFIG = (
@@ -82,6 +90,15 @@ def forced(rule, work=None):
     return parameter
 
 
+def inputs(output, files):
+    """Inputs of a job that writes an index: ancient once the index exists, so that nothing computes it again.
+
+    Without an index they are plain. Snakemake does not look at the jobs behind one that runs again, for example after
+    a kill; of these it runs only jobs that have an input from it that is not ancient.
+    """
+    return list(map(ancient, files)) if Path(output).exists() else files
+
+
 source = shlex.quote(f"{CHECKOUT}/src")
 prefix = f"set -euo pipefail; export PYTHONPATH={source}:${{{{PYTHONPATH:-}}}}; "
 if not {DeploymentMethod.CONDA, DeploymentMethod.APPTAINER}.intersection(
@@ -116,3 +133,11 @@ onstart:
             except PaperError as error:
                 raise WorkflowError(str(error))
         logger.addHandler(TimeLeft(workflow.dag.needrun_jobs()))
+
+
+onsuccess:
+    if workflow.is_main_process and not workflow.touch:
+        try:
+            all_made(workflow.dag.targetjobs)
+        except PaperError as error:
+            raise WorkflowError(str(error))

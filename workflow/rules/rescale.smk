@@ -1,7 +1,10 @@
 rule rescale:
     """Save the rescaling of start weights: log-scales, objective per sweep, residual and time."""
     input:
-        lambda wildcards: ancient(FLOW.starts(wildcards.family, rescaled=False)),
+        lambda wildcards: inputs(
+            expand(RESCALE, **wildcards)[0],
+            [FLOW.starts(wildcards.family, rescaled=False)],
+        ),
     output:
         RESCALE,
     log:

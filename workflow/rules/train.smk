@@ -5,7 +5,9 @@ rule train:
     Snakemake keeps until then, when all are.
     """
     input:
-        lambda wildcards: map(ancient, FLOW.inputs("train", wildcards.batch)),
+        lambda wildcards: inputs(
+            expand(TRAIN, **wildcards)[0], FLOW.inputs("train", wildcards.batch)
+        ),
     output:
         update(TRAIN),
     log:
