@@ -1,4 +1,4 @@
-"""One table of networks for all tests: each with its inputs, and how many of its units are free and frozen."""
+"""One table of networks for all tests, each with its inputs, its number of free units and of frozen channels."""
 
 import copy
 from collections.abc import Callable
@@ -16,7 +16,7 @@ D = torch.float64
 
 
 class Case:
-    """A network, the shapes of its inputs (or the inputs), and the numbers of free and frozen units.
+    """A network, the shapes of its inputs (or the inputs), and the numbers of free units and frozen channels.
 
     ``ends`` names parameters in front of operations at which paths end, so that their diag(G) is not that of all paths.
     """
@@ -426,7 +426,7 @@ CASES = [
         lambda s, x: s.c(F.relu(s.b(F.relu(s.b(F.relu(s.a(x))))))), a=L(3, 4), b=L(4, 4), c=L(4, 2)), (3, 3)),
     Case("shared_branches", 4, 0, Lambda(
         lambda s, x: s.b(F.relu(s.a(x))) + s.b(F.relu(s.a(-x))), a=L(3, 4), b=L(4, 2)), (3, 3)),
-    Case("tied_autoencoder", 0, 1, Lambda(
+    Case("tied_autoencoder", 0, 4, Lambda(
         lambda s, x: F.linear(F.relu(F.linear(x, s.w, s.b)), s.w.t()), w=(4, 6), b=(4,)), (3, 6)),
     Case("scalar_gain", 0, 9, Lambda(_scalar_gain, a=L(3, 4), b=L(4, 5), c=L(5, 2), gain=()), (3, 3)),
     Case("made_weights", 0, 11, Lambda(_made_weights, a=conv(2, 4), b=L(4, 3), head=head(4), w=(3, 4 * 4 * 9)),
@@ -496,7 +496,7 @@ CASES = [
     # indices that are an input
     Case("embedding_bag", 5, 0, Lambda(lambda s, i: s.b(F.relu(s.e(i))), e=nn.EmbeddingBag(7, 5), b=L(5, 2)),
          torch.arange(12).reshape(3, 4) % 7),
-    Case("tied_embedding", 6, 5, Lambda(
+    Case("tied_embedding", 6, 8, Lambda(
         lambda s, i: F.linear(s.c(F.relu(s.b(s.a(i)))), s.a.weight), a=nn.Embedding(7, 4), b=L(4, 6), c=L(6, 4)), IDS),
     Case("rows", 6, 0, Lambda(lambda s, x, i: s.b(F.relu(s.a(x))[i // 2]), a=L(3, 6), b=L(6, 2)), (5, 3),
          torch.tensor([0, 4, 2])),
@@ -536,7 +536,7 @@ CASES = [
         ends=("qkv.weight", "qkv.bias", "norm1.weight", "norm1.bias")),
     Case("square_joined", 7, 0, Lambda(
         lambda s, x: s.b(torch.cat((relu2(s.a(x)), F.relu(s.c(x))), 1)), a=L(3, 4), c=L(3, 3), b=L(7, 2)), (5, 3)),
-    Case("square_tied_weights", 0, 1, Lambda(
+    Case("square_tied_weights", 0, 4, Lambda(
         lambda s, x: F.linear(relu2(F.linear(x, s.w)), s.w.T, s.b), w=(4, 3), b=(3,)), (5, 3)),
     # code for which a rule could assume too much
     Case("flipped_weight", 0, 8, tail(lambda s, h, x: h @ s.w.flip(0), w=(8, 5)), (3, 6)),
@@ -567,7 +567,7 @@ CASES = [
     Case("expanded_gain", 2, 0, tail(lambda s, h, x: s.fc2(F.relu(h * s.one.expand(8))), one=(1,)), (3, 6)),
     Case("one_bias_for_all", 0, 16, tail(
         lambda s, h, x: s.fc2(F.relu(F.linear(h, s.w @ s.w.T, s.one))), w=(8, 5), one=(1,)), (3, 6)),
-    Case("one_bias_own_weight", 0, 1, tail(
+    Case("one_bias_own_weight", 0, 13, tail(
         lambda s, h, x: F.linear(F.relu(F.linear(h, s.w.t(), s.one)), s.w), w=(8, 5), one=(1,)), (3, 6)),
     Case("bias_by_row", 8, 0, tail(lambda s, h, x: F.relu(torch.addmm(s.b[:3, None], h, s.w)), b=(8,), w=(8, 5)),
          (3, 6)),
@@ -587,7 +587,7 @@ CASES = [
     Case("drop_path", 8, 0, tail(lambda s, h, x: s.fc2(h * h.new_empty(len(h), 1).bernoulli_(0.9).div_(0.9))), (3, 6)),
     # zeros take the scale of the parameter that is added to them
     Case("zeros_joined", 0, 8, Lambda(_zeros_joined, a=L(5, 8), c=L(8, 3), p=(8,)), (2, 4, 5)),
-    Case("zeros_written", 0, 1, Lambda(_zeros_written, a=L(5, 8), c=L(8, 3), p=(1,)), (2, 4, 5)),
+    Case("zeros_written", 0, 8, Lambda(_zeros_written, a=L(5, 8), c=L(8, 3), p=(1,)), (2, 4, 5)),
     Case("zeros_maximum", 0, 8, Lambda(_zeros_maximum, a=L(5, 8), c=L(8, 3), p=(8,)), (2, 4, 5)),
     # embeddings of constant indices keep their scale
     Case("embedded_relu", 0, 6, embedded(lambda s, i: s.c(F.relu(s.e(i))) + s.d(F.relu(s.e(ZERO)))), IDS),

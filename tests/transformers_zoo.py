@@ -506,7 +506,7 @@ def check(name: str, device: str = "cpu") -> Row:
     (graph,) = graphs
     counts: dict[str, int] = {}
     for entry in graph.frozen:
-        counts[entry.reason] = counts.get(entry.reason, 0) + entry.units
+        counts[entry.reason] = counts.get(entry.reason, 0) + entry.channels
     if device != "meta":
         rounded = outputs(model, example_input, False)
         model = model.double()

@@ -183,9 +183,9 @@ def _facts(row: Row, report: pathcond.Rescaling) -> tuple[Row, list[str]]:
     """What the report says, and what is wrong in it."""
     reasons: Counter[str] = Counter()
     for entry in report.frozen:
-        reasons[entry.reason] += entry.units
+        reasons[entry.reason] += entry.channels
     row = replace(
-        row, free=report.units, moved=report.moved, frozen=report.graph.frozen_units,
+        row, free=report.units, moved=report.moved, frozen=report.graph.frozen_channels,
         reason=max(reasons, key=lambda reason: reasons[reason], default=""),
         float32_error=math.nan if report.output_change is None else report.output_change,
         seconds=sum(report.seconds.values()),

@@ -3,7 +3,7 @@
 >>> import torch, pathcond
 >>> model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
 >>> print(pathcond.rescale_(model, torch.ones(1, 3)))  # doctest: +ELLIPSIS
-rescaled 8 of 8 units (0 frozen), ...
+rescaled 8 of 8 units (0 channels frozen), ...
 """
 
 from importlib.metadata import PackageNotFoundError, version

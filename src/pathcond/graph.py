@@ -60,14 +60,14 @@ class ParamScales:
 
 @dataclass(frozen=True, slots=True)
 class Frozen:
-    """Units whose scale must not change: how many, the module that is the cause, and why."""
+    """Channels whose scale must not change: how many, the module that is the cause, and why."""
 
-    units: int
+    channels: int
     where: str
     reason: str
 
     def __str__(self) -> str:
-        return f"{self.units} at '{self.where or 'the model'}': each {self.reason}"
+        return f"{self.channels} at '{self.where or 'the model'}': each {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +109,11 @@ class ScaleGraph:
         groups: number of consecutive units that belong to each layer, in network order.
         params: for each parameter that a scale touches, the units it enters and leaves.
         shapes: shape of every parameter of the model, by name.
-        frozen: hidden units without a free scale, and why.
+        frozen: hidden channels without a free scale, and why.
         notes: remarks, for example that scales keep the function only approximately.
         exact_for: the calls for which applying scales was shown to keep the function; see :class:`ExactFor`.
         options: ``batchnorm``, ``smooth`` and ``strict`` as :func:`extract_graph` was given them.
-        frozen_by_module: the frozen hidden units of each module that has some, and why.
+        frozen_by_module: the frozen hidden channels of each module that has some, and why.
         trace: the recorded forward pass in eval mode; None in a graph that was pickled.
         signature: a digest of that pass; a model with another one is refused.
         arguments: the arguments of that pass, with tensors on the meta device; None where they are not known.
@@ -185,9 +185,9 @@ class ScaleGraph:
         return self.trace
 
     @property
-    def frozen_units(self) -> int:
-        """Number of hidden units whose scale is frozen."""
-        return sum(entry.units for entry in self.frozen)
+    def frozen_channels(self) -> int:
+        """Number of hidden channels whose scale is frozen; channels that share a scale count one by one."""
+        return sum(entry.channels for entry in self.frozen)
 
     def by_module(self, log_scales: Tensor) -> dict[str, Tensor]:
         """Log-scales of shape (units,), spread over each module's channels."""
@@ -368,7 +368,7 @@ def _record_other_sizes(s: ScalePropagation, recorder: Recorder, example: Any, t
 
     def run(sizes: Sizes) -> bool:
         tried.append(sizes)
-        later, compared = len(recorder.later), len(recorder.comparisons)
+        later = len(recorder.later)
         try:
             for made in (recorder.record(example, False, sizes), *recorder.later[later:]):
                 _propagate(s, made, Constants(made, recorder.model))
@@ -377,7 +377,6 @@ def _record_other_sizes(s: ScalePropagation, recorder: Recorder, example: Any, t
         except UnsupportedOpError:
             raise
         except Exception:  # noqa: BLE001 - the model does not take such an input; what was tied so far stays so
-            del recorder.comparisons[compared:]
             return False
         (number, axis), n = next(iter(sizes.items()))
         found[f"{n} along axis {axis}" + (f" of tensor {number}" if len(shapes) > 1 else "")] = None
@@ -675,7 +674,7 @@ def _assemble(model: nn.Module, s: ScalePropagation, traces: list[Trace], groups
             params[name] = scales
     firsts = torch.tensor([layer.first for layer in s.layers])
     owners = torch.bucketize(free.nonzero()[:, 0], firsts, right=True)
-    frozen, by_module = _frozen(s, root, why, left, groups_in_eval)
+    frozen, by_module = _frozen(s, root, power, why, left, groups_in_eval)
     return ScaleGraph(
         units=int(free.sum()),
         layers=_layers(s, number),
@@ -716,20 +715,22 @@ def _layers(s: ScalePropagation, number: Tensor) -> dict[str, Tensor]:
 
 
 def _frozen(
-    s: ScalePropagation, root: Tensor, why: Tensor, left: Tensor, groups_in_eval: int
+    s: ScalePropagation, root: Tensor, power: Tensor, why: Tensor, left: Tensor, groups_in_eval: int
 ) -> tuple[tuple[Frozen, ...], dict[str, tuple[Frozen, ...]]]:
-    """Count the frozen hidden units by reason and by module; one found in both modes counts once."""
-    sizes = torch.tensor([1, *(layer.size for layer in s.layers)])
-    hidden = torch.zeros(s.count, dtype=torch.bool)
-    hidden[root[torch.tensor([False, *(layer.hidden for layer in s.layers)]).repeat_interleave(sizes)]] = True
+    """Count the frozen hidden channels by reason and by module; one that several passes or calls make counts once."""
     known = {layer.name for layer in s.layers if layer.first < groups_in_eval}
     counts: dict[tuple[str, str], int] = {}
     by_module: dict[str, tuple[Frozen, ...]] = {}
+    counted: dict[str, set[tuple[int, ...]]] = {}
     for layer in s.layers:
-        if layer.first >= groups_in_eval and layer.name in known:
+        if layer.powers or not layer.hidden or (layer.first >= groups_in_eval and layer.name in known):
             continue
-        groups = torch.arange(layer.first, layer.first + layer.size)
-        groups = groups[(root[groups] == groups) & hidden[groups] & (why[groups] < len(s.reasons))]
+        carried = slice(layer.first, layer.first + layer.size)
+        scales = tuple((root[carried] * power[carried]).tolist())
+        if scales in counted.setdefault(layer.name, set()):  # the module is called again
+            continue
+        counted[layer.name].add(scales)
+        groups = root[carried][why[root[carried]] < len(s.reasons)]
         for index, count in zip(*(t.tolist() for t in why[groups].unique(return_counts=True)), strict=True):
             reason = s.reasons[index]
             if reason.kind in ("output", "norm", "weight"):

@@ -219,7 +219,7 @@ def scale_groups(
         degree = max((part.degree for part in cols), default=1)
         free.append(ScaleGroup(name, len(units), degree, rows, cols, units=units, _source=source))
     frozen = [
-        ScaleGroup(name, entry.units, 1, (), (), entry.where, entry.reason)
+        ScaleGroup(name, entry.channels, 1, (), (), entry.where, entry.reason)
         for name, entries in graph.frozen_by_module.items()
         for entry in entries
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import fields, is_dataclass
@@ -23,7 +24,7 @@ class Inputs:
     """Several example inputs of one model: a scale is free only if it is free in the forward pass on each of them.
 
     Give one example for each kind of call that the model is used with: other lengths, an optional argument present and
-    absent, each value of an argument that chooses a branch.
+    absent, each value of an argument that chooses a branch, another number of axes or another dtype.
 
     Args:
         *examples: each is what a single example input may be: a tensor, a tuple or list of positional arguments, or a
@@ -147,12 +148,12 @@ def other_sizes(shapes: Sequence[tuple[int, ...]]) -> list[list[Sizes]]:
 
 
 def sizes_beyond(
-    shapes: Sequence[tuple[int, ...]], ways: Sequence[list[Sizes]], size: int, number: int, other: int
+    shapes: Sequence[tuple[int, ...]], ways: Sequence[list[Sizes]], size: int, number: float, other: float
 ) -> Iterator[Sizes]:
     """Sizes for which a comparison of ``number``, made from ``size``, with ``other`` may come out differently."""
     sides = (other, other + 1) if number < other else (other, other - 1) if number > other else (other + 1, other - 1)
-    wanted = [size + side - number for side in sides]
-    wanted += [size * side // number for side in sides] if number not in (0, size) else []
+    wanted = [round(size + side - number) for side in sides]
+    wanted += [int(size * side // number) for side in sides] if number not in (0, size) else []
     for joint in (way[0] for way in ways):
         i, k = next(iter(joint))
         if shapes[i][k] == size:
@@ -160,24 +161,17 @@ def sizes_beyond(
 
 
 def left_out(model: nn.Module, examples: Sequence[Any]) -> list[str]:
-    """Arguments of the forward pass that no example gives, and those that all give by the same plain value."""
+    """Arguments of the forward pass that no example gives, and what all give alike beside tensors."""
     try:
         signature = inspect.signature(model.forward)
+        bound = [signature.bind(*args, **kwargs) for args, kwargs in map(as_arguments, examples)]
     except (TypeError, ValueError):
         return []
-    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    given: dict[str, list[Any]] = {name: [] for name, p in signature.parameters.items() if p.kind not in variadic}
-    for example in examples:
-        args, kwargs = as_arguments(example)
-        try:
-            bound = signature.bind(*args, **kwargs).arguments
-        except TypeError:
-            return []
-        for name in given:
-            given[name].append(bound.get(name, signature.parameters[name].default))
-    found = []
-    for name, values in given.items():
-        plain = all(value is None or isinstance(value, (bool, int, float, str)) for value in values)
-        if plain and all(value == values[0] for value in values):
-            found.append(f"{name}={values[0]!r}")
-    return found
+    texts: dict[str, set[str]] = {}
+    for arguments in bound:
+        arguments.apply_defaults()
+        for name, value in arguments.arguments.items():
+            shown = reprlib.repr(map_tensors(lambda _: ..., value)).replace("Ellipsis", "tensor")
+            texts.setdefault(name, set()).add(shown)
+    bare = {"tensor", "()", "{}"}
+    return [f"{name}={shown}" for name, (shown, *more) in texts.items() if not more and shown not in bare]

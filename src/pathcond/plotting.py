@@ -39,7 +39,7 @@ def plot(report: Any, axes: Any = None) -> Any:
             (dead[units], {"color": "#777777", "marker": "x"}),
         ):
             axes.plot(x[chosen].tolist(), y[chosen].tolist(), linestyle="", markersize=4, **style)
-        if frozen := sum(entry.units for entry in graph.frozen_by_module.get(name, ())):
+        if frozen := sum(entry.channels for entry in graph.frozen_by_module.get(name, ())):
             at = {"xycoords": ("data", "axes fraction"), "fontsize": "small", "color": "#777777", "ha": "center"}
             axes.annotate(f"{frozen} frozen", (place, 1.01), **at)
     axes.axhline(1.0, color="#777777", linewidth=0.8)

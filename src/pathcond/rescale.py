@@ -55,7 +55,7 @@ class Rescaling:
         moved: number of units whose scale changed by more than 0.1%.
         at_bound: number of units whose scale is, before damping, at the bound ``clamp``.
         no_path: number of free units that no path crosses at the present weights; their scale does not change.
-        frozen: hidden units whose scale must not change, and why.
+        frozen: hidden channels whose scale must not change, and why.
         objective: F before, then after each sweep; with damping, then F at the damped scales. With
             ``objective="norms"`` the sum of squared weights.
         mean_update: mean absolute change of the log-scales in each sweep.
@@ -168,7 +168,7 @@ class Rescaling:
             everyone = units.unique().tolist()
             free = torch.tensor([h for h in everyone if first.setdefault(h, name) == name], dtype=torch.int64)
             frozen = self.graph.frozen_by_module.get(name, ())
-            reasons = [f"{entry.units} frozen at '{entry.where or 'the model'}': {entry.reason}" for entry in frozen]
+            reasons = [f"{entry.channels} frozen at '{entry.where or 'the model'}': {entry.reason}" for entry in frozen]
             shared = Counter(first[h] for h in everyone if first[h] != name)
             reasons += [f"{n} counted at '{other or 'the model'}', which shares them" for other, n in shared.items()]
             held = self.fixed[free - 1]
@@ -181,7 +181,7 @@ class Rescaling:
                 reasons.append(f"{best} at their best scale already")
             span = f"{float(scales.min()):.3g} .. {float(scales.max()):.3g}" if len(scales) else ""
             before, after = self._norms(name)
-            count = len(free) + sum(entry.units for entry in frozen)
+            count = len(free) + sum(entry.channels for entry in frozen)
             rows.append((name or "(model)", str(count), str(moved), span, before, after, "; ".join(reasons)))
         return rows
 
@@ -214,12 +214,12 @@ class Rescaling:
         return f"{before:.3g}", f"{after:.3g}"
 
     def __str__(self) -> str:
-        still = f"{self.graph.frozen_units} frozen" + (f", {self.no_path} without a path" if self.no_path else "")
+        still = f"{self.graph.frozen_channels} channels frozen"
+        still += f", {self.no_path} units without a path" if self.no_path else ""
         fraction = "half" if self.damping == 0.5 else f"{self.damping:.3g}"
         damped = f"; {fraction} of the log-scales (damping {self.damping:.3g})" if self.damping < 1 else ""
         lines = [
-            f"rescaled {self.moved} of {self.units + self.graph.frozen_units} units ({still}), "
-            f"largest |log lambda| {self.max_log_scale:.3g}",
+            f"rescaled {self.moved} of {self.units} units ({still}), largest |log lambda| {self.max_log_scale:.3g}",
             f"objective {self.objective_before:.6g} -> {self.objective_after:.6g} in {self.solution.steps} steps "
             f"(residual {self.residual:.1e}; {self.result.value}){damped}",
         ]
@@ -452,11 +452,11 @@ def _read_norms(
 
 def _warn_if_few(report: Rescaling) -> None:
     """Warn where a rescaling changed nothing, or little, with the reasons."""
-    hidden = report.units + report.graph.frozen_units
+    hidden = report.units + report.graph.frozen_channels
     if report.moved >= _FEW * hidden and (report.moved or not hidden):
         return
-    reasons = [f"{entry.units} units are frozen at '{entry.where or 'the model'}': each {entry.reason}" for entry in
-               sorted(report.frozen, key=lambda entry: -entry.units)[:3]]  # fmt: skip
+    most = sorted(report.frozen, key=lambda entry: -entry.channels)[:3]
+    reasons = [f"{e.channels} channels are frozen at '{e.where or 'the model'}': each {e.reason}" for e in most]
     if report.no_path:
         reasons.append(
             f"{report.no_path} units have no path through them at the present weights (zero-initialized layers)"
@@ -465,7 +465,7 @@ def _warn_if_few(report: Rescaling) -> None:
     if rest:
         reasons.append(f"{rest} units are at their best scale already")
     warnings.warn(
-        f"rescale_ moved {report.moved} of {hidden} hidden units: " + "; ".join(reasons) + ".",
+        f"rescale_ moved {report.moved} of {report.units} units: " + "; ".join(reasons) + ".",
         PathCondWarning,
         stacklevel=4,
     )

@@ -16,6 +16,7 @@ import sys
 import traceback
 import warnings
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
@@ -27,6 +28,7 @@ from unittest.mock import patch
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._decomp.decompositions import rnn_relu_input
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
 from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
@@ -189,45 +191,59 @@ def signature(trace: Trace, first: int = 0) -> str:
 
 # ---- sizes that the code of a model compares
 
-Comparison = tuple[int, int, int]  # a size, the number made from it that was compared, what it was compared with
-_comparisons: list[Comparison] | None = None
+Comparison = tuple[int, float, float]  # a size, the number made from it that was compared, what it was compared with
+_recording: dict[str, _Functions] = {}
 
 
 class _Size(int):
-    """A size of a tensor. Remembers which numbers are made from it, and records what they are compared with."""
+    """A size of a tensor, or an integer made from it. What it is compared with is recorded."""
 
     root: int
 
 
-def _sized(value: int, root: int) -> _Size:
-    made = _Size(value)
+class _Ratio(float):
+    """A fraction of a size, as above."""
+
+    root: int
+
+
+def _sized(value: Any, root: int) -> Any:
+    """A number made from the size ``root``, so that comparisons are recorded; anything else as it is."""
+    kind = {int: _Size, float: _Ratio}.get(type(value))
+    if kind is None:
+        return value
+    made = kind(value)
     made.root = root
     return made
 
 
-def _computed(name: str) -> Any:
-    def compute(self: _Size, other: Any) -> Any:
-        result = getattr(int, name)(self, other)
-        return _sized(result, self.root) if type(result) is int else result
-
-    return compute
+def plain_number(x: Any) -> Any:
+    """The number that one made from a size stands for; anything else as it is."""
+    return int(x) if isinstance(x, _Size) else float(x) if isinstance(x, _Ratio) else x
 
 
-def _compared(name: str) -> Any:
-    def compare(self: _Size, other: Any) -> Any:
+def _computed(base: type, name: str) -> Any:
+    return lambda self, *others: _sized(getattr(base, name)(self, *others), self.root)
+
+
+def _compared(base: type, name: str) -> Any:
+    def compare(self: Any, other: Any = 0) -> Any:
         code = sys._getframe(1).f_globals.get("__name__", "").partition(".")[0]
-        if _comparisons is not None and isinstance(other, int) and code not in ("torch", "pathcond"):
-            _comparisons.append((self.root, int(self), int(other)))
-        return getattr(int, name)(self, other)
+        if "now" in _recording and isinstance(other, int | float) and code not in ("torch", "pathcond"):
+            _recording["now"].comparisons.append((self.root, base(self), plain_number(other)))
+        return bool(base(self)) if name == "__bool__" else getattr(base, name)(self, other)
 
     return compare
 
 
-for _name in ("add", "radd", "sub", "rsub", "mul", "rmul", "floordiv", "rfloordiv", "mod", "rmod"):
-    setattr(_Size, f"__{_name}__", _computed(f"__{_name}__"))
-for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
-    setattr(_Size, f"__{_name}__", _compared(f"__{_name}__"))
-setattr(_Size, "__hash__", int.__hash__)  # noqa: B010 - a class with __eq__ has none
+_ARITHMETIC = """add radd sub rsub mul rmul floordiv rfloordiv mod rmod truediv rtruediv pow rpow neg abs round floor
+    ceil trunc and rand or ror xor rxor lshift rlshift rshift rrshift"""
+for _kind, _base in ((_Size, int), (_Ratio, float)):
+    for _name in [f"__{name}__" for name in _ARITHMETIC.split() if hasattr(_base, f"__{name}__")]:
+        setattr(_kind, _name, _computed(_base, _name))
+    for _name in ("lt", "le", "gt", "ge", "eq", "ne", "bool"):
+        setattr(_kind, f"__{_name}__", _compared(_base, f"__{_name}__"))
+    setattr(_kind, "__hash__", _base.__hash__)  # noqa: B010 - a class with __eq__ has none
 
 
 def _watched(result: Any, tensor: Any = None) -> Any:
@@ -252,7 +268,7 @@ _OF_SIZES = "size numel nelement stride storage_offset is_contiguous __len__ unt
 _SIZED = {Tensor.shape.__get__, *(getattr(Tensor, name) for name in _OF_SIZES.split())}  # pyright: ignore
 _QUERIES = _SIZED | {getattr(Tensor, name) for name in _METHODS.split()}
 # Those whose result is a plain number for the model's code, so that comparisons with it are not seen.
-_UNSEEN = {Tensor.__len__: "len()", Tensor.stride: "stride()", Tensor.untyped_storage: "untyped_storage()"}
+_UNSEEN = {Tensor.__len__: "len()", Tensor.stride: "stride()", Tensor.untyped_storage: "storage"}
 _QUERIES |= {getattr(Tensor, name).__get__ for name in _ATTRIBUTES.split()}
 
 _NORMS = {F.batch_norm, torch.batch_norm, F.instance_norm, torch.instance_norm}
@@ -291,35 +307,6 @@ def _rnn_relu_cell(
     return F.relu(F.linear(x, w_ih, b_ih) + F.linear(h, w_hh, b_hh))
 
 
-def _rnn_relu(
-    x: Tensor,
-    hx: Tensor,
-    weights: Sequence[Tensor],
-    bias: bool,
-    layers: int,
-    dropout: float,
-    training: bool,
-    bidirectional: bool,
-    batch_first: bool,
-) -> tuple[Tensor, Tensor]:
-    """``nn.RNN`` with ReLU, written out step by step."""
-    x = x.transpose(0, 1) if batch_first else x
-    each, last = 4 if bias else 2, []
-    for layer in range(layers):
-        sides = []
-        for side in range(2 if bidirectional else 1):
-            number = len(last)
-            cell, h, steps = weights[each * number : each * (number + 1)], hx[number], []
-            for t in range(len(x))[:: -1 if side else 1]:
-                h = _rnn_relu_cell(x[t], h, *cell)
-                steps.append(h)
-            last.append(h)
-            sides.append(torch.stack(steps[:: -1 if side else 1]))
-        x = torch.cat(sides, -1) if bidirectional else sides[0]
-        x = F.dropout(x, dropout) if dropout and training and layer + 1 < layers else x
-    return x.transpose(0, 1) if batch_first else x, torch.stack(last)
-
-
 def _einsum(equation: str, *operands: Any) -> Tensor:
     """A product of three or more factors as products of two, from left to right."""
     factors = flatten(operands)
@@ -335,7 +322,7 @@ def _einsum(equation: str, *operands: Any) -> Tensor:
 
 _COMPOSED = {
     F.multi_head_attention_forward: _composed(F.multi_head_attention_forward),
-    torch.rnn_relu: _rnn_relu,
+    torch.rnn_relu: rnn_relu_input,
     torch.rnn_relu_cell: _rnn_relu_cell,
 }
 
@@ -380,6 +367,15 @@ def _split_by_counts(x: Tensor, sizes: list[Any], dim: int = 0) -> list[Tensor]:
     shares = [whole // parts + (number < whole % parts) for number in range(parts)]
     source = next(size.source for size in sizes if isinstance(size, _Count))
     return [x.index_select(dim, source[:1].expand(share).to(x.device)) for share in shares]
+
+
+def _written_out(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A function made of others that have rules, for one that has none; else None."""
+    if function is torch.einsum and len(flatten(args)) > 2 and "->" in args[0] and "..." not in args[0]:
+        return _einsum
+    if function in _SPLITS and any(map(_counted, (*args, *kwargs.values()))):
+        return _split_by_counts
+    return _COMPOSED.get(function)
 
 
 def _without_running(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -565,7 +561,9 @@ class _Functions(TorchFunctionMode):
         self.fake = fake
         self.depth = 0
         self.sized = False  # whether the size of a tensor was asked for
+        self.comparisons: list[Comparison] = []
         self.unseen: dict[str, list[Any]] = {}  # what the model's code learned of sizes as plain numbers
+        self.turns: Counter[Any] = Counter()  # calls by the place in the model's code
         self.fakes: dict[int, tuple[Tensor, Tensor]] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -581,15 +579,14 @@ class _Functions(TorchFunctionMode):
                 with torch._C.DisableTorchFunctionSubclass():
                     self.unseen.setdefault(_UNSEEN[func], []).append(tuple(args[0].shape))
             return _watched(result, None if func is Tensor.size else args[0]) if func in _SIZED else result
-        if func is torch.einsum and len(flatten(args)) > 2 and "->" in args[0] and "..." not in args[0]:
+        written_out = _written_out(func, args, kwargs)
+        if written_out is not None:
+            turns = self.turns.copy()
             with self:
-                return _einsum(*args)
-        if func in _COMPOSED:  # record the functions that it calls
-            with self:
-                return _COMPOSED[func](*args, **kwargs)
-        if func in _SPLITS and any(map(_counted, (*args, *kwargs.values()))):
-            with self:
-                return _split_by_counts(*args, **kwargs)
+                result = written_out(*args, **kwargs)
+            self.turns = turns
+            return result
+        self.turns[_place(sys._getframe(1))] += 1
         self.depth += 1
         try:
             if self.fakes or writes(func, kwargs):
@@ -601,7 +598,7 @@ class _Functions(TorchFunctionMode):
             result = func(*args, **kwargs) if result is None else result
             changed = _written(tensors, before)
             if isinstance(result, tuple | list):
-                self.unseen.setdefault("the number of parts", []).append(len(result))
+                self.unseen.setdefault("number of parts", []).append(len(result))
             if changed or flatten(result):
                 func, refs_in = _without_source(func, refs_in, result)
                 self.tape.add(func, refs_in, result, tensors, changed)
@@ -612,7 +609,7 @@ class _Functions(TorchFunctionMode):
             self.depth -= 1
 
     def _recorded(self, x: Any) -> Any:
-        return Ref(self.tape.read(x)) if isinstance(x, Tensor) else int(x) if isinstance(x, _Size) else x
+        return Ref(self.tape.read(x)) if isinstance(x, Tensor) else plain_number(x)
 
     def _fake_copy(self, x: Any, func: Any, kwargs: Any) -> Any:
         """Replace a real tensor that a call may write, such as an unregistered one of the model, by a fake copy."""
@@ -635,6 +632,13 @@ def _of_model(frame: Any) -> bool:
             return module.partition(".")[0] != "torch"
         frame = frame.f_back
     return False
+
+
+def _place(frame: Any) -> Any:
+    """The innermost place of code that is neither torch's nor this library's."""
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("torch", "pathcond"):
+        frame = frame.f_back
+    return frame and (frame.f_code, frame.f_lasti)
 
 
 class _Kernels(TorchDispatchMode):
@@ -684,7 +688,7 @@ class Recorder:
         self.later: list[Trace] = []
         self.comparisons: list[Comparison] = []
         self.draws = self.sized = False
-        self.unseen: dict[tuple[str, bool | None], set[tuple[Any, ...]]] = {}
+        self.unseen: dict[tuple[Any, bool | None], set[Any]] = {}
         self.home = next((p.device for p in model.parameters() if not p.is_meta), torch.device("cpu"))
         for kind, named in (("param", model.named_parameters()), ("buffer", model.named_buffers())):
             for name, tensor in named:
@@ -733,12 +737,12 @@ class Recorder:
 
     def unseen_sizes(self) -> list[str]:
         """Questions for sizes whose answers changed with the input's size and cannot be followed."""
-        names = dict.fromkeys(name for (name, _), passes in self.unseen.items() if len(passes) > 1)
+        found = [name for (name, _), passes in self.unseen.items() if len(passes) > 1]
+        texts = [f"asks for the {n} of a tensor" if isinstance(n, str) else "has a loop, whose length" for n in found]
         return [
-            f"the forward pass asks for {name} of a tensor, which changes with the size of the input: where it chooses "
-            "between branches, only the branches taken were recorded. Give inputs of every size that matters as "
-            "pathcond.Inputs(...), or ask for x.shape"
-            for name in names
+            f"the forward pass {text}, which changes with the size of the input: where it chooses between branches, "
+            "only the branches taken were recorded. Give inputs of every size that matters as pathcond.Inputs(...)"
+            for text in dict.fromkeys(texts)
         ]
 
     def _pass(
@@ -757,7 +761,7 @@ class Recorder:
             untouched(self.model, tensors=False) as changed,
             restored_random_state([]),
             _quiet(),
-            _watching(self.comparisons),
+            patch.dict(_recording, now=functions),
         ):
             _plain_averages(self.model)
             drawn = _drawn()
@@ -781,8 +785,9 @@ class Recorder:
                 ) from error
             self.draws |= drawn != _drawn()
             self.sized |= functions.sized
-            for name, shapes in functions.unseen.items():
-                self.unseen.setdefault((name, training), set()).add(tuple(shapes))
+            self.comparisons += functions.comparisons
+            for name, seen in (*functions.unseen.items(), *functions.turns.items()):
+                self.unseen.setdefault((name, training), set()).add(seen if isinstance(seen, int) else tuple(seen))
         if not outputs:
             raise RecordError(
                 f"expected the forward pass to return at least one tensor, got {type(result).__name__}. "
@@ -809,15 +814,16 @@ class Recorder:
 
     @staticmethod
     def _followed(tape: Tape, inputs: tuple[int, ...], kept: tuple[int, ...], first: int) -> tuple[int, ...]:
-        """Of the values left in the model: those made from data, and those that the second call reads."""
+        """Of the values left in the model those made from data, and all that the second call reads of the first."""
         data, read = set(inputs), set[int]()
+        made = {out for call in tape.calls[:first] for out in call.outs}
         for number, call in enumerate(tape.calls):
             reads = {ref.id for ref in refs([*call.args, call.kwargs])}
             if reads & data:
                 data.update(call.outs)
             if number >= first:
-                read |= reads
-        return tuple(value for value in kept if value in data or value in read)
+                read |= reads & {*made, *kept}
+        return tuple(read.union(value for value in kept if value in data))
 
     @staticmethod
     def _made(tape: Tape) -> list[Known]:
@@ -855,17 +861,6 @@ def _plain_averages(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._NormBase) and module.momentum is None:
             module.momentum = 0.1
-
-
-@contextmanager
-def _watching(comparisons: list[Comparison]) -> Iterator[None]:
-    """Append the comparisons of sizes that are made in the block."""
-    global _comparisons
-    before, _comparisons = _comparisons, comparisons
-    try:
-        yield
-    finally:
-        _comparisons = before
 
 
 def _drawn() -> tuple[Any, Any]:

@@ -113,7 +113,7 @@ def test_the_rescaling_keeps_their_function(model):
     report = pathcond.rescale_(module, x)
     assert report.moved > 0
     if model is GPT:  # per block: gains of two norms, values, queries against keys; the last norm; not behind GELU
-        assert (report.units, report.graph.frozen_units) == (2 * 4 * 24 + 24, 2 * 4 * 24)
+        assert (report.units, report.graph.frozen_channels) == (2 * 4 * 24 + 24, 2 * 4 * 24)
     torch.testing.assert_close(module(x), before, rtol=1e-9, atol=1e-9)
 
 

@@ -171,7 +171,7 @@ def test_scales_of_attention_do_not_depend_on_the_number_of_tokens():
         torch.manual_seed(0)
         layers = {n: nn.Linear(4, 4) for n in "qkvo"} | {"h": nn.Linear(4, 6), "out": nn.Linear(6, 2)}
         report = pathcond.rescale_(Lambda(attention, **layers).double(), torch.randn(2, tokens, 4).double(), clamp=None)
-        assert (report.units, report.graph.frozen_units) == (18, 0)
+        assert (report.units, report.graph.frozen_channels) == (18, 0)
         found.append(report.solution.log_scales)
     torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-12)
     torch.testing.assert_close(found[0], found[2], rtol=0, atol=1e-12)

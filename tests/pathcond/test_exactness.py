@@ -116,9 +116,13 @@ READ_IN_PART: dict[str, tuple[Callable[[], nn.Module], Any, tuple[Any, ...]]] = 
     "branch on the batch": (lambda: Net(
         lambda s, x: s.b(F.relu(s.a(x)) if len(x.shape) and x.shape[0] < 9 else s.a(x).tanh()), a=linear(),
         b=linear(6, 2)), normal(3, 8), (normal(4, 8), normal(9, 8), normal(20, 8))),
-    "branch on half the length": (lambda: Net(
-        lambda s, x: s.b(F.relu(s.a(x)) if x.size(1) // 2 <= 4 else s.a(x).tanh()), a=linear(), b=linear(6, 2)),
-        tokens, (longer, normal(2, 12, 8))),
+    **{f"branch on {name}": (lambda test=test: Net(
+        lambda s, x: s.b(F.relu(s.a(x)) if test(x.shape[1]) else s.a(x).tanh()), a=linear(), b=linear(6, 2)),
+        tokens, (normal(2, 2, 8), longer, normal(2, 12, 8))) for name, test in {
+            "half the length": lambda n: n // 2 <= 4, "a ratio": lambda n: n / 4 < 2.5,
+            "a difference": lambda n: n - 5, "bits": lambda n: not n & 4, "a square": lambda n: n**2 < 100,
+            "a rounded ratio": lambda n: round(n / 4) < 2,
+        }.items()},
 }  # fmt: skip
 
 
@@ -139,7 +143,7 @@ def test_positions_are_free_once_all_are_read():
     assert pathcond.extract_graph(make(), x).units == 6
     cut = Net(lambda s, x: s.b(F.relu(s.a(x) + s.pos[: min(x.shape[1], 6)])), a=linear(), b=linear(6, 2), pos=TABLE)
     graph = pathcond.extract_graph(cut, x)
-    assert (graph.units, graph.frozen_units) == (0, 6)
+    assert (graph.units, graph.frozen_channels) == (0, 6)
     assert "read a part only" in graph.frozen[0].reason
 
 
@@ -178,6 +182,13 @@ def test_every_function_takes_several_inputs(function):
     assert not result.free if function == "scale_groups" else result.units == 0
     with pytest.raises(pathcond.PathCondError, match="one or more example inputs"):
         pathcond.Inputs()
+
+
+def test_what_examples_give_beside_tensors_is_named():
+    model, x = Net(lambda s, *given, **more: s.b(F.relu(s.a(given[0]))), a=linear(), b=linear(6, 2)), normal(3, 8)
+    assert pathcond.extract_graph(model, (x, [1, 2])).exact_for.fixed == ("given=(tensor, [1, 2])",)
+    inputs = pathcond.Inputs((x, [1, 2]), (x, {"mask": x}))
+    assert pathcond.extract_graph(model, inputs).exact_for.fixed == ()
 
 
 @dataclass
@@ -232,6 +243,19 @@ def test_a_second_call_that_differs_from_the_first(kind):
     assert (model.n, Counter.calls, model.box, float(model.last.sum())) == (0, 0, [], 0.0)
 
 
+def test_tensors_that_hooks_keep_for_the_next_call():
+    kept = []
+
+    def hook(module, args, out):
+        kept.append(out)
+        return out + kept[-2] if len(kept) > 1 else out
+
+    model = mlp(8, 6, 2).double()
+    model[0].register_forward_hook(hook)
+    assert pathcond.extract_graph(model, normal(3, 8)).units == 0
+    assert not kept
+
+
 def test_state_in_hooks_and_closures():
     count = 0
 
@@ -255,6 +279,7 @@ SIZES: dict[str, Callable[[Tensor], int]] = {  # ways of code to learn the size 
     "storage": lambda x: x.untyped_storage().nbytes() // 24,
     "numel": lambda x: torch.numel(x) // 3,
     "nbytes": lambda x: x.nbytes // 24,
+    "loop": lambda x: [float(x[i].dim()) for i in range(x.shape[0])].__len__(),
 }
 
 
@@ -405,7 +430,7 @@ def pruned(model: nn.Module) -> nn.Module:
 def test_pruned_layers_are_rescaled():
     model, x = pruned(mlp(8, 6, 2).double()), normal(3, 8)
     report = pathcond.rescale_(model, x, damping=1.0)
-    assert (report.units, report.graph.frozen_units) == (6, 0)
+    assert (report.units, report.graph.frozen_channels) == (6, 0)
     assert report.output_change < 1e-12
 
 

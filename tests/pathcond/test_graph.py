@@ -22,8 +22,8 @@ def test_strict_and_reasons_name_the_operation_and_the_module():
         pathcond.extract_graph(case.model(), case.input(), strict=True)
     pathcond.extract_graph(BY_NAME["mlp"].model(), BY_NAME["mlp"].input(), strict=True)
     graph = pathcond.extract_graph(case.model(), case.input())
-    assert [(f.units, f.where) for f in graph.frozen] == [(4, "1"), (5, "3")]
-    assert {name: entries[0].units for name, entries in graph.frozen_by_module.items()} == {"0": 4, "2": 5}
+    assert [(f.channels, f.where) for f in graph.frozen] == [(4, "1"), (5, "3")]
+    assert {name: entries[0].channels for name, entries in graph.frozen_by_module.items()} == {"0": 4, "2": 5}
     assert all("tanh" in f.reason for f in graph.frozen)
 
 
@@ -132,9 +132,9 @@ def test_strict_refuses_what_is_frozen(name):
 def test_outputs_before_a_last_function_are_no_hidden_units(last):
     model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 2), last).double()
     graph = pathcond.extract_graph(model, X, strict=True)
-    assert (graph.units, graph.frozen_units) == (8, 0)
+    assert (graph.units, graph.frozen_channels) == (8, 0)
     model.append(nn.Linear(2, 2).double())
-    assert pathcond.extract_graph(model, X).frozen_units == 2
+    assert pathcond.extract_graph(model, X).frozen_channels == 2
 
 
 def test_smooth_lets_gelu_through_and_says_so():

@@ -196,4 +196,4 @@ def test_a_target_on_the_memory_of_what_is_read():
 
     report = pathcond.rescale_(net(tail), X)
     assert report.output_change < 1e-12
-    assert report.graph.frozen_units == 4
+    assert report.graph.frozen_channels == 4

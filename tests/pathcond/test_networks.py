@@ -46,8 +46,8 @@ def net(request: pytest.FixtureRequest):
 
 def test_units_are_free_or_frozen(net):
     graph, case = net.graph, net.case
-    assert (graph.units, graph.frozen_units) == (case.units, case.frozen), [str(entry) for entry in graph.frozen]
-    assert sum(entry.units for entries in graph.frozen_by_module.values() for entry in entries) == case.frozen
+    assert (graph.units, graph.frozen_channels) == (case.units, case.frozen), [str(entry) for entry in graph.frozen]
+    assert sum(entry.channels for entries in graph.frozen_by_module.values() for entry in entries) == case.frozen
     assert graph.exact_for.modes == ("eval", "train")
 
 

@@ -180,6 +180,7 @@ def verdict(seed: int) -> str:
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         graph = pathcond.extract_graph(model, example)
+    said = [w for w in said if "has a loop" not in str(w.message)]  # those here do the same in every turn
     if not graph.units:
         return "frozen"
     scaled = copy.deepcopy(model)

@@ -103,9 +103,13 @@ def test_report_counts_and_table():
     before = float(torch.cat([p.detach().flatten() for p in model.a.parameters()]).norm())
     report = pathcond.rescale_(model, case.input(), clamp=0.3)
     after = float(torch.cat([p.detach().flatten() for p in model.a.parameters()]).norm())
-    assert (report.units, report.graph.frozen_units, report.no_path, report.moved) == (9, 4, 0, 9)
+    assert (report.units, report.graph.frozen_channels, report.no_path, report.moved) == (9, 4, 0, 9)
     assert 0 < report.at_bound == int((report.solution.log_scales.abs() > 0.15 - 1e-9).sum()) < 9
-    for part in ("rescaled 9 of 13 units (4 frozen)", f"{report.at_bound} units are at the bound", "frozen: 4 at"):
+    for part in (
+        "rescaled 9 of 9 units (4 channels frozen)",
+        f"{report.at_bound} units are at the bound",
+        "frozen: 4 at",
+    ):
         assert part in str(report)
     assert set(report.log_scales) == set(report.scales) == {"a", "down", "b"}
     torch.testing.assert_close(torch.cat(list(report.log_scales.values())), report.solution.log_scales)
@@ -121,7 +125,7 @@ def test_the_table_counts_every_unit_once_and_explains_those_that_did_not_move()
     case = BY_NAME["residual_mlp"]
     report = pathcond.rescale_(case.model(), case.input())
     _, *rows = report.rows()
-    assert sum(int(row[1]) for row in rows) == report.units + report.graph.frozen_units
+    assert sum(int(row[1]) for row in rows) == report.units + report.graph.frozen_channels
     assert sum(int(row[2]) for row in rows) == report.moved
     assert any("4 counted at 'stem', which shares them" in row[-1] for row in rows)
     assert all(row[-1] for row in rows if row[1] != row[2])
@@ -159,7 +163,10 @@ def _balanced() -> nn.Module:
 
 
 NOTHING_MOVED = {
-    "frozen": (lambda: mlp(3, 8, 6, 2, act=nn.Tanh), r"8 units are frozen at '1'.*`tanh`.*6 units are frozen at '3'"),
+    "frozen": (
+        lambda: mlp(3, 8, 6, 2, act=nn.Tanh),
+        r"8 channels are frozen at '1'.*`tanh`.*6 channels are frozen at '3'",
+    ),
     "zero-initialized": (_zero_head, "14 units have no path.*zero-initialized"),
     "at the optimum": (_balanced, "4 units are at their best scale"),
 }

@@ -16,7 +16,7 @@ from tests.cases import Lambda, assert_function_kept
 def assert_rules(model: nn.Module, x: Tensor, units: int, total) -> None:
     """``total(squares)`` is the path sum of the model's outputs for one example, given its squared parameters."""
     graph = pathcond.extract_graph(model, x)
-    assert (graph.units, graph.frozen_units) == (units, 0)
+    assert (graph.units, graph.frozen_channels) == (units, 0)
     assert_function_kept(model, x, graph)
     squares = {n: (p.detach() ** 2).requires_grad_() for n, p in model.named_parameters()}
     expected = torch.autograd.grad(total(squares).sum(), list(squares.values()))
@@ -77,7 +77,7 @@ def test_an_operation_of_our_own_with_both_rules(table):
                    a=nn.Linear(3, 4), b=nn.Linear(3, 4), c=nn.Linear(4, 2), gain=(4,)).double()  # fmt: skip
     x = torch.randn(2, 3, dtype=torch.float64)
     before = pathcond.extract_graph(model, x)
-    assert (before.units, before.frozen_units) == (0, 8)
+    assert (before.units, before.frozen_channels) == (0, 8)
     pathcond.register_rule(
         weighted_pair, scales=pair_scales, paths=pair_paths, arguments=("x", "y", "gain"), layer=True
     )
@@ -242,7 +242,7 @@ def test_grid_sample_at_positions_made_from_data():
     x = torch.randn(2, 2, 4, 4).double()
     graph = pathcond.extract_graph(model, x)
     assert graph.units == 7
-    assert [(entry.units, entry.reason) for entry in graph.frozen] == [(2, "is the grid of `grid_sample`")]
+    assert [(entry.channels, entry.reason) for entry in graph.frozen] == [(2, "is the grid of `grid_sample`")]
     assert_function_kept(model, x, graph)
     report = pathcond.rescale_(model, x)
     assert report.no_path == 0  # paths end at the grid
