@@ -346,57 +346,44 @@ _CLAIMS = (
         at_most(1e-9),
         unit="is the largest |u|",
     ),
-    Claim(
+)
+# Errors in printed formulas: id, name of the formula, claim, what the paper says.
+_ERRATA = (
+    (
         "theory_no_biases",
+        "without_biases",
         "Proposition 5.1 is the formula of networks with biases, though it is stated for those without",
         "stated without biases",
-        _OFF,
-        _printed("without_biases"),
-        at_least(FAR),
-        ERRATUM,
-        unit="standard errors",
     ),
-    Claim(
+    (
         "theory_general",
+        "expected_ak",
         "Expected diagonal of the weights for any variances by layer: the printed product must leave out one more "
         "factor",
         "formula (appendix)",
-        _OFF,
-        _printed("expected_ak"),
-        at_least(FAR),
-        ERRATUM,
-        unit="standard errors",
     ),
-    Claim(
+    (
         "theory_small_variance",
+        "small_variance",
         "The limit of small variance at constant width misses terms in the first two layers",
         "a^(L-k) / n in all layers (main text)",
-        _OFF,
-        _printed("small_variance"),
-        at_least(FAR),
-        ERRATUM,
-        unit="standard errors",
     ),
-    Claim(
+    (
         "theory_small_variance_widths",
+        "small_variance_widths",
         "The limit of small variance at varying width misses a factor in layer 1",
         "limit (appendix)",
-        _OFF,
-        _printed("small_variance_widths"),
-        at_least(FAR),
-        ERRATUM,
-        unit="standard errors",
     ),
-    Claim(
+    (
         "theory_large_variance_widths",
+        "large_variance_widths",
         "The limit of large variance at varying width misses a factor from layer 1 on",
         "limit (appendix)",
-        _OFF,
-        _printed("large_variance_widths"),
-        at_least(FAR),
-        ERRATUM,
-        unit="standard errors",
     ),
+)
+_CLAIMS += tuple(
+    Claim(id, text, paper, _OFF, _printed(name), at_least(FAR), ERRATUM, unit="standard errors")
+    for id, name, text, paper in _ERRATA
 )
 
 

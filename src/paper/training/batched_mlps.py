@@ -1,23 +1,21 @@
 """Train many MLPs of one shape together: parameters are stacked along a first axis of runs.
 
-For plain SGD, forward and backward pass are written out as batched GEMMs. The update of a weight is fused into the GEMM
-of its gradient, so each weight is written once per step. Other optimizers take gradients by autograd.
+They have plain SGD; other optimizers are for networks that train alone. Forward and backward pass are written out as
+batched GEMMs. The update of a weight is fused into the GEMM of its gradient, so each weight is written once per step.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from paper import models
 from paper.starts import initialize, rescale
 from paper.training import torch_layers
 from paper.training.datasets import Splits
 from paper.training.modules import RESCALE_BATCH, tf32
-from paper.training.optimisers import StackedOptimiser, optimisers, rates
 from paper.training.torch_layers import compiled
 from paper.training.trainer import Run, Trainer
 
@@ -77,43 +75,6 @@ class BatchedMLPs:
         """All tensors that training changes; the first axis is the run."""
         norms = [t for layer in self.norms for t in layer]
         return [*self.weights, *(b for b in self.biases if b is not None), *norms]
-
-    def parameters(self) -> dict[str, Tensor]:
-        """Parameters by their name in a module of :func:`paper.models.mlp` or `autoencoder`; the first axis is the run.
-
-        Weights, then biases, then scales and shifts of BatchNorm.
-        """
-        per_layer = 3 if self.norms else 2  # modules of a hidden layer; the first module flattens
-        place = [1 + per_layer * k for k in range(len(self.weights))]
-        found = {f"{at}.weight": w for at, w in zip(place, self.weights, strict=True)}
-        found |= {f"{at}.bias": b for at, b in zip(place, self.biases, strict=True) if b is not None}
-        for at, (gamma, beta, _, _) in zip(place, self.norms, strict=False):
-            found |= {f"{at + 1}.weight": gamma, f"{at + 1}.bias": beta}
-        return found
-
-    def gradients(self, x: Tensor, target: Tensor, task: str) -> list[Tensor]:
-        """Gradients of the mean loss of each run at its `parameters`; updates running statistics."""
-        leaves = {name: p.detach().requires_grad_() for name, p in self.parameters().items()}
-        weights = list(leaves.values())[: len(self.weights)]
-        others = iter(list(leaves.values())[len(self.weights) :])
-        biases = [None if bias is None else next(others) for bias in self.biases]
-        norms = [[next(others), next(others), *layer[2:]] for layer in self.norms]
-        with torch.enable_grad():
-            a, last = x, len(weights) - 1
-            for k, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
-                z: Tensor = _Product.apply(a, weight)  # type: ignore[assignment]
-                z = z if bias is None else z + bias
-                if k == last:
-                    a = z
-                elif norms:
-                    a = torch_layers.activate(_normalised(z, norms[k]), self.shape.activation)
-                else:
-                    a = torch_layers.activate(z, self.shape.activation)
-            if task == "classify":
-                losses = functional.cross_entropy(a.flatten(0, 1), target.flatten(), reduction="none") / x.shape[1]
-            else:
-                losses = (a - target).square() / (x.shape[1] * x.shape[2])
-            return list(torch.autograd.grad(losses.sum(), list(leaves.values())))
 
     def save(self, run: int) -> list[Tensor]:
         """One run's tensors, on the CPU."""
@@ -191,9 +152,9 @@ class BatchedMLPs:
 
 
 class BatchedTrainer(Trainer):
-    """Trains runs that share architecture, data, batch size, task, optimizer and schedule.
+    """Trains runs that share architecture, data, batch size and task.
 
-    Runs with ENorm are contiguous, and have plain SGD.
+    They have plain SGD; runs with ENorm are contiguous.
     """
 
     eval_batch = 10_000
@@ -211,57 +172,27 @@ class BatchedTrainer(Trainer):
         self.stack = BatchedMLPs(self.modules, device)
         self.rate = torch.tensor([run.spec["lr"] for run in runs], device=device).view(-1, 1, 1)
         self.enorm_runs = _span([bool(run.spec["rescaling"].get("enorm")) for run in runs])
-        fused = all(is_plain(run.spec) for run in runs)
-        self.optimiser = None if fused else self._optimiser([s.lr_factors for s in initial])
         self.precision = "float32 with TF32 products" if gpu else "float32"
         if gpu:
             torch.backends.cuda.matmul.allow_tf32 = True
 
-    def _optimiser(self, factors: Sequence[Mapping[str, float]]) -> StackedOptimiser:
-        specs = [run.spec for run in self.runs]
-        table = torch.stack([rates(spec, self.steps * spec["epochs"]) for spec in specs], 1)
-        found = self.stack.parameters()
-        return StackedOptimiser(
-            specs[0]["optimiser"],
-            list(found.values()),
-            [number >= len(self.stack.weights) for number in range(len(found))],
-            table,
-            [torch.tensor([of_run.get(name, 1.0) for of_run in factors], dtype=torch.float64) for name in found],
-        )
-
     def save(self, run: int) -> list[Tensor]:
         """State of one run, on the CPU."""
-        moments = [] if self.optimiser is None else self.optimiser.state()
-        return [*self.stack.save(run), *(t[run].cpu().clone() for t in moments)]
+        return self.stack.save(run)
 
     def load(self, run: int, state: Sequence[Tensor]) -> None:
         """Restore the state of one run."""
-        moments = [] if self.optimiser is None else self.optimiser.state()
-        self.stack.load(run, state[: len(state) - len(moments)])
-        for mine, given in zip(moments, state[len(state) - len(moments) :], strict=True):
-            mine[run].copy_(given)
-
-    def epoch(self, epoch: int) -> None:
-        """Train one epoch."""
-        if self.optimiser is not None:
-            self.optimiser.at.fill_((epoch - 1) * self.steps)
-        super().epoch(epoch)
+        self.stack.load(run, state)
 
     def teleport(self, epoch: int) -> None:
         """Rescale the runs whose method teleports after this epoch."""
         for number, run in enumerate(self.runs):
             every = run.spec["rescaling"].get("teleport", 0)
             if every and epoch % every == 0:
-                module, optimiser = self.modules[number], None
+                module = self.modules[number]
                 self.stack.write_to(number, module)
-                parameters = [module.get_parameter(name) for name in self.stack.parameters()]
-                if self.optimiser is not None:
-                    (optimiser,) = optimisers(module, run.spec["optimiser"], run.spec["lr"])
-                    self.optimiser.write_to(number, optimiser, parameters)
-                rescale(module, torch.ones(1, self.stack.shape.widths[0]), run.spec["rescaling"], optimiser)
+                rescale(module, torch.ones(1, self.stack.shape.widths[0]), run.spec["rescaling"])
                 self.stack.read_from(number, module)
-                if self.optimiser is not None and optimiser is not None:
-                    self.optimiser.read_from(number, optimiser, parameters)
 
     def _next(self, positions: Tensor) -> None:
         splits, labels = self.splits, self.splits.train.labels if self.task == "classify" else None
@@ -276,38 +207,14 @@ class BatchedTrainer(Trainer):
         self._update(x, train.labels[index] if self.task == "classify" else x)
 
     def _update(self, x: Tensor, target: Tensor) -> None:
-        if self.optimiser is None:
-            self.stack.step(x, target, self.rate, self.task, self.enorm_runs)
-        else:
-            self.optimiser.step(self.stack.gradients(x, target, self.task))
+        self.stack.step(x, target, self.rate, self.task, self.enorm_runs)
 
     def _outputs(self, images: Tensor) -> tuple[Tensor, Tensor]:
         x = compiled(torch_layers.normalise, self.device)(images, self.splits.scale, self.splits.shift)
         return self.stack.outputs(x), x
 
     def _state_tensors(self) -> list[Tensor]:
-        more = [] if self.optimiser is None else [*self.optimiser.state(), self.optimiser.at]
-        return [*self.stack.tensors(), *more]
-
-
-class _Product(torch.autograd.Function):
-    """a @ w^T of each run, with a gradient of w in the layout of w, so that updates read both in order."""
-
-    @staticmethod
-    def forward(ctx: Any, a: Tensor, w: Tensor) -> Tensor:
-        ctx.save_for_backward(a, w)
-        return torch.bmm(a, w.mT)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        a, w = ctx.saved_tensors
-        return torch.bmm(grad, w) if ctx.needs_input_grad[0] else None, torch.bmm(grad.mT, a)
-
-
-def is_plain(spec: Mapping[str, Any]) -> bool:
-    """Whether a run has SGD without state, schedule or learning rates by layer."""
-    by_layer = spec["rescaling"].get("part") == "rates"
-    return spec["optimiser"] == {"name": "sgd"} and "schedule" not in spec and not by_layer
+        return self.stack.tensors()
 
 
 def _span(chosen: Sequence[bool]) -> slice | None:
@@ -318,16 +225,6 @@ def _span(chosen: Sequence[bool]) -> slice | None:
     if positions[-1] - positions[0] != len(positions) - 1:
         raise ValueError("expected contiguous runs with ENorm")
     return slice(positions[0], positions[-1] + 1)
-
-
-def _normalised(z: Tensor, norm: list[Tensor]) -> Tensor:
-    """BatchNorm in training mode, for autograd; updates the running statistics in place."""
-    gamma, beta, running_mean, running_var = norm
-    var, mean = torch.var_mean(z, dim=1, keepdim=True, correction=0)
-    with torch.no_grad():
-        running_mean.lerp_(mean, torch_layers.MOMENTUM)
-        running_var.lerp_(var * (z.shape[1] / (z.shape[1] - 1)), torch_layers.MOMENTUM)
-    return (z - mean) * (torch.rsqrt(var + torch_layers.EPS) * gamma) + beta
 
 
 def _subtract(weight: Tensor, grad: Tensor, x: Tensor) -> None:

@@ -1,7 +1,8 @@
 """Train one network, any nn.Module with any optimizer, by autograd.
 
-Augmentation, schedule and clipping work on the device, so on a GPU a step is part of a CUDA graph. The paper's networks
-are compiled there, and CIFAR-NV has bfloat16; others are not compiled, since many of them train for a short time.
+Augmentation, schedule and clipping work on the device, so on a GPU a step is part of a CUDA graph. The paper's
+convolutional networks are compiled there, and CIFAR-NV has bfloat16; others, many of which train for a short time, are
+not compiled.
 """
 
 import math
@@ -15,6 +16,7 @@ from torch.nn import functional
 
 from paper import models
 from paper.cli import PaperError
+from paper.runs import CONVOLUTIONAL
 from paper.seeds import generator
 from paper.settings import DATASETS
 from paper.starts import initialize, rescale
@@ -61,7 +63,7 @@ class ModuleTrainer(Trainer):
         self.text = self.task == "predict_next"
         if self.text:
             self.eval_batch = self.eval_windows
-        paper = self.spec["model"]["kind"] not in models.COMMON
+        paper = self.spec["model"]["kind"] in CONVOLUTIONAL
         default = "bfloat16" if self.spec["model"]["kind"] == "cifar_nv" else "tf32"
         precision = self.spec.get("precision", default) if self.gpu else "float32"
         self.bfloat16, self.precision = precision == "bfloat16", PRECISIONS[precision]

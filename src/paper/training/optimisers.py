@@ -1,4 +1,4 @@
-"""Optimizers and learning-rate schedules: torch.optim for one module, the same formulas for stacked networks.
+"""Optimizers and learning-rate schedules of one module.
 
 A run without `schedule` has a constant learning rate. On a GPU a schedule is a table on the device, where a CUDA graph
 reads the learning rate of its step.
@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 ADAM = ("adam", "adamw")
-BETAS, EPS = (0.9, 0.999), 1e-8  # of torch.optim.Adam
 MATCHED_RMS = 0.2  # RMS of Muon's updates, close to AdamW's, so that both can use one learning rate
 
 
@@ -29,9 +28,6 @@ def rates(spec: Mapping[str, Any], steps: int) -> Tensor:
     done = ((step - warm - 1) / max(1, steps - warm)).clamp(min=0)
     falling = 1 - done if schedule["name"] == "one_cycle" else (1 + torch.cos(math.pi * done)) / 2
     return lr * torch.where(step <= warm, rising, falling)
-
-
-# One module
 
 
 class ScheduledSGD(torch.optim.SGD):
@@ -155,100 +151,3 @@ def set_rate(found: Sequence[Optimizer], rate: float | Tensor) -> None:
                 group["lr"].copy_(rate * group["factor"])
             else:
                 group["lr"] = float(rate) * group["factor"]
-
-
-# Stacked networks
-
-
-class StackedOptimiser:
-    """The optimizer of parameters stacked along a first axis of runs, by torch.optim's formulas.
-
-    All state is on the device and changes in place. `vectors` says which parameters are biases or gains in the single
-    networks. The `table` has the learning rate of each step and run, (steps, runs); `factors` are (runs,) for each
-    parameter.
-    """
-
-    def __init__(
-        self,
-        settings: Mapping[str, Any],
-        parameters: Sequence[Tensor],
-        vectors: Sequence[bool],
-        table: Tensor,
-        factors: Sequence[Tensor],
-    ) -> None:
-        self.settings, self.parameters, self.vectors = settings, list(parameters), vectors
-        dtype, device = parameters[0].dtype, parameters[0].device
-        self.table = table.to(device, dtype)
-        self.factors = [_along(f.to(device, dtype), p) for f, p in zip(factors, parameters, strict=True)]
-        self.at = torch.zeros(1, dtype=torch.long, device=device)  # number of the next step
-        self.moments = [
-            [torch.zeros_like(p) for _ in self._moments(v)] for p, v in zip(parameters, vectors, strict=True)
-        ]
-
-    def _moments(self, vector: bool) -> tuple[str, ...]:
-        """Averages that torch.optim keeps of a parameter, by its names."""
-        if self.settings["name"] in ADAM or (self.settings["name"] == "muon" and vector):
-            return ("exp_avg", "exp_avg_sq")
-        return ("momentum_buffer",) if self.settings["name"] == "muon" or self.settings.get("momentum") else ()
-
-    def state(self) -> list[Tensor]:
-        """Tensors of the runs other than the parameters; the first axis is the run."""
-        return [tensor for of_parameter in self.moments for tensor in of_parameter]
-
-    def write_to(self, run: int, optimiser: Optimizer, parameters: Sequence[Tensor]) -> None:
-        """Copy the averages of one run to the torch.optim optimizer of its parameters."""
-        for p, vector, tensors in zip(parameters, self.vectors, self.moments, strict=True):
-            for name, tensor in zip(self._moments(vector), tensors, strict=True):
-                optimiser.state[p][name] = tensor[run].to(p.device, copy=True).view_as(p)
-
-    def read_from(self, run: int, optimiser: Optimizer, parameters: Sequence[Tensor]) -> None:
-        """Copy the averages back."""
-        for p, vector, tensors in zip(parameters, self.vectors, self.moments, strict=True):
-            for name, tensor in zip(self._moments(vector), tensors, strict=True):
-                tensor[run].copy_(optimiser.state[p][name].view_as(tensor[run]))
-
-    @torch.no_grad()
-    def step(self, gradients: Sequence[Tensor]) -> None:
-        """One step of all runs."""
-        rate = self.table.index_select(0, self.at)[0]
-        self.at.add_(1)
-        for number, (p, gradient) in enumerate(zip(self.parameters, gradients, strict=True)):
-            decay, vector = self.settings.get("weight_decay", 0.0), self.vectors[number]
-            if vector and not self.settings.get("decay_vectors", True):
-                decay = 0.0
-            adam = len(self.moments[number]) == 2
-            update = self._adam if adam else self._muon if self.settings["name"] == "muon" else self._sgd
-            update(p, gradient, _along(rate, p) * self.factors[number], decay, self.moments[number])
-
-    def _sgd(self, p: Tensor, gradient: Tensor, rate: Tensor, decay: float, moments: list[Tensor]) -> None:
-        gradient = gradient + decay * p if decay else gradient
-        if moments:
-            momentum = self.settings["momentum"]
-            moments[0].mul_(momentum).add_(gradient)
-            gradient = gradient + momentum * moments[0] if self.settings.get("nesterov") else moments[0]
-        p.sub_(rate * gradient)
-
-    def _adam(self, p: Tensor, gradient: Tensor, rate: Tensor, decay: float, moments: list[Tensor]) -> None:
-        (first, second), (beta1, beta2) = moments, BETAS
-        if decay and self.settings["name"] != "adam":
-            p.mul_(1 - rate * decay)
-        elif decay:
-            gradient = gradient + decay * p
-        first.lerp_(gradient, 1 - beta1)
-        second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-        count = self.at.double()
-        size = rate / (1 - beta1**count).to(p.dtype)
-        p.sub_(size * first / (second.sqrt() / (1 - beta2**count).sqrt().to(p.dtype) + EPS))
-
-    def _muon(self, p: Tensor, gradient: Tensor, rate: Tensor, decay: float, moments: list[Tensor]) -> None:
-        momentum = self.settings.get("momentum", 0.95)
-        moments[0].lerp_(gradient, 1 - momentum)
-        update = orthogonalised(gradient.lerp(moments[0], momentum)).to(p.dtype)
-        if decay:
-            p.mul_(1 - rate * decay)
-        p.sub_(update * (rate * (MATCHED_RMS * math.sqrt(max(p.shape[1:])))))
-
-
-def _along(values: Tensor, parameter: Tensor) -> Tensor:
-    """Values (runs,) in a shape that multiplies a stacked parameter."""
-    return values.view(-1, *[1] * (parameter.ndim - 1))

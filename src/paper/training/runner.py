@@ -25,7 +25,7 @@ from tqdm import tqdm
 
 from paper import cli, results
 from paper.runs import FULLY_CONNECTED, Spec, digest, key, result_path
-from paper.training.batched_mlps import BatchedTrainer, is_plain
+from paper.training.batched_mlps import BatchedTrainer
 from paper.training.datasets import Splits
 from paper.training.datasets import load as load_splits
 from paper.training.modules import ModuleTrainer
@@ -34,7 +34,7 @@ from paper.training.trainer import Run, Trainer
 COLUMNS = ["seed", "epoch", "train_loss", "train_accuracy", "validation_loss", "validation_accuracy", "test_loss",
            "test_accuracy", "running_train_loss", "max_log_scale", "diverged"]  # fmt: skip
 # Runs that agree in these fields can train in one batch.
-SHARED = ("task", "dataset", "images", "validation", "test_images", "model", "batch", "epochs", "optimiser", "schedule")
+SHARED = ("task", "dataset", "images", "validation", "test_images", "model", "batch", "epochs")
 POLL_SECONDS = 0.2
 LOCKS = ".locks"  # folder of the lock files, in that of the checkpoints
 LOG_SECONDS = 5.0  # between two lines of a log
@@ -196,14 +196,13 @@ def train(runs: Sequence[Spec], options: Options) -> None:
 
 
 def can_batch(spec: Mapping[str, Any]) -> bool:
-    """Whether the runs of a spec can train in one batch with others: MLPs with settings that all layers share."""
-    model, how = spec["model"], spec["rescaling"]
+    """Whether the runs of a spec can train in one batch with others: MLPs with plain SGD and no setting of modules."""
+    model = spec["model"]
     norm_and_bias = model.get("batchnorm", True) and model.get("bias")  # batched MLPs have no biases before BatchNorm
-    if model["kind"] not in FULLY_CONNECTED or norm_and_bias:
+    rates_by_layer = spec["rescaling"].get("part") == "rates"
+    if model["kind"] not in FULLY_CONNECTED or norm_and_bias or rates_by_layer or spec["optimiser"] != {"name": "sgd"}:
         return False
-    # ENorm with a schedule, and settings of single modules, are supported only for runs that train alone.
-    scheduled = how.get("enorm") and not is_plain(spec)
-    return not scheduled and not any(name in spec for name in ("augmentation", "precision", "clip", "train_metrics"))
+    return not any(name in spec for name in ("schedule", "augmentation", "precision", "clip", "train_metrics"))
 
 
 def _batches(specs: Sequence[Spec], options: Options) -> Iterator[list[Spec]]:
@@ -211,7 +210,7 @@ def _batches(specs: Sequence[Spec], options: Options) -> Iterator[list[Spec]]:
     groups: dict[str, list[Spec]] = {}
     for spec in specs:
         batched = options.device.type == "cuda" and can_batch(spec)
-        group = repr([is_plain(spec), *(spec.get(name) for name in SHARED)]) if batched else key(spec)
+        group = repr([spec.get(name) for name in SHARED]) if batched else key(spec)
         groups.setdefault(group, []).append(spec)
     for group in groups.values():
         group.sort(key=lambda spec: (bool(spec["rescaling"].get("enorm")), key(spec)))  # ENorm's runs are contiguous

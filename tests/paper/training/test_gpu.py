@@ -163,23 +163,6 @@ def test_a_network_as_people_train_it_is_the_same_in_graphs_and_without(kind, me
     torch.testing.assert_close(losses, expected["train_loss"], rtol=0.1, atol=0.1)
 
 
-@pytest.mark.parametrize(
-    ("method", "optimiser"),
-    [
-        ("pathcond", {"name": "sgd", "momentum": 0.9}),
-        ("pathcond", {"name": "adamw"}),
-        ("pathcond", {"name": "muon"}),
-        ("teleport", {"name": "adamw"}),
-    ],
-    ids=["momentum", "adamw", "muon", "teleport"],
-)
-def test_stacked_runs_with_state_are_those_of_the_cpu(method, optimiser):
-    changes = {"teleport": 1} if method == "teleport" else {}
-    one = make_spec(MLP, method, changes, optimiser=optimiser, lr=0.003, schedule=USUAL["schedule"], **SIZES)
-    chosen = [Run(one, seed) for seed in (0, 1)]
-    near(curves(together(chosen, CUDA), 3), curves(together(chosen, CPU), 3), 5e-2, 0.15)
-
-
 # ---- whole specs
 
 

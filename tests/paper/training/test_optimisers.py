@@ -9,13 +9,10 @@ from torch.optim import _muon
 import pathcond
 from paper import models
 from paper.starts import initialize, lr_factors
-from paper.training.batched_mlps import BatchedMLPs, BatchedTrainer
 from paper.training.modules import ModuleTrainer
-from paper.training.optimisers import Muon, StackedOptimiser, optimisers, orthogonalised, rates, set_rate
-from paper.training.runner import Checkpoint
+from paper.training.optimisers import Muon, optimisers, orthogonalised, rates
 from paper.training.trainer import Run
 from tests.paper.training.reference import (
-    AUTOENCODER,
     BARE,
     CONV,
     CPU,
@@ -95,21 +92,6 @@ def test_steps_are_those_of_torch(model, name, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["momentum", "adam"])
-@pytest.mark.parametrize("model", [MLP, {**BARE, "activation": "gelu"}], ids=["mlp", "bare"])
-def test_stacked_runs_rescale_their_averages_like_runs_alone(model, name):
-    run = (make_spec(model, "teleport", {"teleport": 2}, optimiser=SETTINGS[name], lr=0.02), 1)
-    other = make_spec(model, "pathcond", optimiser=SETTINGS[name], lr=0.01)
-    stacked = BatchedTrainer([Run(other, 0), Run(*run)], random_splits(run[0]), CPU)
-    single, copied = alone(run), initialize(*run).module
-    for epoch in (1, 2, 3):
-        for trainer in (stacked, single):
-            trainer.epoch(epoch)
-            trainer.teleport(epoch)
-        stacked.stack.write_to(1, copied)
-        assert_same(copied, single.module, 1e-4, 1e-5)
-
-
-@pytest.mark.parametrize("name", ["momentum", "adam"])
 def test_averages_of_gradients_follow_a_rescaling(name):
     run = (make_spec(MLP, "teleport", {"teleport": 2}, optimiser=SETTINGS[name], lr=0.02), 1)
     trainer, module, x = alone(run), initialize(*run).module, models.example_input(MLP)
@@ -152,68 +134,6 @@ def test_muon_takes_kernels_and_treats_them_as_matrices():
             one.step()
     torch.testing.assert_close(kernel.detach().flatten(1), matrix.detach(), rtol=1e-5, atol=1e-6)
     assert not torch.allclose(kernel.detach(), start)
-
-
-STACKED = {
-    **SETTINGS,
-    "plain": {"name": "sgd"},
-    "vectors": {"name": "adamw", "weight_decay": 0.1, "decay_vectors": False},
-}
-ONE_CYCLE = {"name": "one_cycle", "warmup": 0.3}
-
-
-@pytest.mark.parametrize("name", STACKED)
-@pytest.mark.parametrize("model", [MLP, {**BARE, "activation": "gelu"}, AUTOENCODER], ids=["mlp", "bare", "coder"])
-def test_stacked_steps_are_those_of_torch_in_float64(model, name):
-    """Three runs, each with its learning rates of a schedule and its factors, against a torch.optim each."""
-    task, lrs, steps = "reconstruct" if model is AUTOENCODER else "classify", (0.003, 0.01, 0.05), 6
-    modules = [models.make(model, seed).double() for seed in range(3)]
-    stack = BatchedMLPs(modules, CPU, torch.float64)
-    assert list(stack.parameters()) != []
-    assert set(stack.parameters()) == set(dict(modules[0].named_parameters()))
-    table = torch.stack([rates({"lr": lr, "schedule": ONE_CYCLE}, steps) for lr in lrs], 1)
-    factors = {key: torch.tensor([1.0, 0.5, 3.0]) for key in ("1.weight", "1.bias")}
-    names = list(stack.parameters())
-    mine = StackedOptimiser(
-        STACKED[name], list(stack.parameters().values()), [n >= len(stack.weights) for n in range(len(names))], table,
-        [factors.get(key, torch.ones(3)) for key in names],
-    )  # fmt: skip
-    theirs = [
-        optimisers(m, STACKED[name], lr, {key: float(f[run]) for key, f in factors.items()})
-        for run, (m, lr) in enumerate(zip(modules, lrs, strict=True))
-    ]
-    source = torch.Generator().manual_seed(2)
-    for step, size in enumerate((16, 16, 7, 16, 16, 7)):
-        x = torch.randn(3, size, model["inputs"], dtype=torch.float64, generator=source)
-        labels = torch.randint(0, 10, (3, size), generator=source)
-        mine.step(stack.gradients(x, labels if task == "classify" else x, task))
-        for run, module in enumerate(modules):
-            set_rate(theirs[run], table[step, run])
-            take_step(module, theirs[run], x[run], labels[run], task)
-            copied = copy.deepcopy(module)
-            stack.write_to(run, copied)
-            assert_same(copied, module, 1e-10, 1e-12)
-
-
-@pytest.mark.parametrize("name", ["momentum", "adamw", "layer_lrs"])
-def test_stacked_runs_resume_from_a_checkpoint_bit_for_bit(name, tmp_path):
-    method, schedule = ("layer_lrs", {}) if name == "layer_lrs" else ("pathcond", {"schedule": ONE_CYCLE})
-    settings = STACKED.get(name, {"name": "sgd"})
-    runs = [Run(make_spec(MLP, method, optimiser=settings, lr=lr, **schedule), seed) for lr in (0.01, 0.1)
-            for seed in (0, 1)]  # fmt: skip
-    whole, stopped, again = (BatchedTrainer(runs, random_splits(runs[0].spec), CPU) for _ in range(3))
-    for epoch in (1, 2, 3):
-        whole.epoch(epoch)
-        if epoch == 1:
-            stopped.epoch(1)
-    for number, run in enumerate(runs):
-        checkpoint = Checkpoint(tmp_path, {**run.spec, "seed": run.seed})
-        checkpoint.write({"epoch": 1, "state": stopped.save(number), "rows": [], "seconds": 0.0})
-        again.load(number, checkpoint.read()[0]["state"])
-    for epoch in (2, 3):
-        again.epoch(epoch)
-    for one, other in zip(whole._state_tensors(), again._state_tensors(), strict=True):
-        assert torch.equal(one, other)
 
 
 def test_schedules():
