@@ -20,7 +20,6 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, Field, ValidationError
 
-from paper import runs
 from paper import settings as fields
 from paper.cli import PaperError
 from paper.experiments import EXPERIMENTS
@@ -54,14 +53,6 @@ class RunsPerJob(fields.Block):
     measured: fields.PositiveInt
 
 
-class MissingRuns(fields.Block):
-    """Training runs that are known to be missing: all runs that match every given field."""
-
-    network: fields.Name
-    method: fields.MethodName
-    lr: fields.LearningRate
-
-
 class Top(fields.Block):
     """The configuration without what is inside the experiments' blocks."""
 
@@ -71,7 +62,6 @@ class Top(fields.Block):
     figures: Figures
     sweeps: fields.PositiveInt
     runs_per_job: RunsPerJob
-    missing: list[MissingRuns]
     networks: dict[fields.Name, fields.Network]
     setups: dict[fields.Name, dict[str, Any]]
     experiments: dict[str, dict[str, Any]]
@@ -98,11 +88,6 @@ class Config:
     def runs_per_job(self) -> RunsPerJob:
         """How many runs one job computes at most."""
         return self.top.runs_per_job
-
-    @cached_property
-    def missing(self) -> list[dict[str, Any]]:
-        """Fields of the training runs that are known to be missing."""
-        return [entry.model_dump() for entry in self.top.missing]
 
     @cached_property
     def plain(self) -> dict[str, dict[str, Any]]:
@@ -249,10 +234,7 @@ def check(content: Mapping[str, Json]) -> Config:
         except PaperError as error:
             mistakes.append(str(error))
     if top is not None and not mistakes:
-        config = Config(top, settings)
-        mistakes += _unused(config)
-        if not mistakes:
-            return config
+        return Config(top, settings)
     found = list(dict.fromkeys(mistakes))
     lines = "\n".join(f"  {text}" for text in found)
     raise PaperError(f"the configuration has {len(found)} mistake{'s' * (len(found) > 1)}:\n{lines}")
@@ -284,17 +266,6 @@ def _with_setup(block: Mapping[str, Json], where: str, content: Mapping[str, Jso
         known = list(setups) if isinstance(setups, Mapping) else []
         raise PaperError(f"{where}.setup: expected one of {', '.join(known)}, got {name!r}{_hint(str(name), known)}")
     return merged(setups[name], {key: value for key, value in block.items() if key != "setup"})
-
-
-def _unused(config: Config) -> Iterator[str]:
-    """Entries of `missing` that match no run: an outdated entry, or a typing error."""
-    if not config.missing:
-        return
-    specs = [spec for e in EXPERIMENTS.values() if e.grids for grid in e.grids(config.settings[e.name])
-             for spec in runs.training_specs(grid, config.preset)]  # fmt: skip
-    for number, entry in enumerate(config.missing):
-        if not any(all(spec[name] == value for name, value in entry.items()) for spec in specs):
-            yield f"missing.{number}: expected fields of a run that an experiment asks for, got {entry}; remove it."
 
 
 # Messages

@@ -22,7 +22,7 @@ from paper import cli, config, dashboard, forest, plan, plotting, report, result
 from paper.cli import PaperError
 from paper.experiments import EXPERIMENTS
 from paper.experiments.practice import BASELINE, LABELS, gain
-from paper.verdicts import NO, WORDS, YES, counted, in_words
+from paper.verdicts import NO, WORDS, YES, counted
 
 PRESET = config.PAPER
 TEMPLATES = Path("workflow/templates")
@@ -105,10 +105,6 @@ class Facts:
             "without_shared_gpu": sum("shared_gpu" not in entry for entry in found),
         }
 
-    def without(self, experiment: str) -> str:
-        """The missing runs of an experiment, in words."""
-        return in_words(self.plan.missing[experiment])
-
     def caption(self, experiment: str) -> str:
         """The caption of an experiment's figure."""
         return EXPERIMENTS[experiment].described(self.config.plain[experiment])
@@ -145,30 +141,6 @@ class Facts:
         shared = any(_shared_gpu(self.provenance[key]) for key in self.plan.asked[experiment])
         remarks = [*precisions, *["some runs shared the GPU, and each counts in full"] * shared]
         return "; ".join(parts) + (f" ({', '.join(remarks)})" if remarks else "")
-
-    def plain_loop(self) -> tuple[float, float]:
-        """Seconds that MLPs and CIFAR-NV would take one by one in a plain PyTorch loop, and that they took here.
-
-        Times of the plain loop are those that `timing` and `timing_depth` measured on the same hardware, without
-        evaluation; our times include evaluation.
-        """
-        times = results.read_table(self.results / "aggregate/timing_depth.csv")
-        epochs = times[(times["step"] == "epoch") & (times["pooling"].isna() | (times["pooling"] != "exact"))]
-        plain = ours = 0.0
-        for provenance in self.provenance.values():
-            spec = provenance["spec"]
-            same_hardware = provenance["hardware"] == epochs["hardware"].iloc[0]
-            plain_sgd = spec.get("optimiser") == {"name": "sgd"}
-            if spec["stage"] != "train" or not same_hardware or not plain_sgd or _shared_gpu(provenance):
-                continue
-            depth = len(spec["model"].get("hidden", ()))
-            same = epochs["hidden_layers"] == depth if depth else epochs["network"] == spec["network"]
-            if same.any():
-                row = epochs[same].iloc[0]
-                images = row["epoch_batches"] * spec["batch"]
-                plain += spec["epochs"] * spec["images"] / images * row["seconds_mean"]
-                ours += provenance["seconds"]
-        return plain, ours
 
     def benchmark(self, name: str) -> Any:
         """The record of a benchmark."""
@@ -250,7 +222,7 @@ def sources(facts: Facts, texts: Mapping[Path, str]) -> dict[str, str]:
     found = {}
     for name in facts.experiments:
         settings = json.dumps(facts.config.plain[name], sort_keys=True)
-        note = workflow.note(PRESET, facts.config.plain[name], facts.without(name))
+        note = workflow.note(PRESET, facts.config.plain[name])
         drawn = f"{texts[FIGURES / f'{name}.csv']}{settings}{note}"
         found[name] = hashlib.sha256(drawn.encode()).hexdigest()
     found[FOREST] = hashlib.sha256(json.dumps(forest.numbers(facts.claims)).encode()).hexdigest()

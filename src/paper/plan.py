@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,6 @@ class Plan:
     preset: str
     specs: Mapping[str, Spec]  # by key
     asked: Mapping[str, list[str]]  # keys by experiment, with those of the experiments that it reads too
-    missing: Mapping[str, list[dict[str, Any]]]  # network, method and lr of runs that are left out, by experiment
     batches: Mapping[tuple[str, str], Batch]  # the jobs, by (stage, name)
 
     def batches_of(self, experiment: str) -> list[Batch]:
@@ -54,11 +53,9 @@ class Plan:
 def plan(config: Config) -> Plan:
     """Expand a checked configuration into its runs."""
     own: dict[str, dict[str, Spec]] = {}
-    missing: dict[str, list[dict[str, Any]]] = {}
     for name, experiment in EXPERIMENTS.items():
         specs = list(_specs(experiment, config.settings[name], config.preset, config.sweeps))
-        own[name] = {key(spec): spec for spec in specs if not _matches(spec, config.missing)}
-        missing[name] = [entry for entry in config.missing if any(_matches(spec, [entry]) for spec in specs)]
+        own[name] = {key(spec): spec for spec in specs}
     asked = {
         name: list(dict.fromkeys(k for source in (name, *experiment.also) for k in own[source]))
         for name, experiment in EXPERIMENTS.items()
@@ -66,7 +63,7 @@ def plan(config: Config) -> Plan:
     specs = {name: spec for found in own.values() for name, spec in found.items()}
     alone = {name for name, experiment in EXPERIMENTS.items() if experiment.exclusive}
     batches = list(_batches(own, specs, config.runs_per_job.model_dump(), alone))
-    return Plan(config.preset, specs, asked, missing, {(b.stage, b.name): b for b in batches})
+    return Plan(config.preset, specs, asked, {(b.stage, b.name): b for b in batches})
 
 
 def slice_of(config: Config, experiment: str) -> dict[str, Any]:
@@ -75,7 +72,6 @@ def slice_of(config: Config, experiment: str) -> dict[str, Any]:
     return {
         "preset": config.preset,
         "sweeps": config.sweeps,
-        "missing": config.missing,
         "settings": {name: config.plain[name] for name in names},
     }
 
@@ -86,13 +82,6 @@ def _specs(experiment: Experiment, settings: Any, preset: str, sweeps: int) -> I
         return
     for grid in experiment.grids(settings):
         yield from training_specs(grid, preset, sweeps)
-
-
-def _matches(spec: Spec, patterns: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether a training run is one of those that the configuration lists as missing."""
-    if spec["stage"] != "train":
-        return False
-    return any(all(spec[name] == value for name, value in pattern.items()) for pattern in patterns)
 
 
 def _batches(

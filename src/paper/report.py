@@ -73,7 +73,6 @@ def pages(flow: Workflow) -> Iterator[tuple[str, str]]:
                 full=full.as_posix(),
                 claims=[claim for claim in claims if claim["experiment"] == name],
                 judged=flow.judged(name),
-                without=flow.without(name),
                 marks=MARKS,
                 settings=list(flat(chosen.plain[name])),
                 cost=cost(provenance[key] for key in plan.asked[name]),

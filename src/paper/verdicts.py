@@ -171,7 +171,6 @@ def judged(
     table: pd.DataFrame,
     is_paper: bool,
     artifact: str,
-    missing: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     """A claim with our numbers, and with the verdict if the settings are the paper's.
 
@@ -181,7 +180,6 @@ def judged(
         table: table of that experiment, at the path `artifact`.
         is_paper: whether its settings are the paper's.
         artifact: path of the table.
-        missing: network, method and lr of the runs that the table lacks.
     """
     one: Estimate | None = None
     cases: dict[str, Estimate] = {}
@@ -205,7 +203,7 @@ def judged(
         "kind": claim.kind,
         "claim": claim.text,
         "paper": claim.paper,
-        "ours": f"without {in_words(missing)}: {ours}" if missing else ours,
+        "ours": ours,
         "estimate": "" if one is None else one.with_unit(claim.unit),
         "value": None if one is None else _finite(one.value),
         "interval": None if one is None else [_finite(one.low), _finite(one.high)],
@@ -233,11 +231,6 @@ def _listed(claim: Claim, cases: Mapping[str, Estimate], answers: Mapping[str, A
     ordered = sorted(cases, key=lambda case: cases[case].value)
     ends = "; ".join(f"{word} {c}: {cases[c].words}" for word, c in (("least", ordered[0]), ("most", ordered[-1])))
     return f"{counts} of {len(given)} cases; {unit}{ends}"
-
-
-def in_words(missing: Sequence[Mapping[str, Any]]) -> str:
-    """Missing runs in words, such as "enorm at lr 0.0001"."""
-    return ", ".join(f"{run['method']} at lr {run['lr']:g}" for run in missing)
 
 
 def _name(case: Any) -> str:

@@ -20,7 +20,6 @@ from paper import cli, config, plan, results, runs
 from paper.cli import PaperError
 from paper.experiments import EXPERIMENTS
 from paper.runs import Spec
-from paper.verdicts import in_words
 
 FORCED = "PATHCOND_FORCED"  # tells the jobs of a cluster what the command line of Snakemake forces
 USUAL_SECONDS = {"train": 12.0, "measure": 12.0}  # of a job of a small preset; those of other rules take three
@@ -110,15 +109,6 @@ class Workflow:
         """The part of the configuration that an experiment's table depends on, as JSON."""
         return json.dumps(plan.slice_of(self.config, experiment), sort_keys=True)
 
-    def without(self, experiment: str) -> str:
-        """The runs that an experiment would read but the configuration lists as missing, in words."""
-        missing = self.plan.missing[experiment]
-        return f"without {in_words(missing)}" if missing else ""
-
-    def missing(self, experiment: str) -> str:
-        """The same runs as JSON: network, method and learning rate."""
-        return json.dumps(self.plan.missing[experiment])
-
     @cached_property
     def _papers(self) -> tuple[config.Config, plan.Plan]:
         chosen = config.read(self.folder, config.PAPER)
@@ -136,7 +126,7 @@ class Workflow:
     def note(self, experiment: str) -> str:
         """The line printed below a figure: its preset and the amounts of data, training and seeds."""
         papers = None if self.preset == config.PAPER else self._papers[0].plain[experiment]
-        return note(self.preset, self.config.plain[experiment], self.without(experiment), papers)
+        return note(self.preset, self.config.plain[experiment], papers)
 
     def caption(self, experiment: str) -> str:
         """The caption of a figure."""
@@ -209,8 +199,8 @@ _CODE = {
 _TEMPLATES = {"report": "*.html.j2", "docs": "*.md.j2"}
 
 
-def note(preset: str, settings: Mapping[str, Any], without: str = "", papers: Mapping[str, Any] | None = None) -> str:
-    """The line printed below a figure: its preset, the amounts of data, training and seeds, and what is missing.
+def note(preset: str, settings: Mapping[str, Any], papers: Mapping[str, Any] | None = None) -> str:
+    """The line printed below a figure: its preset, and the amounts of data, training and seeds.
 
     Of several training grids, those of one kind of network are described together. Where the settings are not
     `papers`, those of the paper follow.
@@ -223,7 +213,7 @@ def note(preset: str, settings: Mapping[str, Any], without: str = "", papers: Ma
             found += [f"in the paper: {theirs[0]}", *theirs[1:]]
         if _networks(papers) != _networks(settings):
             found.append("networks are smaller than in the paper")
-    return "  ·  ".join([part for part in (*found, without) if part])
+    return "  ·  ".join(filter(None, found))
 
 
 def _blocks(settings: Mapping[str, Any]) -> list[Mapping[str, Any]]:

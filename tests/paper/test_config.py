@@ -50,9 +50,6 @@ VALUES = {
     "too large images": ("setups.cifar_nv.model.image", 64, "model.image: expected at most 8, the side"),
     "a layer of no units": (E + "autoencoder.compressions", [40], "compressions: expected at most 13, which"),
     "a depth that is not there": (E + "mlp_depth.shown", 7, "shown: expected one of hidden_layers"),
-    "missing runs that no one asks for": (
-        "missing", [{"network": "cifar_nv", "method": "enorm", "lr": 0.5}], "missing.0: expected fields of a run"
-    ),
     "a grid without end": (E + "regimes.log10_alpha.count", 10**7, "count: expected at most 10000, got 10000000."),
     "no dots": ("figures.dpi", 5, "figures.dpi: expected at least 50, got 5."),
 }  # fmt: skip

@@ -93,17 +93,6 @@ def test_specs_of_a_file(tmp_path: Path):
     assert {s["seed"] for s in runs.read_specs([str(path)], "train", "-seed1-")} == {1}
 
 
-def test_missing_runs_are_left_out_and_said():
-    missing = [{"network": "cifar_nv", "method": "enorm", "lr": 1e-4}]
-    plan = plans.plan(config.check(config.merged(config.load(ROOT / "config.yaml"), {"missing": missing})))
-    assert plan.missing["cifar_nv_lrs"] == missing
-    assert not any(PLANS["paper"].missing.values()), "all runs of the paper's preset are recorded"
-    assert not [
-        s for s in plan.training().values() if s["network"] == "cifar_nv" and s["method"] == "enorm" and s["lr"] == 1e-4
-    ]
-    assert {name for name, missing in plan.missing.items() if missing} == {"cifar_nv_lrs", "tuned"}
-
-
 def test_starts_are_shared_by_methods_and_rescalings_by_learning_rates():
     folder = Path("results")
     baseline, pathcond = (spec(network="mlp_2x16", method=name, seed=0) for name in ("baseline", "pathcond"))

@@ -60,8 +60,6 @@ class Tree:
         for path in [self.folder / "config.yaml", *self.files("config/*.yaml")]:
             content = yaml.safe_load(path.read_text())
             content["experiments"] = {k: v for k, v in content["experiments"].items() if k in experiments}
-            if path.name == "config.yaml":
-                content["missing"] = []
             path.write_text(yaml.safe_dump(content, sort_keys=False))
 
     def copy(self, folder: Path) -> "Tree":

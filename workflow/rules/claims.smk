@@ -16,12 +16,11 @@ rule claim:
         judged=lambda wildcards: (
             ["--judged"] if FLOW.judged(wildcards.experiment) else []
         ),
-        missing=lambda wildcards: FLOW.missing(wildcards.experiment),
     message:
         "claim {wildcards.experiment}"
     shell:
         "python -m paper.experiments claims {wildcards.experiment} {input.table}"
-        " {params.judged} --missing={params.missing:q} --output {output} > {log} 2>&1"
+        " {params.judged} --output {output} > {log} 2>&1"
 
 
 rule claims:

@@ -1,7 +1,6 @@
 """Stages of an experiment: python -m paper.experiments measure|aggregate|figure|claims|join ..."""
 
 import argparse
-import json
 import time
 from pathlib import Path
 
@@ -120,7 +119,7 @@ def _figure(given: argparse.Namespace) -> None:
 def _claims(given: argparse.Namespace) -> None:
     table = results.read_table(given.table)
     with results.of_experiment(given.table, table):
-        details = given.name, table, given.judged, given.table.as_posix(), json.loads(given.missing)
+        details = given.name, table, given.judged, given.table.as_posix()
         found = [judged(claim, *details) for claim in EXPERIMENTS[given.name].claims]
     results.write_json(given.output, found)
 
@@ -160,7 +159,6 @@ def main() -> None:
 
     claims = commands.add_parser("claims", help="the claims of an experiment, judged by its table")
     claims.add_argument("--judged", action="store_true", help="the settings are the paper's, so verdicts are given")
-    claims.add_argument("--missing", default="[]", help="network, method and lr of runs that the table lacks, as JSON")
     claims.set_defaults(run=_claims)
 
     join = commands.add_parser("join", help="the claims of all experiments in one file")

@@ -90,9 +90,6 @@ def test_a_claim_is_judged_and_put_into_words():
     assert (nothing["verdict"], nothing["ours"]) == (NOT_RUN, "not measured (nothing to compare)")
     other = judged(claim(Estimate.exact(2.0), not_comparable="other solver"), "e", pd.DataFrame(), True, "t.csv")
     assert (other["verdict"], other["rule"]) == ("not comparable", "quantity; not judged: other solver")
-    missing = [{"network": "n", "method": "enorm", "lr": 1e-4}]
-    found = judged(claim(Estimate.exact(2.0)), "e", pd.DataFrame(), True, "t.csv", missing)
-    assert found["ours"] == "without enorm at lr 0.0001: 2.00"
 
 
 def test_many_cases_are_counted():
