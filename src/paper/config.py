@@ -84,11 +84,6 @@ class Config:
         """Sweeps of coordinate descent of the methods that rescale."""
         return self.top.sweeps
 
-    @property
-    def runs_per_job(self) -> RunsPerJob:
-        """How many runs one job computes at most."""
-        return self.top.runs_per_job
-
     @cached_property
     def plain(self) -> dict[str, dict[str, Any]]:
         """Settings of each experiment as plain dictionaries."""

@@ -229,6 +229,15 @@ def sources(facts: Facts, texts: Mapping[Path, str]) -> dict[str, str]:
     return found
 
 
+def rounded(value: Any) -> Any:
+    """Numbers with nine digits: processors differ in the last of all."""
+    if isinstance(value, dict):
+        return {name: rounded(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [rounded(part) for part in value]
+    return float(f"{value:.9g}") if isinstance(value, float) else value
+
+
 def draw_forest(facts: Facts) -> None:
     """Draw the figure of all gains, which no experiment has, beside theirs."""
     top = facts.config.top.figures
@@ -247,7 +256,7 @@ def main() -> None:
     given = parser.parse_args()
     facts = Facts(given.folder)
     texts = pages(facts) | tables(facts)
-    texts[CLAIMS] = json.dumps(facts.claims, indent=1, ensure_ascii=False) + "\n"
+    texts[CLAIMS] = json.dumps(rounded(facts.claims), indent=1, ensure_ascii=False) + "\n"
     drawn = sources(facts, texts)
     texts[SOURCES] = json.dumps(drawn, indent=1, sort_keys=True) + "\n"
     there = {path: (facts.root / path).read_text("utf-8") for path in texts if (facts.root / path).exists()}

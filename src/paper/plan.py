@@ -62,7 +62,7 @@ def plan(config: Config) -> Plan:
     }
     specs = {name: spec for found in own.values() for name, spec in found.items()}
     alone = {name for name, experiment in EXPERIMENTS.items() if experiment.exclusive}
-    batches = list(_batches(own, specs, config.runs_per_job.model_dump(), alone))
+    batches = list(_batches(own, specs, config.top.runs_per_job.model_dump(), alone))
     return Plan(config.preset, specs, asked, {(b.stage, b.name): b for b in batches})
 
 
