@@ -75,7 +75,7 @@ def test_a_new_run_changes_the_jobs_of_its_experiments_alone():
 
 def test_jobs_are_split_by_number_and_by_cost():
     """Eight GPUs are then nearly eight times as fast as one; a single long run is a job of its own."""
-    plan, sizes = PLANS["paper"], config.read(ROOT, "paper").runs_per_job
+    plan, sizes = PLANS["paper"], config.read(ROOT, "paper").top.runs_per_job
     seconds = {}
     for (stage, name), batch in plan.batches.items():
         if stage == "train":
