@@ -600,7 +600,7 @@ CASES = [
         lambda s, i: s.c(F.relu(s.e(i))) + s.d(F.linear(s.e(ZERO), s.d.weight.new_ones(6, 6)))), IDS),
     # layers without a rule
     Case("buffer_as_weight", 0, 8, unruled(lambda s, x: F.linear(x, s.fixed)), (3, 5)),
-    Case("einsum_of_a_view", 0, 4, unruled(
+    Case("einsum_of_a_view", 0, 8, unruled(
         lambda s, x: torch.einsum("bi,hoi->bho", x, s.w.view(2, 4, 5)).flatten(1), w=(8, 5)), (3, 5)),
     Case("computed_weight", 0, 8, unruled(lambda s, x: F.linear(x, s.w - s.w.mean()), w=(8, 5)), (3, 5)),
     Case("lstm", 0, 8, unruled(lambda s, x: s.lstm(x)[0], lstm=nn.LSTM(5, 8)), (3, 5)),

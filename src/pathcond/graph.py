@@ -460,7 +460,7 @@ def _propagate_call(s: ScalePropagation, call: Call, reads: set[int], flow: _Flo
     elif operation is None or not (operation.logical or s.floating(call.outs[0])):
         s.freeze_through(call)
         if any(sum(n > 1 for n in s.shape(value)) > 1 for value in reads & flow.weights):
-            s.frozen_layer(call, -1, ", which has no rule")
+            s.frozen_layer(call, ", which has no rule", -1)
     elif any(isinstance(x, ParamView) or bool(x.any()) for x in map(s.look_up, reads)):
         _apply_rule(s, call, operation)
     else:
@@ -554,78 +554,42 @@ def _components(count: int, ties: list[Tensor]) -> Tensor:
     return root
 
 
-_HIGHEST = 64  # power of a unit's scale
-_LARGE = 1 << 20  # numerators and denominators of powers beyond it are not computed
-
-
 def _representatives(s: ScalePropagation) -> tuple[Tensor, Tensor]:
     """For each group the smallest group it is tied to, its root, and the power of the unit's scale that it carries.
 
-    Powers are integers without a common divisor, and the root's is positive: all are 1, unless scales are inverse
-    to one another or cross a square. A group that would have to carry two powers is frozen.
+    All powers are 1, unless scales are inverse to one another or cross a square; the smallest of a unit is 1 or -1. A
+    group that would have to carry two powers is frozen.
     """
     root = _components(s.count, s.ties)
-    ties = [*((pairs, -1) for pairs in s.inverse_ties), *s.power_ties]
-    if not ties:
-        return root, torch.ones_like(root)
-    nodes, (a, b) = root[torch.cat([pairs for pairs, _ in ties], 1)].unique(return_inverse=True)
-    degree = torch.cat([torch.full_like(pairs[0], degree) for pairs, degree in ties])
-    top, powers, high = _powers(len(nodes), a, b, degree)
-    found, asked = powers[0, b] * powers[1, a], degree * powers[0, a] * powers[1, b]
-    s.freeze(nodes[a[found == -asked]], Reason("tie", "", "would have to be its own inverse"))
-    s.freeze(nodes[a[found.abs() != asked.abs()]], Reason("tie", "", "would have to be another power of itself"))
-    common = torch.ones_like(top)  # denominator of the powers of a top's scale
-    for n in powers[1].unique().tolist():
-        tops = top[powers[1] == n].unique()
-        common[tops] = torch.lcm(common[tops], torch.tensor(n)).clamp(max=_LARGE)
-    power = powers[0] * common[top] // powers[1]
-    high |= (power.abs() > _HIGHEST) | (common[top] > _HIGHEST)
-    s.freeze(nodes[high], Reason("tie", "", f"needs a power above {_HIGHEST} of another scale"))
+    parent: dict[int, tuple[int, float]] = {}  # a smaller group, and the power of its scale that the group carries
+
+    def find(group: int) -> tuple[int, float]:
+        power = 1.0
+        while group in parent:
+            group, step = parent[group]
+            power *= step
+        return group, power
+
+    nodes: dict[int, None] = {}
+    for pairs, degree in (*((pairs, -1) for pairs in s.inverse_ties), *((pairs, 2) for pairs in s.square_ties)):
+        for a, b in root[pairs].unique(dim=1).T.tolist():
+            nodes |= {a: None, b: None}
+            (x, p), (y, q) = find(a), find(b)
+            ratio = degree * p / q  # the scale of y is that of x to this power
+            if x != y:
+                parent[max(x, y)] = (x, ratio) if x < y else (y, 1 / ratio)
+            elif ratio != 1:
+                text = "its own inverse" if ratio == -1 else "another power of itself"
+                s.freeze(torch.tensor([x]), Reason("tie", "", f"would have to be {text}"))
+    found = {node: find(node) for node in nodes}
+    smallest = dict[int, float]()
+    for top, power in found.values():
+        smallest[top] = min(smallest.get(top, 1.0), abs(power))
     tops, carried = torch.arange(s.count), torch.ones(s.count, dtype=torch.int64)
-    tops[nodes], carried[nodes] = nodes[top], torch.where(high, 1, power)
+    index = torch.tensor(list(found), dtype=torch.int64)
+    tops[index] = torch.tensor([top for top, _ in found.values()], dtype=torch.int64)
+    carried[index] = torch.tensor([int(power / smallest[top]) for top, power in found.values()], dtype=torch.int64)
     return tops[root], carried[root]
-
-
-def _powers(count: int, a: Tensor, b: Tensor, degree: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Join nodes where the scale of b is that of a to the power ``degree``.
-
-    Returns:
-        For each node the smallest one it is joined to, its top; the power of the top's scale that it carries, as
-        numerator and denominator, shape (2, count); and whether these are too large to be computed.
-    """
-    top, powers = torch.arange(count), torch.ones(2, count, dtype=torch.int64)
-    large = torch.zeros(count, dtype=torch.bool)
-    while True:
-        x, y = top[a], top[b]
-        apart = (x != y).nonzero()[:, 0]
-        if not len(apart):
-            return top, powers, large
-        upper, lower = torch.maximum(x, y)[apart], torch.minimum(x, y)[apart]
-        parent = torch.arange(count).scatter_reduce_(0, upper, lower, "amin")
-        nearest = lower == parent[upper]
-        edges = torch.full((count,), len(a)).scatter_reduce_(0, upper[nearest], apart[nearest], "amin")
-        joined = upper.unique()
-        edge = edges[joined]  # by one tie each, a top becomes a power of a smaller one
-        p, q = degree[edge] * powers[0, a[edge]] * powers[1, b[edge]], powers[1, a[edge]] * powers[0, b[edge]]
-        step, doubt = torch.ones_like(powers), torch.zeros_like(large)
-        step[:, joined] = torch.where(joined == y[edge], torch.stack((p, q)), torch.stack((q, p)))
-        doubt[joined] = large[a[edge]] | large[b[edge]]
-        step = _reduced(step, doubt)
-        while not torch.equal(parent, parent[parent]):
-            doubt |= doubt[parent]
-            step = _reduced(step * step[:, parent], doubt)
-            parent = parent[parent]
-        large |= doubt[top]
-        powers = _reduced(powers * step[:, top], large)
-        top = parent[top]
-
-
-def _reduced(fractions: Tensor, large: Tensor) -> Tensor:
-    """Fractions in lowest terms with positive denominators; 1, and marked, where they are large."""
-    fractions = fractions // torch.gcd(*fractions) * fractions[1].sign()
-    beyond = (fractions.abs() > _LARGE).any(0)
-    large |= beyond
-    return torch.where(beyond, 1, fractions)
 
 
 def _joint_uses(s: ScalePropagation) -> dict[str, Use]:
@@ -709,7 +673,7 @@ def _layers(s: ScalePropagation, number: Tensor) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for layer in s.layers:
         numbers = number[layer.first : layer.first + layer.size]
-        if layer.name not in found and not layer.powers and bool(numbers.any()):
+        if layer.name not in found and not layer.squares and bool(numbers.any()):
             found[layer.name] = numbers
     return found
 
@@ -723,7 +687,7 @@ def _frozen(
     by_module: dict[str, tuple[Frozen, ...]] = {}
     counted: dict[str, set[tuple[int, ...]]] = {}
     for layer in s.layers:
-        if layer.powers or not layer.hidden or (layer.first >= groups_in_eval and layer.name in known):
+        if layer.squares or not layer.hidden or (layer.first >= groups_in_eval and layer.name in known):
             continue
         carried = slice(layer.first, layer.first + layer.size)
         scales = tuple((root[carried] * power[carried]).tolist())

@@ -173,5 +173,5 @@ def left_out(model: nn.Module, examples: Sequence[Any]) -> list[str]:
         for name, value in arguments.arguments.items():
             shown = reprlib.repr(map_tensors(lambda _: ..., value)).replace("Ellipsis", "tensor")
             texts.setdefault(name, set()).add(shown)
-    bare = {"tensor", "()", "{}"}
-    return [f"{name}={shown}" for name, (shown, *more) in texts.items() if not more and shown not in bare]
+    alike = {name: shown for name, (shown, *more) in texts.items() if not more}
+    return [f"{name}={shown}" for name, shown in alike.items() if shown.replace("tensor", "").strip("(){}, ")]

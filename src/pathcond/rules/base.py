@@ -84,15 +84,14 @@ class Experts:
 class Layer:
     """The groups ``first .. first + size - 1``: the output channels of the module ``name``.
 
-    ``hidden`` says that a later layer reads the channels. Groups that are ``powers`` of earlier ones are no channels of
-    their own.
+    ``hidden`` says that a later layer reads the channels. Groups that are ``squares`` of earlier ones are no channels.
     """
 
     name: str
     first: int
     size: int
     hidden: bool
-    powers: bool = False
+    squares: bool = False
 
 
 @dataclass
@@ -117,7 +116,7 @@ class ScalePropagation:
     count: int = 1
     ties: list[Tensor] = field(default_factory=list)
     inverse_ties: list[Tensor] = field(default_factory=list)
-    power_ties: list[tuple[Tensor, int]] = field(default_factory=list)  # pairs of groups (a, a**degree); the degree
+    square_ties: list[Tensor] = field(default_factory=list)  # pairs of groups (a, a**2)
     frozen: list[tuple[Tensor, int]] = field(default_factory=list)
     reasons: list[Reason] = field(default_factory=list)
     uses: dict[str, list[Use]] = field(default_factory=dict)
@@ -193,9 +192,9 @@ class ScalePropagation:
 
     # ---- groups
 
-    def new_groups(self, size: int, name: str, powers: bool = False) -> Tensor:
-        """Groups for the ``size`` output channels of the module ``name``, or for powers of their scales."""
-        self.layers.append(Layer(name, self.count, size, self.hidden, powers))
+    def new_groups(self, size: int, name: str, squares: bool = False) -> Tensor:
+        """Groups for the ``size`` output channels of the module ``name``, or for squares of their scales."""
+        self.layers.append(Layer(name, self.count, size, self.hidden, squares))
         self.count += size
         return torch.arange(self.count - size, self.count)
 
@@ -255,25 +254,20 @@ class ScalePropagation:
         self.freeze(pairs[:, fixed], reason)
         self.inverse_ties.append(pairs[:, ~fixed])
 
-    def power(self, groups: Tensor, degree: int) -> Tensor:
-        """The group map of an operation's result that is homogeneous of a degree in a value with the map ``groups``.
+    def square(self, groups: Tensor) -> Tensor:
+        """The group map of a result that is homogeneous of degree two in a value with the map ``groups``.
 
-        A scale lambda of the value leaves the operation as ``lambda**degree``. The result has groups of its own, each
-        tied to the power of a group of the value.
+        A scale lambda of the value leaves the operation as ``lambda**2``: the result has groups of its own, tied to
+        the squares of those of the value.
         """
         old = groups[groups > 0].unique()
-        if degree == 1 or not len(old):
+        if not len(old):
             return groups
         name = self.layers[self.layers_of(old[:1])[0]].name
-        made = self.new_groups(len(old), name, powers=True)
-        self.power_ties.append((torch.stack((old, made)), degree))
-        return torch.where(
-            groups > 0, made[torch.searchsorted(old, groups.contiguous()).clamp(max=len(old) - 1)], groups
-        )
-
-    def holds_powers(self, groups: Tensor) -> bool:
-        """Whether some groups of a map are powers of other groups."""
-        return bool(self.power_ties) and any(self.layers[i].powers for i in self.layers_of(groups[groups > 0]))
+        made = self.new_groups(len(old), name, squares=True)
+        self.square_ties.append(torch.stack((old, made)))
+        place = torch.searchsorted(old, groups.contiguous()).clamp(max=len(old) - 1)
+        return torch.where(groups > 0, made[place], groups)
 
     def collapse(self, groups: Tensor, keep: Sequence[int], reason: Reason) -> Tensor:
         """Tie a map along every axis that is not kept, and drop its extent there."""
@@ -336,8 +330,7 @@ class ScalePropagation:
         if not self.experts:
             return
         met = torch.zeros(self.count, dtype=torch.bool)
-        powers = (pairs for pairs, _ in self.power_ties)
-        for groups in (*self.ties, *self.inverse_ties, *powers, *(found for found, _ in self.frozen)):
+        for groups in (*self.ties, *self.inverse_ties, *self.square_ties, *(found for found, _ in self.frozen)):
             met[groups.reshape(-1)] = True
         for use in (use for uses in self.uses.values() for use in uses if not use.by_expert):
             for groups in (use.row, use.col):
@@ -362,15 +355,16 @@ class ScalePropagation:
             self.freeze(groups, Reason("op", call.where, what))
         self.set_result(call)
 
-    def frozen_layer(self, call: Call, channel: int, why: str) -> Tensor | None:
-        """A layer that no scale can enter: its output channels, if it has such an axis, count as frozen units."""
+    def frozen_layer(self, call: Call, why: str, *axes: int) -> None:
+        """A layer that no scale can enter: its output channels, along axes counted from the last, count as frozen."""
         shape, what = self.shape(call.outs[0]), f"leaves `{call.name}`{why}"
-        if len(shape) < -channel or not self.floating(call.outs[0]):
-            return None
+        if len(shape) < -min(axes) or not self.floating(call.outs[0]):
+            return
         self._raise_if_strict(call, what)
-        groups = self.new_groups(shape[channel], call.where)
+        sizes = [shape[axis] if axis in axes else 1 for axis in range(-len(shape), 0)]
+        groups = self.new_groups(math.prod(sizes), call.where)
         self.freeze(groups, Reason("op", call.where, what))
-        return groups
+        self.set_result(call, groups.reshape(sizes))
 
     def _raise_if_strict(self, call: Call, what: str) -> None:
         """With ``strict``, raise where a hidden unit loses its scale; no unit is hidden after the last layer."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -131,18 +130,18 @@ def _power_of(call: Call, a: Arguments) -> Any:
     return {"square": 2, "sqrt": 0.5}.get(call.name.strip("_"), a.get("exponent"))
 
 
-def _degree(constants: Constants | None, call: Call, a: Arguments) -> int:
-    """The degree, 1 or 2, of a power that scales and paths cross; 0 for any other."""
-    power, base = _power_of(call, a), a["input"]
-    known = power in (1, 2) and isinstance(base, Ref) and _behind_activation(constants, base.id)
-    return int(power) if known else 0
+def _squares(constants: Constants | None, call: Call, a: Arguments) -> bool:
+    """Whether a power is the square of an activation."""
+    return _power_of(call, a) == 2 and isinstance(a["input"], Ref) and _behind_activation(constants, a["input"].id)
 
 
 def _power_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
     """A scale lambda leaves a squared ReLU as lambda**2, so that the weights behind it are divided by lambda**2."""
-    power, degree = _power_of(call, a), _degree(s.constants, call, a)
-    if degree:
-        s.set_result(call, s.power(s.groups(a["input"]), degree))
+    power = _power_of(call, a)
+    if power == 1:
+        pass_scales(s, call, a)
+    elif _squares(s.constants, call, a):
+        s.set_result(call, s.square(s.groups(a["input"])))
     elif isinstance(power, (int, float)) and isinstance(a["input"], Ref):
         as_in: dict[float, str] = {2: " of a value that is no activation, as in an RMSNorm or a GELU written by hand",
                  3: ", as in a GELU written by hand"}  # fmt: skip
@@ -153,11 +152,11 @@ def _power_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
 
 def _power_paths(p: PathSums, call: Call, a: Arguments) -> None:
     """A path of a squared ReLU is a pair of paths, as for other products; powers of other values are barriers."""
-    degree = _degree(p.constants, call, a)
-    if degree and a["input"].id in p.sums:
-        x = [a["input"]] * degree
-        p.product(call, x, lambda *x: math.prod(x))
-        p.inherit(call, x)
+    if _power_of(call, a) == 1:
+        pass_paths(p, call, a)
+    elif _squares(p.constants, call, a) and a["input"].id in p.sums:
+        p.product(call, [a["input"]] * 2, torch.mul)
+        p.inherit(call, [a["input"]])
     else:
         p.barrier(call)
 
@@ -290,11 +289,10 @@ def _mul_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
     x, y = s.groups(a["input"]), s.groups(a["other"])
     free_x, free_y = bool((x > 0).any()), bool((y > 0).any())
     if free_x and free_y and torch.equal(x, y) and _squares_activation(s, a):
-        s.set_result(call, with_axes(s.power(x, 2), len(s.shape(call.outs[0]))))
+        s.set_result(call, with_axes(s.square(x), len(s.shape(call.outs[0]))))
     elif free_x and free_y:  # a gate and what it gates: one of the two scales passes
-        gate, kept = (y, x) if s.holds_powers(y) and not s.holds_powers(x) else (x, y)
-        s.freeze(gate, Reason("op", call.where, "is multiplied by another scale"))
-        s.set_result(call, with_axes(kept, len(s.shape(call.outs[0]))))
+        s.freeze(x, Reason("op", call.where, "is multiplied by another scale"))
+        s.set_result(call, with_axes(y, len(s.shape(call.outs[0]))))
     else:
         number = isinstance(a["other"], (int, float)) or isinstance(a["input"], (int, float))
         kept = (x if isinstance(a["input"], Ref) else y) if number else (x if free_x else y)

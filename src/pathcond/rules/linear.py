@@ -1,7 +1,12 @@
-"""Linear maps of data by weights: dense layers, convolutions, embeddings. They make the units."""
+"""Products of data with weights, which make the units, and of data with data, as in attention.
+
+Every product of two factors is written with letters, as in ``torch.einsum``.
+"""
 
 from __future__ import annotations
 
+import math
+import string
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -11,7 +16,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pathcond.checks import PathCondError
-from pathcond.rules.attention import data_product_paths, data_product_scales
 from pathcond.rules.base import (
     FROZEN,
     Arguments,
@@ -20,41 +24,187 @@ from pathcond.rules.base import (
     Reason,
     ScalePropagation,
     entries,
+    mixed_positions,
     owner,
     with_axes,
 )
 from pathcond.rules.paths import PathSums
-from pathcond.tracing import Call, Ref, refs
+from pathcond.tracing import Call, Ref, Trace, refs
+
+Letters = tuple[str, str, str]  # of the axes of two factors and of their product
 
 
-def _fixed_layer(s: ScalePropagation, call: Call, channel: int) -> None:
-    """A layer whose weights are no parameter: its inputs freeze, and its outputs count as frozen units."""
-    s.freeze_through(call, f"enters `{call.name}` with weights that are not a parameter")
-    groups = s.frozen_layer(call, channel, " with weights that are not a parameter")
-    if groups is not None:
-        s.set_result(call, with_axes(groups.reshape(-1, *[1] * (-channel - 1)), len(s.shape(call.outs[0]))))
+def _matmul_letters(trace: Trace, x: Ref, y: Ref) -> Letters:
+    first, second = (len(trace.values[ref.id].shape) for ref in (x, y))
+    batch = string.ascii_lowercase[: max(first, second, 2) - 2]
+    row, column = "I" if first > 1 else "", "K" if second > 1 else ""
+    left, right = (batch[len(batch) - max(n - 2, 0) :] for n in (first, second))
+    return left + row + "J", right + "J" + column, batch + row + column
 
 
-# ---- dense layers
+def _linear_letters(trace: Trace, x: Ref, weight: Ref) -> Letters:
+    batch = string.ascii_lowercase[: len(trace.values[x.id].shape) - 1]
+    made = "K" if len(trace.values[weight.id].shape) > 1 else ""
+    return batch + "J", made + "J", batch + made
 
 
-def _dense_scales(
-    s: ScalePropagation, call: Call, x: Ref, weight: Any, bias: Any, transposed: bool, channel: int
-) -> None:
-    """A matrix ``weight``, (out, in) or transposed (in, out), applied along axis ``channel`` of ``x``."""
-    view, ndim = s.parameter(weight), len(s.shape(call.outs[0]))
-    if view is None or len(view.axes) != 2:
-        _fixed_layer(s, call, channel)
+def _einsum_letters(trace: Trace, call: Call) -> tuple[Letters, Ref, Ref] | None:
+    """Letters and factors of an einsum of two; None for others, and where a letter comes twice in a factor."""
+    if not call.args or not isinstance(call.args[0], str):
+        return None
+    factors, equation = list(refs(call.args[1:])), call.args[0].replace(" ", "")
+    if len(factors) != 2 or equation.count(",") != 1 or "->" not in equation:
+        return None
+    terms, _, result = equation.partition("->")
+    parts = terms.split(",")
+    many = [
+        len(trace.values[r.id].shape) - len(part.replace("...", "")) for r, part in zip(factors, parts, strict=True)
+    ]
+    free = "".join(letter for letter in string.ascii_letters if letter not in equation)[: max(many)]
+    x, y = (part.replace("...", free[len(free) - n :]) for part, n in zip(parts, many, strict=True))
+    if len(set(x)) != len(x) or len(set(y)) != len(y):
+        return None
+    return (x, y, result.replace("...", free)), factors[0], factors[1]
+
+
+def _along(t: Tensor, letters: str, wanted: str) -> Tensor:
+    """A tensor over the axes ``letters``, laid out over ``wanted``; axes that are not wanted have size one."""
+    rest = [i for i, letter in enumerate(letters) if letter not in wanted]
+    order = [*(letters.index(letter) for letter in wanted if letter in letters), *rest]
+    sizes = [t.size(letters.index(letter)) if letter in letters else 1 for letter in wanted]
+    return t.permute(order).reshape(sizes)
+
+
+# ---- how scales cross products
+
+
+def _product_scales(s: ScalePropagation, call: Call, letters: Letters, x: Ref, y: Ref) -> None:
+    """A parameter makes units; two factors of data may have inverse scales; constants let those of the other pass."""
+    own, other, result = letters
+    views = s.parameter(x), s.parameter(y)
+    if views[0] is not None and views[1] is None:
+        _layer_scales(s, call, (other, own, result), y, x)
+    elif views[1] is not None and views[0] is None:
+        _layer_scales(s, call, letters, x, y)
+    elif views[0] is not None:
+        s.freeze_through(call)
+    else:
+        for factor, mine, rest in ((x, own, other), (y, other, own)):
+            made = [letter for letter in mine if letter in result and letter not in rest]
+            constants = s.constants
+            if factor.id not in s.data and made and constants and constants.made_from_parameters(factor.id):
+                _fixed_layer(s, call, *(result.index(letter) - len(result) for letter in made))
+                return
+        _data_scales(s, call, letters, x, y)
+
+
+def _layer_scales(s: ScalePropagation, call: Call, letters: Letters, x: Ref, weight: Ref, bias: Any = None) -> None:
+    """A parameter sums over the letters that only the result lacks, and makes channels along those it gives to it."""
+    own, other, result = letters
+    view, made = s.parameter(weight), "".join(letter for letter in other if letter in result)
+    if view is None:
+        _fixed_layer(s, call, -1)
         return
-    col = s.channels(x, channel, call)
-    groups = s.new_groups(s.shape(weight.id)[1 if transposed else 0], owner(view.name))
-    row, col = (groups[None, :], col[:, None]) if transposed else (groups[:, None], col[None, :])
-    s.connect(view, row, col)
-    s.connect_bias(call, bias, groups)
-    s.set_result(call, with_axes(groups.reshape(-1, *[1] * (-channel - 1)), ndim))
+    if not made or all(letter in own for letter in made):
+        s.freeze_through(call)
+        return
+    shared = [i for i, letter in enumerate(own) if letter in other]
+    col = _along(s.collapse(with_axes(s.groups(x), len(own)), shared, mixed_positions(call)), own, other)
+    sizes = dict(zip(other, s.shape(weight.id), strict=True))
+    new = s.new_groups(math.prod(sizes[letter] for letter in made), owner(view.name))
+    row = new.reshape([sizes[letter] for letter in made])
+    s.connect(view, _along(row, made, other), col)
+    s.connect_bias(call, bias, new)
+    s.set_result(call, _along(row, made, result))
 
 
-def _layer_paths(
+def _fixed_layer(s: ScalePropagation, call: Call, *channels: int) -> None:
+    """A layer whose weights are no parameter: its inputs freeze, and its outputs count as frozen channels."""
+    s.freeze_through(call, f"enters `{call.name}` with weights that are not a parameter")
+    s.frozen_layer(call, " with weights that are not a parameter", *channels)
+
+
+def _data_scales(s: ScalePropagation, call: Call, letters: Letters, x: Ref, y: Ref) -> None:
+    """A product of data with data.
+
+    Where one factor carries no scale, those of the other pass, tied along the sum. Where both do, as with queries and
+    keys, each channel that is summed over has inverse scales in the two, and the product has none.
+    """
+    own, other, result = letters
+    maps = [with_axes(s.groups(ref), len(axes)) for ref, axes in ((x, own), (y, other))]
+    if all(bool((groups > 0).any()) for groups in maps):
+        both = "".join(letter for letter in own if letter in other)
+        left, right = (
+            _along(s.collapse(groups, [i for i, c in enumerate(axes) if c in both], mixed_positions(call)), axes, both)
+            for groups, axes in zip(maps, (own, other), strict=True)
+        )
+        s.tie_inverse(left, right, Reason("op", call.where, f"is multiplied by a value without scale in `{call.name}`"))
+        s.set_result(call)
+        return
+    groups, axes = (maps[1], other) if bool((maps[1] > 0).any()) else (maps[0], own)
+    kept = [i for i, letter in enumerate(axes) if letter in result]
+    s.set_result(call, _along(s.collapse(groups, kept, mixed_positions(call)), axes, result))
+
+
+def _linear_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
+    x, weight = a["input"], a["weight"]
+    _layer_scales(s, call, _linear_letters(s.trace, x, weight), x, weight, a.get("bias"))
+
+
+def _matmul_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
+    x, y = a["input"], a.get("other", a.get("mat2"))
+    _product_scales(s, call, _matmul_letters(s.trace, x, y), x, y)
+
+
+def _einsum_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
+    parsed = _einsum_letters(s.trace, call)
+    _product_scales(s, call, *parsed) if parsed else s.freeze_through(call)
+
+
+def _addmm_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
+    x, weight = a["mat1"], a["mat2"]
+    if s.parameter(weight) is None or s.parameter(x) is not None:
+        s.freeze_through(call)
+    else:
+        _layer_scales(s, call, _matmul_letters(s.trace, x, weight), x, weight, a["input"])
+
+
+def _baddbmm_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
+    x, y = a["batch1"], a["batch2"]
+    _data_scales(s, call, _matmul_letters(s.trace, x, y), x, y)
+    if a.get("beta", 1) != 0:
+        reason = Reason("op", call.where, f"is added to a value without scale by `{call.name}`")
+        s.set_result(call, s.tie(s.groups(Ref(call.outs[0])), s.groups(a["input"]), reason))
+
+
+# ---- how path sums cross products
+
+
+def _product_paths(
+    p: PathSums, call: Call, letters: Letters, x: Ref, y: Ref, function: Callable[..., Any], factor: float = 1.0
+) -> None:
+    """``factor`` times a product; a gate, such as attention weights, takes averages of the other factor."""
+    on_path = [p.on_path(ref) for ref in (x, y)]
+    gates = [ref.id in p.gates for ref in (x, y)]
+    if all(on_path) and sum(gates) == 1:
+        (value, own), weights = ((y, letters[1]), letters[0]) if gates[0] else ((x, letters[0]), letters[1])
+        size = p.trace.values[call.outs[0]].shape
+        averaged = [i for i, letter in enumerate(own) if letter not in letters[2] and letter in weights]
+        summed = [i for i, letter in enumerate(own) if letter not in letters[2] + weights]
+
+        def average(v: Tensor) -> Tensor:
+            v = v.mean(averaged, keepdim=True) if averaged else v
+            v = v.sum(summed, keepdim=True) if summed else v
+            return factor * _along(v, own, letters[2]).expand(size)
+
+        p.sum(call, [value], average)
+    elif on_path[0]:
+        _weighted_paths(p, call, x, y, function, log=math.log(factor))
+    else:
+        _weighted_paths(p, call, y, x, lambda y, x: function(x, y), log=math.log(factor))
+
+
+def _weighted_paths(
     p: PathSums, call: Call, x: Any, weight: Any, function: Callable[..., Any], bias: Any = None, **more: Any
 ) -> None:
     """A linear map ``function`` of data by weights, plus a bias."""
@@ -68,59 +218,36 @@ def _layer_paths(
     p.product(call, [x, weight], function, bias, **more)
 
 
-def _linear_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
-    _dense_scales(s, call, a["input"], a["weight"], a.get("bias"), False, -1)
-
-
 def _linear_paths(p: PathSums, call: Call, a: Arguments) -> None:
-    _layer_paths(p, call, a["input"], a["weight"], F.linear, a.get("bias"))
-
-
-def _constant_factor(s: ScalePropagation, x: Ref, y: Ref) -> bool:
-    """Whether one factor is made without any parameter, such as the adjacency matrix of a graph."""
-    fixed = [ref.id for ref in (x, y) if ref.id not in s.data]
-    return len(fixed) == 1 and s.constants is not None and not s.constants.made_from_parameters(fixed[0])
-
-
-def _matmul_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
-    x, y = a["input"], a["other"]
-    if s.parameter(y) is not None and s.parameter(x) is None:
-        _dense_scales(s, call, x, y, None, True, -1)
-    elif s.parameter(x) is not None and s.parameter(y) is None and len(s.shape(y.id)) > 1:
-        _dense_scales(s, call, y, x, None, False, -2)
-    elif (x.id in s.data and y.id in s.data) or _constant_factor(s, x, y):
-        data_product_scales(s, call, x, y)
-    else:
-        s.freeze_through(call)
-        for fixed, channel in ((y, -1), (x, -2)):
-            if fixed.id not in s.data and len(s.shape(fixed.id)) > 1:
-                s.frozen_layer(call, channel, " with weights that are not a parameter")
+    x, weight = a["input"], a["weight"]
+    _weighted_paths(p, call, x, weight, F.linear, a.get("bias"))
 
 
 def _matmul_paths(p: PathSums, call: Call, a: Arguments) -> None:
-    x, y = a["input"], a["other"]
-    if x.id in p.sums and y.id in p.sums:
-        data_product_paths(p, call, x, y)
-    elif p.on_path(x):
-        _layer_paths(p, call, x, y, torch.matmul)
-    else:
-        _layer_paths(p, call, y, x, lambda y, x: x @ y)
+    x, y = a["input"], a.get("other", a.get("mat2"))
+    _product_paths(p, call, _matmul_letters(p.trace, x, y), x, y, torch.matmul)
 
 
-def _addmm_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
-    if s.parameter(a["mat2"]) is not None and s.parameter(a["mat1"]) is None:
-        _dense_scales(s, call, a["mat1"], a["mat2"], a["input"], True, -1)
-    else:
-        s.freeze_through(call)
+def _einsum_paths(p: PathSums, call: Call, a: Arguments) -> None:
+    parsed = _einsum_letters(p.trace, call)
+    _product_paths(p, call, *parsed, partial(torch.einsum, call.args[0])) if parsed else p.barrier(call)
 
 
 def _addmm_paths(p: PathSums, call: Call, a: Arguments) -> None:
     alpha, beta = (float(a.get(name, 1)) ** 2 for name in ("alpha", "beta"))
-    bias = a["input"] if beta else None
-    if not alpha:
+    if alpha:
+        shaped = {"shape": lambda b: beta * b, "log": math.log(alpha)}
+        _weighted_paths(p, call, a["mat1"], a["mat2"], torch.matmul, a["input"] if beta else None, **shaped)
+    else:
+        p.barrier(call)
+
+
+def _baddbmm_paths(p: PathSums, call: Call, a: Arguments) -> None:
+    x, y, factor = a["batch1"], a["batch2"], float(a.get("alpha", 1)) ** 2
+    if (p.on_path(a["input"]) and a.get("beta", 1) != 0) or not factor or not (p.on_path(x) and p.on_path(y)):
         p.barrier(call)
     else:
-        _layer_paths(p, call, a["mat1"], a["mat2"], lambda x, w: alpha * (x @ w), bias, shape=lambda b: beta * b)
+        _product_paths(p, call, _matmul_letters(p.trace, x, y), x, y, torch.bmm, factor)
 
 
 # ---- one matrix for each group of rows: mixtures of experts
@@ -186,7 +313,7 @@ def _grouped_paths(p: PathSums, call: Call, a: Arguments) -> None:
     if a.get("bias") is not None:
         p.barrier(call)
     else:
-        _layer_paths(p, call, a["mat_a"], a["mat_b"], lambda x, w: x @ w.mean(0))
+        _weighted_paths(p, call, a["mat_a"], a["mat_b"], lambda x, w: x @ w.mean(0))
 
 
 # ---- convolutions
@@ -226,8 +353,8 @@ def _fixed_conv(s: ScalePropagation, call: Call, a: Arguments, col: Tensor, dept
 
 def _conv_paths(p: PathSums, call: Call, a: Arguments, nd: int, transposed: bool) -> None:
     setting = {k: v for k, v in a.items() if k not in ("input", "weight", "bias")}
-    function = lambda x, w: call.fn(x, w, **setting)  # noqa: E731
-    _layer_paths(p, call, a["input"], a["weight"], function, a.get("bias"), shape=lambda b: b.reshape(-1, *[1] * nd))
+    function = partial(call.fn, **setting)
+    _weighted_paths(p, call, a["input"], a["weight"], function, a.get("bias"), shape=lambda b: b.reshape(-1, *[1] * nd))
 
 
 # ---- embeddings
@@ -277,7 +404,9 @@ def _bag_paths(p: PathSums, call: Call, a: Arguments) -> None:
 
 OPERATIONS = [
     *entries("linear", "linear", "input weight bias", _linear_scales, _linear_paths, layer=True),
-    *entries("matmul mm __matmul__", "matmul", "input other", _matmul_scales, _matmul_paths, layer=True),
+    *entries("matmul mm __matmul__ bmm", "matmul", "input other", _matmul_scales, _matmul_paths, layer=True),
+    *entries("einsum", "einsum", "equation", _einsum_scales, _einsum_paths, namespaces=[torch], layer=True),
+    *entries("baddbmm", "baddbmm", "input batch1 batch2 beta alpha", _baddbmm_scales, _baddbmm_paths),
     *entries("addmm", "addmm", "input mat1 mat2 beta alpha", _addmm_scales, _addmm_paths, layer=True),
     *(
         entry
