@@ -152,7 +152,7 @@ def _linear_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
 
 
 def _matmul_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
-    x, y = a["input"], a.get("other", a.get("mat2"))
+    x, y = a["input"], a["other"] if "other" in a else a["mat2"]
     _product_scales(s, call, _matmul_letters(s.trace, x, y), x, y)
 
 
@@ -224,7 +224,7 @@ def _linear_paths(p: PathSums, call: Call, a: Arguments) -> None:
 
 
 def _matmul_paths(p: PathSums, call: Call, a: Arguments) -> None:
-    x, y = a["input"], a.get("other", a.get("mat2"))
+    x, y = a["input"], a["other"] if "other" in a else a["mat2"]
     _product_paths(p, call, _matmul_letters(p.trace, x, y), x, y, torch.matmul)
 
 
