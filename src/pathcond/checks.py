@@ -195,12 +195,12 @@ def stacked(scalars: Sequence[Tensor]) -> Tensor:
     return torch.stack(list(scalars) if alike else [t.double() for t in scalars])
 
 
-def shared_memory(model: nn.Module) -> tuple[dict[str, str], list[str]]:
-    """Parameters that share memory: the first name of each duplicate, and the names of those that overlap in part."""
+def shared_memory(model: nn.Module, others: Sequence[Tensor] = ()) -> tuple[dict[str, str], list[str]]:
+    """The first name of each parameter that is there twice, and those that share memory in part, or with ``others``."""
     spans: dict[int, list[tuple[int, int, str, Any]]] = {}
     alias: dict[str, str] = {}
     overlapping: set[str] = set()
-    for name, p in model.named_parameters():
+    for name, p in (*model.named_parameters(), *(("", t) for t in others)):
         if not p.numel():
             continue
         layout = (p.storage_offset(), tuple(p.shape), p.stride(), p.dtype)
@@ -208,12 +208,13 @@ def shared_memory(model: nn.Module) -> tuple[dict[str, str], list[str]]:
             overlapping.add(name)
         key, first, last = memory_span(p)
         for other_first, other_last, other, other_layout in spans.setdefault(key, []):
-            if layout == other_layout:
+            if name and layout == other_layout:
                 alias[name] = other
             elif first <= other_last and other_first <= last:
                 overlapping |= {name, other}
-        spans[key].append((first, last, name, layout))
-    return alias, sorted(overlapping)
+        if name:
+            spans[key].append((first, last, name, layout))
+    return alias, sorted(overlapping - {""})
 
 
 def memory_span(t: Tensor) -> tuple[int, int, int]:

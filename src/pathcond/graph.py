@@ -22,7 +22,6 @@ from pathcond.checks import (
     check_flags,
     check_model,
     check_shapes,
-    memory_span,
     shared_memory,
 )
 from pathcond.inputs import (
@@ -275,7 +274,7 @@ def extract_graph(
     check_flags(smooth=smooth, strict=strict)
     check_choice("batchnorm", batchnorm, ("affine", "exclude"))
     check_model(model, values=False)
-    alias, overlapping = shared_memory(model)
+    alias = shared_memory(model)[0]
     s = ScalePropagation(TABLE, batchnorm=batchnorm, smooth=smooth, strict=strict, alias=alias)
     examples = examples_in(example_input)
     doubts: list[str] = []
@@ -305,8 +304,6 @@ def extract_graph(
         at_step("graph, other sizes of the input")
         sizes = _record_other_sizes(s, recorder, examples[0], traces)
         doubts += recorder.unseen_sizes() if len(examples) == 1 else []
-    for name in overlapping:
-        s.freeze_parameter(name, Reason("param", "", f"parameter '{name}' shares memory with another parameter"))
     _freeze_unusual_parameters(model, s, traces)
     graph = _assemble(model, s, traces, groups_in_eval)
     doubts = [*dict.fromkeys(doubts), *_unread(model, traces)] if graph.units else []
@@ -333,14 +330,9 @@ def _without_values(example: Any) -> Any:
 _MOST_SIZES = 8  # tried beside the usual ones, because the code of the model compares with them
 
 
-_ANY_SIZE = {
-    *("pass", "same", "cast", "prelu", "clamp", "threshold", "smooth", "bounded", "softmax", "linear", "embedding"),
-    *("batch_norm", "layer_norm", "rms_norm", "group_norm", "mean", "sum", "extreme", "resample"),
-} | {
-    f"{kind}{nd}"
-    for kind in ("conv", "convt", "max_pool", "avg_pool", "adaptive_max_pool", "adaptive_avg_pool")
-    for nd in (1, 2, 3)
-}  # kinds of operations whose scale rules give the same for inputs of every size
+# Kinds of operations whose scale rules give the same for inputs of every size, without the number of axes at the end.
+_ANY_SIZE = """pass same cast prelu clamp threshold smooth bounded softmax linear embedding batch_norm layer_norm
+    rms_norm group_norm mean sum extreme resample conv convt max_pool avg_pool adaptive_max_pool adaptive_avg_pool"""
 
 
 def _of_any_size(trace: Trace) -> bool:
@@ -354,7 +346,7 @@ def _of_any_size(trace: Trace) -> bool:
             alike = len({len(v.shape) for v in read if v.leaf is None or v.leaf.kind == "input"}) <= 1
         else:
             first = call.args[1] if len(call.args) > 1 else call.kwargs.get("start_dim", 0)
-            alike = kind in _ANY_SIZE or (call.name == "flatten" and first >= 1)
+            alike = kind.rstrip("123") in _ANY_SIZE.split() or (call.name == "flatten" and first >= 1)
         if not alike:
             return False
     return not trace.kept
@@ -516,18 +508,6 @@ def _modes(model: nn.Module) -> Iterator[tuple[str, bool | None]]:
     yield "train", True
     if len({module.training for module in model.modules()}) > 1:
         yield "mixed", None
-
-
-# ---- what else freezes scales
-
-
-def _freeze_unusual_parameters(model: nn.Module, s: ScalePropagation, traces: list[Trace]) -> None:
-    """Freeze parameters that hold integers, or share memory with another tensor that the model reads."""
-    for name in _shared_with_others(model, traces):
-        text = f"parameter '{name}' shares memory with a tensor that is read as well"
-        s.freeze_parameter(s.alias.get(name, name), Reason("param", "", text))
-    for name in [name for name, p in model.named_parameters() if not p.is_floating_point()]:
-        s.freeze_parameter(name, Reason("param", "", f"parameter '{name}' holds integers"))
 
 
 # ---- the graph
@@ -706,21 +686,17 @@ def _frozen(
     return tuple(Frozen(count, where, text) for (where, text), count in counts.items()), by_module
 
 
-def _shared_with_others(model: nn.Module, traces: Sequence[Trace]) -> list[str]:
-    """Parameters that share memory with another tensor that a pass reads: a buffer, or a tensor kept elsewhere."""
+def _freeze_unusual_parameters(model: nn.Module, s: ScalePropagation, traces: Sequence[Trace]) -> None:
+    """Freeze parameters that hold integers, or share memory with another parameter or tensor that a pass reads."""
     buffers = dict(model.named_buffers())
     leaves = [value.leaf for trace in traces for value in trace.values if value.leaf is not None]
     read = [buffers.get(leaf.name) if leaf.kind == "buffer" else leaf.tensor for leaf in leaves]
     real = {id(t): t for t in read if t is not None and not isinstance(t, FakeTensor) and t.layout == torch.strided}
-    spans: dict[int, list[tuple[int, int]]] = {}
-    for key, first, last in (memory_span(t) for t in real.values() if t.numel()):
-        spans.setdefault(key, []).append((first, last))
-    found = []
-    for name, p in model.named_parameters():
-        key, first, last = memory_span(p)
-        if p.numel() and any(first <= end and start <= last for start, end in spans.get(key, ())):
-            found.append(name)
-    return found
+    for name in shared_memory(model, list(real.values()))[1]:
+        text = f"parameter '{name}' shares memory with another tensor"
+        s.freeze_parameter(s.alias.get(name, name), Reason("param", "", text))
+    for name in [name for name, p in model.named_parameters() if not p.is_floating_point()]:
+        s.freeze_parameter(name, Reason("param", "", f"parameter '{name}' holds integers"))
 
 
 def _unread(model: nn.Module, traces: Sequence[Trace]) -> list[str]:

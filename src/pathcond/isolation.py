@@ -8,6 +8,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from functools import partial, wraps
 from operator import is_
 from types import FunctionType, MethodType, ModuleType
@@ -24,16 +25,24 @@ _SIMPLE = frozenset({int, float, bool, str, type(None), nn.Parameter, torch.dtyp
 _MOST = 20_000  # objects visited, besides a hundred per module: attributes may lead into a whole program
 
 
-def _reachable(model: nn.Module, code: bool) -> tuple[list[Any], list[Tensor]]:
-    """Containers and tensors reachable from modules' attributes, with ``code`` also from hooks and forwards."""
-    boxes: list[Any] = []
-    tensors: list[Tensor] = []
-    pending: deque[Any] = deque(vars(m) for m in model.modules())
+@dataclass
+class _State:
+    """What is reachable from a model: containers, tensors, and variables of classes, globals and closures."""
+
+    boxes: list[Any] = field(default_factory=list)
+    tensors: list[Tensor] = field(default_factory=list)
+    variables: list[tuple[Any, dict[str, Any]]] = field(default_factory=list)
+
+
+def _reachable(model: nn.Module, code: bool) -> _State:
+    """The state of the modules' attributes; with ``code`` also that of their classes, hooks and functions."""
+    found, modules = _State(), list(model.modules())
+    pending: deque[Any] = deque(vars(m) for m in modules)
     most = _MOST + 100 * len(pending)
-    if not code:
-        pending = deque({k: v for k, v in own.items() if not k.endswith("_hooks")} for own in pending)
+    if code:
+        pending.extend(kind for m in modules for kind in type(m).__mro__)
     else:
-        pending.extend(getattr(kind, "forward", None) for kind in {type(m) for m in model.modules()})
+        pending = deque({k: v for k, v in own.items() if not k.endswith("_hooks")} for own in pending)
     seen: set[int] = set()
     plain = set(_SIMPLE)  # and the module classes met so far
     while pending and len(seen) < most:
@@ -41,46 +50,47 @@ def _reachable(model: nn.Module, code: bool) -> tuple[list[Any], list[Tensor]]:
         kind = type(thing)
         if kind in plain or id(thing) in seen:
             continue
-        if kind not in _USUAL_BOXES and isinstance(thing, (nn.Module, type, ModuleType)):
+        if kind not in _USUAL_BOXES and isinstance(thing, (nn.Module, ModuleType)):
             plain.add(kind)
             continue
         seen.add(id(thing))
         if kind in _USUAL_BOXES or isinstance(thing, _BOXES):
-            boxes.append(thing)
-            if thing:
-                pending.extend(thing.values() if isinstance(thing, dict) else thing)
+            found.boxes.append(thing)
+            pending.extend(thing.values() if isinstance(thing, dict) else thing)
         elif isinstance(thing, Tensor):
-            tensors.append(thing)
+            found.tensors.append(thing)
         elif isinstance(thing, tuple):
             pending.extend(thing)
-        elif isinstance(thing, (FunctionType, MethodType, partial)):
-            pending.extend(_behind(thing) if code else ())
+        elif isinstance(thing, (type, FunctionType, MethodType, partial)):
+            pending.extend(_behind(thing, found) if code else ())
         else:
             with suppress(Exception):  # some objects raise when they are inspected
                 pending.append(vars(thing))
-    return boxes, tensors
-
-
-def _behind(function: Any) -> list[Any]:
-    """Where a function can store things: its object, its defaults and closure, and the globals that it names."""
-    if isinstance(function, MethodType):
-        return [function.__self__, function.__func__]
-    if isinstance(function, partial):
-        return [function.func, function.args, function.keywords]
-    if (function.__module__ or "").split(".")[0] == "torch":
-        return []
-    found: list[Any] = [function.__defaults__, *map(function.__globals__.get, function.__code__.co_names)]
-    found = [thing for thing in found if isinstance(thing, (*_BOXES, tuple))]
-    for cell in function.__closure__ or ():
-        with suppress(ValueError):  # a variable that has no value yet
-            found.append(cell.cell_contents)
     return found
+
+
+def _behind(thing: Any, found: _State) -> list[Any]:
+    """Where code can store things: a class, the globals that a function names, its closure and its defaults."""
+    if isinstance(thing, MethodType):
+        return [thing.__self__, thing.__func__]
+    if isinstance(thing, partial):
+        return [thing.func, thing.args, thing.keywords]
+    if (thing.__module__ or "").partition(".")[0] in ("builtins", "torch"):
+        return []
+    if isinstance(thing, type):
+        found.variables.append((thing, dict(vars(thing))))
+        return list(vars(thing).values())
+    named = {n: thing.__globals__[n] for n in thing.__code__.co_names if n in thing.__globals__}
+    cells = [(cell, _present(cell, {})) for cell in thing.__closure__ or ()]
+    found.variables += [(thing.__globals__, named), *cells]
+    held = [content for _, contents in cells for content in contents.values()]
+    return [thing.__defaults__, *held, *(x for x in named.values() if isinstance(x, (*_BOXES, tuple, type)))]
 
 
 def held_tensors(model: nn.Module) -> list[Tensor]:
     """Tensors in the modules' attributes, at any depth in containers and objects, without parameters and buffers."""
     registered = {id(t) for t in (*model.parameters(), *model.buffers())}
-    return [t for t in _reachable(model, code=False)[1] if id(t) not in registered]
+    return [t for t in _reachable(model, code=False).tensors if id(t) not in registered]
 
 
 @contextmanager
@@ -95,24 +105,23 @@ def untouched(model: nn.Module, tensors: bool = True) -> Iterator[Callable[[], b
     or container has other elements than before.
     """
     boxes: list[tuple[Any, Any]] = []
-    found, _ = _reachable(model, code=True)
-    for box in found:
+    found = _reachable(model, code=True)
+    for box in found.boxes:
         with suppress(Exception):  # a container that cannot be copied is not restored
             boxes.append((box, box.copy()))
     own = {id(thing) for m in model.modules() for thing in (vars(m), *vars(m).values())}
-    variables = _variables(model)
     loose = [t for t in held_tensors(model) if not t.is_inference()] if tensors else []
     saved = [(t, t._version, t.detach().clone()) for t in loose]
     try:
         yield (
             lambda: (
-                len(boxes) < len(found)
+                len(boxes) < len(found.boxes)
                 or any(not _same(box, content) for box, content in boxes)
-                or any(not _same(_present(*pair), pair[1]) for pair in variables)
+                or any(not _same(_present(*pair), pair[1]) for pair in found.variables)
             )
         )
     finally:
-        for holder, values in variables:
+        for holder, values in found.variables:
             _restore(holder, values)
         for box, content in [pair for pair in boxes if not _same(*pair)]:
             now, then = ([*x, *x.values()] if isinstance(x, dict) else list(x) for x in (box, content))
@@ -123,33 +132,6 @@ def untouched(model: nn.Module, tensors: bool = True) -> Iterator[Callable[[], b
             for tensor, version, content in saved:
                 if tensor._version != version:
                     tensor.copy_(content)
-
-
-def _variables(model: nn.Module) -> list[tuple[Any, dict[str, Any]]]:
-    """Variables outside of the modules: of their classes, globals that their code names, and cells of closures."""
-    modules = list(model.modules())
-    classes = {kind for m in modules for kind in type(m).__mro__ if _own(kind)}
-    functions = [f for kind in classes for f in vars(kind).values()]
-    hooks = [hook for m in modules for found in (m._forward_hooks, m._forward_pre_hooks) for hook in found.values()]
-    functions += [*hooks, *(f for m in modules for f in vars(m).values())]
-    found: list[tuple[Any, dict[str, Any]]] = [(kind, dict(vars(kind))) for kind in classes]
-    seen: set[int] = set()
-    while functions:
-        function = functions.pop()
-        if not isinstance(function, FunctionType) or id(function) in seen:
-            continue
-        seen.add(id(function))
-        named = {n: function.__globals__[n] for n in function.__code__.co_names if n in function.__globals__}
-        found.append((function.__globals__, named))
-        found += [(kind, dict(vars(kind))) for kind in named.values() if isinstance(kind, type) and _own(kind)]
-        cells = [(cell, _present(cell, {})) for cell in function.__closure__ or ()]
-        functions += [content for _, held in cells for content in held.values()]
-        found += cells
-    return found
-
-
-def _own(kind: type) -> bool:
-    return kind.__module__.partition(".")[0] not in ("builtins", "torch")
 
 
 def _present(holder: Any, values: dict[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
 
 from pathcond.checks import PathCondError, RecordError
 from pathcond.graph import ScaleGraph
@@ -24,7 +25,7 @@ from pathcond.isolation import (
     untouched,
     without_cache,
 )
-from pathcond.tracing import map_leaves, outputs_in, place_of
+from pathcond.tracing import outputs_in, place_of
 
 _MARGIN = 0.1  # a change is rounding if rounding the weights otherwise makes this fraction of it
 _LARGEST_COPY = 1 << 31  # bytes of a float64 copy of a model
@@ -34,7 +35,7 @@ class CastsToFloat64(TorchFunctionMode):
     """Casts to float32 become casts to float64: some models compute in float32 for weights of any dtype."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        args, kwargs = map_leaves(lambda x: torch.float64 if x is torch.float32 else x, (args, kwargs or {}))
+        args, kwargs = tree_map(lambda x: torch.float64 if x is torch.float32 else x, (args, kwargs or {}))
         return (Tensor.double if func is Tensor.float else func)(*args, **kwargs)
 
 

@@ -19,7 +19,6 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import copy
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from types import FunctionType
 from typing import Any
@@ -33,6 +32,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
 
 from pathcond.checks import RecordError, check_dense
 from pathcond.inputs import Sizes, as_arguments, hint_on, map_tensors, tensors_in
@@ -116,49 +116,19 @@ def WRITE(base: Tensor, piece: Tensor, view: View) -> Tensor:  # noqa: N802 - a 
     return base.reshape(-1).index_copy(0, shown.reshape(-1), piece.expand(shown.shape).reshape(-1)).reshape(base.shape)
 
 
-def refs(tree: Any) -> Iterator[Ref]:
+def refs(tree: Any) -> list[Ref]:
     """Every :class:`Ref` in the arguments of a call."""
-    if isinstance(tree, Ref):
-        yield tree
-    elif isinstance(tree, (list, tuple)):
-        for item in tree:
-            yield from refs(item)
-    elif isinstance(tree, dict):
-        for item in tree.values():
-            yield from refs(item)
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Ref)]
 
 
 def flatten(tree: Any) -> list[Tensor]:
     """The tensors in nested tuples, lists and dicts, in order."""
-    if isinstance(tree, Tensor):
-        return [tree]
-    if isinstance(tree, (list, tuple)):
-        return [t for item in tree for t in flatten(item)]
-    if isinstance(tree, dict):
-        return [t for item in tree.values() for t in flatten(item)]
-    return []
-
-
-def map_leaves(change: Callable[[Any], Any], tree: Any) -> Any:
-    """``tree`` (nested tuples, lists and dicts) with ``change`` applied to everything else in it."""
-    if isinstance(tree, tuple):
-        items = [map_leaves(change, item) for item in tree]
-        return getattr(type(tree), "_make", tuple)(items)
-    if isinstance(tree, list):
-        return [map_leaves(change, item) for item in tree]
-    if isinstance(tree, dict):
-        made = {} if type(tree) is dict else copy(tree)
-        for key, item in tree.items():
-            made[key] = map_leaves(change, item)
-        return made
-    return change(tree)
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
 def run(call: Call, look_up: Callable[[int], Any]) -> Any:
     """Call ``call.fn`` with every :class:`Ref` replaced by ``look_up(id)``."""
-    args, kwargs = map_leaves(
-        lambda leaf: look_up(leaf.id) if isinstance(leaf, Ref) else leaf, (call.args, call.kwargs)
-    )
+    args, kwargs = tree_map(lambda leaf: look_up(leaf.id) if isinstance(leaf, Ref) else leaf, (call.args, call.kwargs))
     return call.fn(*args, **kwargs)
 
 
@@ -400,7 +370,7 @@ def _without_source(function: Any, arguments: Any, result: Any) -> tuple[Any, An
     args, kwargs = arguments
     if function in _RESHAPED:
         return _RESHAPED[function], ((args[0], tuple(result.shape)), {})
-    if function in (Tensor.to, Tensor.type_as) and len(list(refs([*args, kwargs]))) > 1:
+    if function in (Tensor.to, Tensor.type_as) and len(refs([*args, kwargs])) > 1:
         return Tensor.to, ((args[0],), {"dtype": result.dtype, "device": result.device})
     if function not in _LIKE_ANOTHER:
         return function, arguments
@@ -465,29 +435,25 @@ class Tape:
 
     def read(self, tensor: Tensor) -> int:
         """The value ``tensor`` holds now; a view whose base changed meanwhile is taken again."""
-        entry = self.known.get(id(tensor))
-        if entry is None:
-            leaf = self.names.get(id(tensor), Leaf("const", tensor=tensor))
-            entry = self.known[id(tensor)] = Known(tensor, self.new_value(tensor, leaf), epoch=self._epoch(tensor))
+        entry = self.known.get(id(tensor)) or self.adopt(tensor, tensor)
         if entry.epoch < self._epoch(tensor) and entry.parent is not None and entry.view is not None:
             base = self.read(self.known[entry.parent].tensor)
             old = entry.view.call
             outs = tuple(self.new_value_like(v) for v in old.outs)
-            stale = next(refs([*old.args, old.kwargs])).id
-            args, kwargs = map_leaves(lambda leaf: Ref(base) if leaf == Ref(stale) else leaf, (old.args, old.kwargs))
+            stale = refs([*old.args, old.kwargs])[0].id
+            args, kwargs = tree_map(lambda leaf: Ref(base) if leaf == Ref(stale) else leaf, (old.args, old.kwargs))
             call = Call(old.fn, args, kwargs, outs, old.where)
             self.calls.append(call)
             entry.value, entry.view = outs[entry.view.index], View(call, entry.view.index)
         entry.epoch = self._epoch(tensor)
         return entry.value
 
-    def adopt(self, fake: Tensor, tensor: Tensor) -> None:
+    def adopt(self, fake: Tensor, tensor: Tensor) -> Known:
         """Read a fake copy as the real tensor it stands for."""
-        if id(tensor) in self.known:
-            self.known[id(fake)] = Known(fake, self.known[id(tensor)].value, epoch=self._epoch(fake))
-        else:
-            leaf = self.names.get(id(tensor), Leaf("const", tensor=tensor))
-            self.known[id(fake)] = Known(fake, self.new_value(fake, leaf), epoch=self._epoch(fake))
+        known, leaf = self.known.get(id(tensor)), self.names.get(id(tensor), Leaf("const", tensor=tensor))
+        value = known.value if known else self.new_value(fake, leaf)
+        made = self.known[id(fake)] = Known(fake, value, epoch=self._epoch(fake))
+        return made
 
     def is_leaf(self, tensor: Tensor) -> bool:
         """Whether a known tensor still holds what it held before the pass."""
@@ -590,10 +556,10 @@ class _Functions(TorchFunctionMode):
         self.depth += 1
         try:
             if self.fakes or writes(func, kwargs):
-                args, kwargs = map_leaves(lambda x: self._fake_copy(x, func, kwargs), (args, kwargs))
+                args, kwargs = tree_map(lambda x: self._fake_copy(x, func, kwargs), (args, kwargs))
             tensors = flatten([kwargs.get("out"), args, kwargs])  # the target first
             before = [t._version for t in tensors]
-            refs_in = map_leaves(self._recorded, (args, kwargs))
+            refs_in = tree_map(self._recorded, (args, kwargs))
             result = _without_running(func, args, kwargs)
             result = func(*args, **kwargs) if result is None else result
             changed = _written(tensors, before)
@@ -609,6 +575,8 @@ class _Functions(TorchFunctionMode):
             self.depth -= 1
 
     def _recorded(self, x: Any) -> Any:
+        if isinstance(x, torch.Size):
+            return tuple(map(int, x))
         return Ref(self.tape.read(x)) if isinstance(x, Tensor) else plain_number(x)
 
     def _fake_copy(self, x: Any, func: Any, kwargs: Any) -> Any:
@@ -1012,27 +980,20 @@ class Constants:
 
     def made_from_parameters(self, value: int) -> bool:
         """Whether a parameter went into a value."""
-        pending, seen = [value], set()
-        while pending:
-            current = pending.pop()
-            if self.is_parameter(current):
-                return True
-            if current not in seen:
-                seen.add(current)
-                pending += self._reads(current)
-        return False
+        return any(map(self.is_parameter, self._sources(value)))
 
     def random(self, value: int) -> bool:
         """Whether random numbers went into a value, so that it differs from call to call."""
-        pending, seen = [value], set()
+        return any((call := self.maker(source)) and is_random(call.fn) for source in self._sources(value))
+
+    def _sources(self, value: int) -> set[int]:
+        """A value, and all that it is made from."""
+        found, pending = {value}, [value]
         while pending:
-            call = self.maker(pending.pop())
-            if call is not None and id(call) not in seen:
-                if is_random(call.fn):
-                    return True
-                seen.add(id(call))
-                pending += [r.id for r in refs([*call.args, call.kwargs])]
-        return False
+            more = set(self._reads(pending.pop())) - found
+            found |= more
+            pending += more
+        return found
 
     def know(self, value: int, tensor: Tensor) -> None:
         """Set the tensor of a value, such as an input of indices."""

@@ -242,10 +242,7 @@ def _masked_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
 
 def _masked_paths(p: PathSums, call: Call, a: Arguments) -> None:
     shape = p.trace.values[call.outs[0]].shape
-    if isinstance(a["input"], Ref) and a["input"].id in p.sums:
-        p.sum(call, [a["input"]], lambda x: x.expand(shape))
-    else:
-        p.barrier(call)
+    p.sum(call, [a["input"]], lambda x: x.expand(shape))
 
 
 def add_paths(p: PathSums, call: Call, a: Arguments, maximum: bool = False) -> None:

@@ -150,6 +150,9 @@ class PathSums:
 
     def sum(self, call: Call, arguments: Sequence[Any], function: Callable[..., Any]) -> None:
         """Results that are a linear function of all arguments together; each is a path sum, or a squared constant."""
+        if not any(self.on_path(x) or self.constant(x) is not None for x in arguments):
+            self.barrier(call)
+            return
         self._apply(call.outs, arguments, function, joint=True)
         self.inherit(call, arguments)
 

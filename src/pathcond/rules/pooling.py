@@ -30,9 +30,6 @@ def _pool_scales(s: ScalePropagation, call: Call, a: Arguments, nd: int) -> None
 
 
 def _pool_paths(p: PathSums, call: Call, a: Arguments, kind: str) -> None:
-    if a["input"].id not in p.sums:
-        p.barrier(call)
-        return
     setting = {k: v for k, v in a.items() if k not in ("input", "return_indices")}
     p.sum(call, [a["input"]], lambda x: _pool(kind, x, setting, p.pooling))
 
@@ -63,9 +60,6 @@ def _reduce_paths(p: PathSums, call: Call, a: Arguments, kind: str) -> None:
     dim = a.get("dim", a.get("axis", a.get("other")))
     if isinstance(dim, Ref):
         add_paths(p, call, {"input": a["input"], "other": dim})
-        return
-    if a["input"].id not in p.sums:
-        p.barrier(call)
         return
     size, shape = p.trace.values[a["input"].id].shape, p.trace.values[call.outs[0]].shape
     dims = _axes(dim, len(size))
@@ -107,9 +101,6 @@ def _largest_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
 
 
 def _largest_paths(p: PathSums, call: Call, a: Arguments) -> None:
-    if a["input"].id not in p.sums:
-        p.barrier(call)
-        return
     shape, dim = p.trace.values[call.outs[0]].shape, a.get("dim", -1)
     p.sum(call, [a["input"]], lambda x: _reduced("extreme", x, (dim,), p.pooling).expand(shape))
 

@@ -267,10 +267,7 @@ def _copy_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
 
 def _copy_paths(p: PathSums, call: Call, a: Arguments) -> None:
     shape = p.trace.values[call.outs[0]].shape
-    if isinstance(a["src"], Ref) and a["src"].id in p.sums:
-        p.sum(call, [a["src"]], lambda x: x.expand(shape))
-    else:
-        p.barrier(call)
+    p.sum(call, [a["src"]], lambda x: x.expand(shape))
 
 
 def _write_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
