@@ -79,11 +79,6 @@ class Config:
         """Name of the preset."""
         return self.top.preset
 
-    @property
-    def sweeps(self) -> int:
-        """Sweeps of coordinate descent of the methods that rescale."""
-        return self.top.sweeps
-
     @cached_property
     def plain(self) -> dict[str, dict[str, Any]]:
         """Settings of each experiment as plain dictionaries."""

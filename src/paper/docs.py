@@ -229,13 +229,9 @@ def sources(facts: Facts, texts: Mapping[Path, str]) -> dict[str, str]:
     return found
 
 
-def rounded(value: Any) -> Any:
-    """Numbers with nine digits: processors differ in the last of all."""
-    if isinstance(value, dict):
-        return {name: rounded(part) for name, part in value.items()}
-    if isinstance(value, list):
-        return [rounded(part) for part in value]
-    return float(f"{value:.9g}") if isinstance(value, float) else value
+def rounded(claims: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Claims whose numbers have nine digits: processors differ in the last of all."""
+    return json.loads(json.dumps(claims), parse_float=lambda text: float(f"{float(text):.9g}"))
 
 
 def draw_forest(facts: Facts) -> None:

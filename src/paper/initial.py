@@ -9,8 +9,6 @@ import argparse
 import hashlib
 from pathlib import Path
 
-import pandas as pd
-
 from paper import cli, plan, results, runs, starts
 
 
@@ -37,9 +35,6 @@ def main() -> None:
         specs = [spec for spec in specs if runs.has_scales(spec)]
     save = starts.save_scales if rescaled else starts.save_start
     paths = {save(spec, given.results, given.again): spec for spec in specs}
-    if rescaled:
-        rows = [starts.row(spec, path) for path, spec in paths.items()]
-        results.write_table(given.index.with_suffix(".csv"), pd.DataFrame(rows, columns=list(starts.ROW)))
     found = {path.as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
     results.write_json(given.index, found)
     cli.say(f"{given.stage}: {len(paths)} files")

@@ -7,6 +7,7 @@ import dataclasses
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -106,23 +107,18 @@ def autoencoder(inputs: int = 784, compression: int = 4, *, activation: str = "r
 # ---- common architectures
 
 
-def vgg11(width: float = 1.0, *, batchnorm: bool = True) -> nn.Module:
-    """VGG-11 with one linear layer behind its convolutions; `width` multiplies its channels, 64 to 512."""
-    return _vgg("A", width, batchnorm)
+def vgg(layers: str, width: float = 1.0, *, batchnorm: bool = True) -> nn.Module:
+    """VGG with one linear layer behind its convolutions; `layers` are torchvision's letter for 11 (A) or 16 (D) layers.
 
-
-def vgg16(width: float = 1.0, *, batchnorm: bool = True) -> nn.Module:
-    """VGG-16 with one linear layer behind its convolutions; `width` multiplies its channels, 64 to 512."""
-    return _vgg("D", width, batchnorm)
-
-
-def _vgg(plan_name: str, width: float, batchnorm: bool) -> nn.Module:
+    `width` multiplies its channels, 64 to 512.
+    """
     from torchvision.models.vgg import cfgs, make_layers
 
-    plan = [entry if isinstance(entry, str) else _channels(entry, width) for entry in cfgs[plan_name]]
-    layers = make_layers(plan, batch_norm=batchnorm)
-    _init_convolutions(layers)
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(_channels(512, width), CLASSES))
+    plan = [entry if isinstance(entry, str) else _channels(entry, width) for entry in cfgs[layers]]
+    convolutions = make_layers(plan, batch_norm=batchnorm)
+    _init_convolutions(convolutions)
+    last = nn.Linear(_channels(512, width), CLASSES)
+    return nn.Sequential(*convolutions, nn.AdaptiveAvgPool2d(1), nn.Flatten(), last)
 
 
 def _init_convolutions(module: nn.Module) -> None:
@@ -242,11 +238,15 @@ class GPT(nn.Module):
 
 
 TEXT = ("gpt",)  # kinds that take text
-Builder = Callable[..., nn.Module]
-_PAPERS: list[Builder] = [mlp, cifar_nv, resnet18_c, autoencoder]
-_COMMON: list[Builder] = [vgg11, vgg16, resnet18, mobilenetv2, mobilenetv1, densenet, vit_tiny]
-COMMON: dict[str, Builder] = {**{build.__name__: build for build in _COMMON}, "gpt": GPT}
-KINDS: dict[str, Builder] = {**{build.__name__: build for build in _PAPERS}, **COMMON}
+_BUILDERS: list[Callable[..., nn.Module]] = [
+    mlp, cifar_nv, resnet18_c, autoencoder, resnet18, mobilenetv2, mobilenetv1, densenet, vit_tiny,
+]  # fmt: skip
+KINDS: dict[str, Callable[..., nn.Module]] = {
+    **{builder.__name__: builder for builder in _BUILDERS},
+    "vgg11": partial(vgg, "A"),
+    "vgg16": partial(vgg, "D"),
+    "gpt": GPT,
+}
 _IMAGES = {*KINDS} - {"mlp", "autoencoder", *TEXT}  # kinds that take images of side `image`
 
 
@@ -293,11 +293,6 @@ def input_shape(model: Mapping[str, Any]) -> tuple[int, ...]:
 def example_input(model: Mapping[str, Any]) -> Tensor:
     """A batch of one input of ones; for text, of the token 1."""
     return torch.ones(1, *input_shape(model), dtype=torch.long if model["kind"] in TEXT else None)
-
-
-def fit_windows(windows: Tensor, model: Mapping[str, Any]) -> Tensor:
-    """Windows of a text, or their labels, (batch, characters), cut to the context of a model."""
-    return windows[:, : model["context"]]
 
 
 def fit_images(images: Tensor, model: Mapping[str, Any]) -> Tensor:

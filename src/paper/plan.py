@@ -54,7 +54,7 @@ def plan(config: Config) -> Plan:
     """Expand a checked configuration into its runs."""
     own: dict[str, dict[str, Spec]] = {}
     for name, experiment in EXPERIMENTS.items():
-        specs = list(_specs(experiment, config.settings[name], config.preset, config.sweeps))
+        specs = list(_specs(experiment, config.settings[name], config.preset, config.top.sweeps))
         own[name] = {key(spec): spec for spec in specs}
     asked = {
         name: list(dict.fromkeys(k for source in (name, *experiment.also) for k in own[source]))
@@ -71,7 +71,7 @@ def slice_of(config: Config, experiment: str) -> dict[str, Any]:
     names = (experiment, *EXPERIMENTS[experiment].also)
     return {
         "preset": config.preset,
-        "sweeps": config.sweeps,
+        "sweeps": config.top.sweeps,
         "settings": {name: config.plain[name] for name in names},
     }
 
@@ -247,7 +247,7 @@ def main() -> None:
     if given.queue is not None:
         chosen = config.read(given.folder, given.preset)
         specs = [spec for grid in config.read_queue(given.folder, chosen, given.queue)
-                 for spec in training_specs(grid, chosen.preset, chosen.sweeps)]  # fmt: skip
+                 for spec in training_specs(grid, chosen.preset, chosen.top.sweeps)]  # fmt: skip
         results.write_json(given.output, list({key(spec): spec for spec in specs}.values()))
         return
     found = read(given)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from string import ascii_lowercase
@@ -354,6 +354,20 @@ def accuracies(axes: Axes, table: pd.DataFrame, x: str, value: str) -> None:
     """Means and deviations of an accuracy against `x`, one curve per method."""
     for cells, look in _by_method(table, x):
         _means(axes, table, cells, x, value, look)
+
+
+def best_tests(axes: Axes, groups: Mapping[str, pd.DataFrame]) -> None:
+    """The best test accuracy of every seed, and their mean as a line, by group of runs and method."""
+    for at, rows in enumerate(groups.values()):
+        names = methods(rows)
+        for number, name in enumerate(names):
+            look: dict[str, Any] = {"color": METHODS[name].colour}
+            values = 100 * rows.loc[rows["method"] == name, "best_test_accuracy"]
+            x = at + 0.32 * (number - (len(names) - 1) / 2)
+            axes.plot([x] * len(values), values, linestyle="", marker=METHODS[name].marker, alpha=0.7, **look)
+            axes.plot([x - 0.12, x + 0.12], [values.mean()] * 2, linewidth=1.2, **look)
+    axes.set_xticks(range(len(groups)), list(groups))
+    axes.set(xlim=(-0.6, len(groups) - 0.4), ylabel="best test accuracy (%)")
 
 
 def over_epochs(axes: Axes, table: pd.DataFrame, value: str, title: str = "") -> None:

@@ -204,25 +204,6 @@ def save_scales(spec: Mapping[str, Any], folder: Path, again: float = 0.0) -> Pa
     return path
 
 
-ROW = ("network", "method", "seed", "steps", "objective_first", "objective_last", "residual", "max_log_scale",
-       "seconds", "result")  # fmt: skip
-
-
-def row(spec: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """The row of a rescaling in the table."""
-    tensors, told = _read(path)
-    objective, u = tensors["objective"].tolist(), tensors["u"]
-    return {name: spec[name] for name in ("network", "method", "seed")} | {
-        "steps": len(objective) - 1,
-        "objective_first": objective[0],
-        "objective_last": objective[-1],
-        "residual": float(told["residual"]),
-        "max_log_scale": float(u.abs().max()) / 2 if len(u) else 0.0,
-        "seconds": float(told["seconds"]),
-        "result": told["result"],
-    }
-
-
 def _write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
     facts = json.dumps({**metadata, "sha256": _sha256(tensors)}, sort_keys=True)

@@ -64,6 +64,6 @@ def test_every_run_asked_for_is_recorded_and_every_recorded_run_has_a_reason():
     plan = plans.plan(chosen)
     assert [key for key, spec in plan.specs.items() if results.problem(recorded / f"{key}.csv", spec)] == []
     grids = config.read_queue(golden.ROOT, chosen)
-    queue = {runs.key(spec) for grid in grids for spec in runs.training_specs(grid, "paper", chosen.sweeps)}
+    queue = {runs.key(spec) for grid in grids for spec in runs.training_specs(grid, "paper", chosen.top.sweeps)}
     there = {path.relative_to(recorded).with_suffix("").as_posix() for path in recorded.glob("*/*/**/*.csv")}
     assert {key for key in there if key.startswith(("train/", "measure/"))} <= set(plan.specs) | queue

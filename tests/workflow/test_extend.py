@@ -113,7 +113,7 @@ def test_a_network_and_a_data_set_by_the_steps_of_contributing(tmp_path: Path):
     )
     tree.edit("src/paper/training/datasets.py", '    "mnist": ((', '    "grey": ((0.5,), (0.25,)),\n    "mnist": ((')
     tree.edit("src/paper/models.py", "\n# ---- common", NETWORK)
-    tree.edit("src/paper/models.py", "autoencoder]", "autoencoder, shallow]")
+    tree.edit("src/paper/models.py", "autoencoder, resnet18,", "autoencoder, shallow, resnet18,")
     tree.edit("src/paper/models.py", '"autoencoder", *TEXT}', '"autoencoder", "shallow", *TEXT}')
     tree.edit("src/paper/settings.py", "\nNetwork = Annotated[\n    MLP |", SETTINGS)
     model = {"kind": "shallow", "inputs": 64}

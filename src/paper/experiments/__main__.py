@@ -72,12 +72,6 @@ def aggregate(name: str, specs: list[Spec], block: dict, folder: Path) -> "pd.Da
     return EXPERIMENTS[name].table(found, block)
 
 
-def pictures(name: str, table: "pd.DataFrame", stamp: str, dpi: int, font_size: float) -> dict[str, bytes]:
-    """An experiment drawn from its table, as the bytes of a PDF and a PNG file that hold no date or version."""
-    with plotting.theme(font_size):
-        return plotting.pictures(EXPERIMENTS[name].plot(table), stamp, dpi)
-
-
 def _measure(given: argparse.Namespace) -> None:
     specs = jobs.named(given, "measure")
     if due := jobs.due(given, specs):
@@ -111,8 +105,9 @@ def _aggregate(given: argparse.Namespace) -> None:
 
 def _figure(given: argparse.Namespace) -> None:
     table = results.read_table(given.table)
-    with results.of_experiment(given.table, table):
-        for suffix, drawn in pictures(given.name, table, given.stamp, given.dpi, given.font_size).items():
+    with results.of_experiment(given.table, table), plotting.theme(given.font_size):
+        figure = EXPERIMENTS[given.name].plot(table)
+        for suffix, drawn in plotting.pictures(figure, given.stamp, given.dpi).items():
             results.write_bytes(given.output.with_suffix(f".{suffix}"), drawn)
 
 

@@ -79,7 +79,10 @@ def plot(table: pd.DataFrame) -> plotting.Figure:
     losses = [place.get_ylim() for place in axes[:2]]
     for place in axes[:2]:
         place.set_ylim(min(low for low, _ in losses), max(high for _, high in losses))
-    _best(axes[3], table)
+    best = runs(table)
+    found = {name: best[best["variant"] == name] for name in VARIANTS}
+    plotting.best_tests(axes[3], {VARIANTS[name]: rows for name, rows in found.items() if len(rows)})
+    axes[3].set_title("Best test accuracy")
     more = plotting.seed_handles(curves)
     if axes[2].get_ylim()[1] > min(PAPER_BEST.values()) / 2:  # else, in miniature, they would only squeeze the curves
         for place in axes[2:]:
@@ -89,21 +92,6 @@ def plot(table: pd.DataFrame) -> plotting.Figure:
     plotting.letters(axes)
     plotting.legend(figure, table, markers=False, more=more)
     return figure
-
-
-def _best(axes: plotting.Axes, table: pd.DataFrame) -> None:
-    """The best test accuracy of every seed, and their mean as a line, by variant and method."""
-    rows = runs(table)
-    names = [name for name in VARIANTS if name in set(rows["variant"])]
-    for number, name in enumerate(plotting.methods(rows)):
-        method = plotting.METHODS[name]
-        for place, variant in enumerate(names):
-            values = 100 * of(rows[rows["variant"] == variant], name)["best_test_accuracy"]
-            at = place + 0.16 * (2 * number - 1)
-            axes.plot([at] * len(values), values, linestyle="", marker=method.marker, color=method.colour, alpha=0.7)
-            axes.plot([at - 0.12, at + 0.12], [values.mean()] * 2, color=method.colour, linewidth=1.2)
-    axes.set_xticks(range(len(names)), [VARIANTS[name] for name in names])
-    axes.set(xlim=(-0.6, len(names) - 0.4), ylabel="best test accuracy (%)", title="Best test accuracy")
 
 
 # Claims

@@ -75,7 +75,7 @@ def load(spec: Mapping[str, Any], path: Path, device: torch.device) -> Splits:
 
 def _split(images: Tensor, labels: Tensor, model: Mapping[str, Any], device: torch.device) -> Split:
     if model["kind"] in models.TEXT:
-        images, labels = (models.fit_windows(t, model).contiguous() for t in (images, labels))
+        images, labels = (t[:, : model["context"]].contiguous() for t in (images, labels))
         return Split(images.to(device), labels.long().to(device))
     images = images[:, None] if images.ndim == 3 else images
     return Split(models.fit_images(images, model).contiguous().to(device), labels.long().to(device))

@@ -85,10 +85,7 @@ def plain_forward(z: Tensor, bias: Tensor | None, kind: str) -> Tensor:
 
 def plain_backward(grad: Tensor, z: Tensor, bias: Tensor | None, kind: str) -> Tensor:
     """From the gradient at a to the one at z; the bias is updated in place."""
-    grad_z = grad * slope(_affine(z, bias), kind)
-    if bias is not None:
-        bias.sub_(grad_z.sum(1, keepdim=True))
-    return grad_z
+    return _step_bias(bias, grad * slope(_affine(z, bias), kind))
 
 
 def _affine(z: Tensor, bias: Tensor | None) -> Tensor:
@@ -100,18 +97,18 @@ def cross_entropy_gradient(z: Tensor, bias: Tensor | None, labels: Tensor, rate:
 
     z is (R, B, classes), labels (R, B), rate (R, 1, 1).
     """
-    z = z if bias is None else z + bias
+    z = _affine(z, bias)
     target = functional.one_hot(labels, z.shape[2]).to(z.dtype)
-    grad = (z.softmax(2) - target) * (rate / z.shape[1])
-    if bias is not None:
-        bias.sub_(grad.sum(1, keepdim=True))
-    return grad
+    return _step_bias(bias, (z.softmax(2) - target) * (rate / z.shape[1]))
 
 
 def mse_gradient(z: Tensor, bias: Tensor | None, target: Tensor, rate: Tensor) -> Tensor:
     """Gradient of the mean square error at the outputs, times the learning rate; the output bias is updated."""
-    z = z if bias is None else z + bias
-    grad = (z - target) * (2 * rate / (z.shape[1] * z.shape[2]))
+    return _step_bias(bias, (_affine(z, bias) - target) * (2 * rate / (z.shape[1] * z.shape[2])))
+
+
+def _step_bias(bias: Tensor | None, grad: Tensor) -> Tensor:
+    """Subtract the gradient of a bias, if there is one; returns the gradient at its outputs."""
     if bias is not None:
         bias.sub_(grad.sum(1, keepdim=True))
     return grad
