@@ -13,10 +13,11 @@ The sum of squared weights is the same problem at -u with ``w^2`` for g and A = 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Literal
 
 import torch
@@ -24,12 +25,13 @@ from torch import Tensor
 
 from pathcond.checks import PathCondError, SolveError, check_choice
 from pathcond.diag_g import DiagG
-from pathcond.graph import ScaleGraph
+from pathcond.graph import ParamScales, ScaleGraph
 from pathcond.isolation import on_cpu
 from pathcond.rules.base import compress
 
 _FEW = 1 << 25  # sums up to which a solve on the CPU is faster than one on a GPU
-_LARGEST, _SMALLEST = 700.0, 1e-300  # logarithm that float64 can hold, and a number near zero
+_NEAR = 40.0  # largest |u| up to which sums are computed as they are, not as logarithms
+_FAR = 150.0  # so are fractions of the sum above exp(-_FAR)
 _TOLERANCE = 1e-10  # of the largest entry of the gradient of F / p at the optimum
 _AT_BOUND = 1.0 - 1e-12  # a log-scale above this fraction of the bound counts as at the bound
 
@@ -162,23 +164,21 @@ def solve(
             raise SolveError(f"expected finite entries of diag(G) >= 0, got {low} to {high} for parameter '{name}'.")
     if fixed is not None and (tuple(fixed.shape) != (graph.units,) or fixed.dtype != torch.bool):
         raise PathCondError(f"expected fixed to be a mask of shape ({graph.units},), got {tuple(fixed.shape)}.")
-    return balance_paths(graph, DiagG(g, g.log_scale) if isinstance(g, DiagG) else g, options, fixed)
+    return balance_paths(graph, DiagG(g, getattr(g, "log_scale", None)), options, fixed)
 
 
-def balance_paths(
-    graph: ScaleGraph, g: Mapping[str, Tensor], options: SolverOptions, fixed: Tensor | None = None
-) -> Solution:
-    """As :func:`solve`, for entries that need no check; those of a :class:`DiagG` are removed as they are used."""
-    if isinstance(g, DiagG):
-        return _minimize(Problem(graph, g, g.log_scale, fixed), options)
-    return _minimize(Problem(graph, dict(g), {}, fixed), options)
+def balance_paths(graph: ScaleGraph, g: DiagG, options: SolverOptions, fixed: Tensor | None = None) -> Solution:
+    """As :func:`solve`, for entries that need no check; they are removed as they are used."""
+    return _minimize(Problem(graph, ((name, g.pop(name), g.log_scale[name]) for name in list(g)), fixed), options)
 
 
 def balance_norms(
     graph: ScaleGraph, weights: Mapping[str, Tensor], options: SolverOptions, fixed: Tensor | None = None
 ) -> Solution:
     """Find the log-scales for which the sum of squared weights, ``objective``, is least."""
-    found = _minimize(Problem(graph, *_squares(weights), fixed, linear=False), options)
+    tops = {name: float(w.abs().amax()) or 1.0 for name, w in weights.items() if w.numel()}
+    squares = ((name, (weights[name].double() / top).square_(), 2 * math.log(top)) for name, top in tops.items())
+    found = _minimize(Problem(graph, squares, fixed, linear=False), options)
     sums = (torch.tensor(found.objective, dtype=torch.float64) / max(1, found.size)).exp()  # infinite beyond float64
     return replace(
         found,
@@ -187,37 +187,29 @@ def balance_norms(
     )
 
 
-def _squares(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """Squared weights, each relative to the largest of its parameter, and the logarithm of that."""
-    tops = {name: float(w.abs().amax()) or 1.0 for name, w in weights.items() if w.numel()}
-    return {n: (weights[n].double() / t).square() for n, t in tops.items()}, {
-        n: 2 * math.log(t) for n, t in tops.items()
-    }
-
-
 # ---- the problem
 
 
 @dataclass(frozen=True)
 class Block:
-    """Sums of g between units: element (b, i, j) of ``m * exp(log)`` enters ``rows[b, i]`` and leaves ``cols[b, j]``.
+    """Sums of g between units: element (b, i, j) of ``m * exp(log)`` is multiplied by the scales of its two ends.
 
-    Rows and columns are numbers of the graph. A dense layer has one matrix, a grouped one several.
+    The ends are shaped (b, i) and (b, j): their units, the powers at which their scales act (-1 where an element
+    enters a unit, 1 where it leaves one), and their slots; see :meth:`Problem.by_slot`.
     """
 
     m: Tensor
     log: float
-    rows: Tensor
-    cols: Tensor
-    units: tuple[Tensor, Tensor]
-    powers: tuple[Tensor, Tensor]
+    units: Sequence[Tensor]
+    powers: Sequence[Tensor]
+    slots: Sequence[Tensor]
 
 
 @dataclass(frozen=True)
 class Side:
-    """What enters or leaves units of a layer: ``m[i]`` at the numbers ``others`` belongs to unit ``positions[i]``.
+    """One end of a block in a layer: row i of ``m`` belongs to unit ``positions[i]``, or to unit i if that is None.
 
-    ``positions`` is None where sum i belongs to unit i.
+    ``others`` are the slots of the other end: one vector for all rows, or one for each matrix of a batch.
     """
 
     power: int
@@ -225,7 +217,38 @@ class Side:
     log: float
     others: Tensor
     positions: Tensor | None
-    columns: bool
+
+    def at_others(self, x: Tensor) -> Tensor:
+        """Numbers by slot, taken at the other end."""
+        return x.index_select(0, self.others) if self.others.ndim == 1 else x[self.others]
+
+    def sums(self, factors: Tensor) -> Tensor:
+        """Sum of each row times factors of its elements."""
+        factors = factors.to(self.m.device)
+        return (self.m @ factors if factors.ndim == 1 else torch.bmm(self.m, factors[:, :, None]).flatten()).cpu()
+
+
+class Mode(Enum):
+    """How sweeps compute sums: as they are and without a bound, which seldom matters; with it; or as logarithms."""
+
+    FREE, BOUNDED, LOGS = range(3)
+
+
+class Layer:
+    """Units from ``lo`` to before ``hi``, which are updated together: no element has two of them as its ends."""
+
+    def __init__(self, lo: int, hi: int) -> None:
+        self.lo, self.hi, self.sides = lo, hi, list[Side]()
+
+    def prepare(self, still: Tensor, plain: bool, columns: Sequence[Tensor], lists: Sequence[list[float]]) -> None:
+        """Set what all sweeps need: whether all powers are +-1, and coefficients of the units that move."""
+        self.plain, moving = plain, ~still[self.lo : self.hi]
+        self.moving, self.all_move = moving.nonzero()[:, 0], bool(moving.all())
+        self.enters, *self.columns = (x[self.lo : self.hi] for x in columns)
+        self.lists = [x[self.lo : self.hi] for x in lists]
+        if not self.all_move:
+            self.columns = [x[self.moving] for x in self.columns]
+            self.lists = [[x[i] for i in self.moving.tolist()] for x in self.lists]
 
 
 class Problem:
@@ -235,8 +258,7 @@ class Problem:
 
     Args:
         graph: the units.
-        g: tensors by parameter name; entries are ``g[name] * exp(logs[name])``. They are removed as they are used.
-        logs: logarithms by parameter name; 0 where there is none.
+        g: names, tensors and logarithms: the entries of a parameter are ``tensor * exp(logarithm)``.
         fixed: mask of units that keep their scale.
         linear: whether F has its linear term; A is 0 for every unit without.
     """
@@ -244,150 +266,173 @@ class Problem:
     def __init__(
         self,
         graph: ScaleGraph,
-        g: dict[str, Tensor],
-        logs: Mapping[str, float],
+        g: Iterable[tuple[str, Tensor, float]],
         fixed: Tensor | None = None,
         *,
         linear: bool = True,
     ) -> None:
-        self.graph, self.size = graph, sum(t.numel() for t in g.values())
-        self.blocks: list[Block] = []
-        self.own: dict[int, Tensor] = {}  # by power, logarithms of elements with one unit at both ends, shape (H + 1,)
-        self.constants: list[float] = []  # logarithms of what no scale changes
-        self.balance = torch.zeros(graph.units + 1, dtype=torch.float64)
-        counts = {name: t.numel() for name, t in g.items()}
-        layouts = {name: _Layout.of(graph, name, t.shape) for name, t in g.items()}
-        sums = _on_cpu_if_few({name: layouts[name].sums(g.pop(name)) for name in list(g)})
-        for name, m in sums.items():
-            self._add(layouts[name], m, counts[name], logs.get(name, 0.0), linear)
-        self.balance = self.balance[1:]
-        starts = torch.tensor([0, *graph.groups]).cumsum(0)
-        touching: list[list[Block]] = [[] for _ in graph.groups]
-        for block in self.blocks:
-            units = torch.cat([unit[unit > 0] for unit in block.units])
-            for layer in (torch.bucketize(units - 1, starts, right=True) - 1).unique().tolist():
-                touching[layer].append(block)
-        self.layers: list[tuple[int, int]] = []
-        self.sides: list[list[Side]] = []
-        for (lo, hi), blocks in zip(pairwise(starts.tolist()), touching, strict=True):
-            for span in self._uncoupled(lo, hi, blocks):
-                self.layers.append(span)
-                self.sides.append(self._sides(*span, blocks))
+        self.graph, self.linear, self.size, self.blocks = graph, linear, 0, list[Block]()
+        parts: list[tuple[list[Tensor], int, float]] = []
+        sums: list[Tensor] = []
+        for name, t, log in g:
+            ends, m = _reduce(graph.params.get(name), t)
+            parts.append((ends, t.numel(), log))
+            sums.append(m)
+            self.size += t.numel()
+            del t
+        balance = torch.zeros(graph.units + 1, dtype=torch.float64)
+        nothing = torch.zeros(0, dtype=torch.int64)
+        alone = [[nothing, nothing, nothing.double()]]  # units, powers and logarithms of elements with at most one unit
+        for (ends, count, log), m in zip(parts, _on_cpu_if_few(sums), strict=True):
+            units, powers = ([f(end) for end in ends] for f in (graph.unit_of, graph.power_of))
+            for unit, power in zip(units, powers, strict=True) if linear else ():
+                balance.index_add_(0, unit.flatten(), power.flatten().double() * (-count / unit.numel()))
+            if len(ends) == 2:
+                alone += self._add_block(ends, units, powers, m, log)
+            else:
+                none = [torch.zeros(1, dtype=torch.int64)]
+                alone.append([(units or none)[0], (powers or none)[0], m.log().cpu() + log])
+        self.balance = balance[1:]
+        unit, power, logs = map(torch.cat, zip(*alone, strict=True))
+        power = torch.where(unit > 0, power, 0)
+        self.constant = torch.logsumexp(logs[power == 0], 0)  # logarithm of what no scale changes
+        self.own = {  # by power, logarithms of the elements with one unit
+            k: _gather(unit[power == k], logs[power == k], graph.units + 1)[1:]
+            for k in {-1, 1, *power.unique().tolist()} - {0}
+        }
+        self._add_layers()
         at_zero = torch.zeros(graph.units, dtype=torch.float64)
-        self.dead = torch.cat([self._dead(i, at_zero) for i in range(len(self.layers))] or [at_zero > 0])
+        self.start = float(self.log_sum(at_zero))
+        found = [self.terms(layer, at_zero) for layer in self.layers]
+        terms = {k: torch.cat([at_zero[:0], *(x[k] for x in found)]) for k in self.own}
+        # F has no minimum along the log-scale of a dead unit.
+        powers = torch.stack([torch.where(x > -math.inf, float(k), 0.0) for k, x in terms.items()])
+        rises, falls = (powers.amax(0), powers.amin(0))
+        a = self.balance
+        self.dead = (rises <= 0) | (falls >= 0) | (rises * self.size + a <= 0) | (falls * self.size + a >= 0)
         self.still = self.dead if fixed is None else self.dead | fixed
+        lowest = (
+            min(float(torch.where(x > -math.inf, x, math.inf).amin()) for x in terms.values()) if graph.units else 0.0
+        )
+        near = lowest - self.start > -_FAR and all(abs(b.log - self.start) < 500 for b in self.blocks)
+        self.mode = Mode.FREE if near else Mode.LOGS
+        ratio = (self.size + a.abs()) / (self.size - a.abs())
+        columns = a > 0, torch.where(a > 0, -1.0, 1.0).double(), ratio
+        lists = (a.abs() / (2 * (self.size - a.abs()))).tolist(), (1 / ratio).tolist()
+        for layer, x in zip(self.layers, found, strict=True):
+            plain = not any(bool((x[k] > -math.inf).any()) for k in x if abs(k) != 1)
+            layer.prepare(self.still, plain, columns, lists)
 
-    def _add(self, layout: _Layout, m: Tensor, count: int, log: float, linear: bool) -> None:
-        """Add the sums of a parameter's entries."""
-        rows, cols = layout.rows, layout.cols
-        units, powers = ((f(rows), f(cols)) for f in (self.graph.unit_of, self.graph.power_of))
-        if linear:
-            for unit, power, sign in ((units[0], powers[0], 1), (units[1], powers[1], -1)):
-                each = count / unit.numel()
-                self.balance.index_add_(0, unit.reshape(-1), sign * each * power.reshape(-1).double())
-        if bool(torch.isin(*units).any()):
-            same = units[0][:, :, None] == units[1][:, None, :]
+    def _add_block(
+        self, ends: list[Tensor], units: list[Tensor], powers: list[Tensor], m: Tensor, log: float
+    ) -> list[list[Tensor]]:
+        """Add a block; returns units, powers and logarithms of its elements with one unit at both ends."""
+        alone = []
+        if _overlap(*units) and bool(torch.isin(*units).any()):
+            same = (units[0][:, :, None] == units[1][:, None, :]) & (units[0][:, :, None] > 0)
             b, i, j = same.nonzero(as_tuple=True)
-            multiple = [torch.where(unit > 0, power, 0) for unit, power in zip(units, powers, strict=True)]
-            power, unit = multiple[1][b, j] - multiple[0][b, i], units[0][b, i]
             same = same.to(m.device)
-            for k in power.unique().tolist():
-                self._add_own(k, unit[power == k], m[same].cpu()[power == k], log)
+            alone.append([units[0][b, i], powers[0][b, i] + powers[1][b, j], m[same].log().cpu() + log])
+            alone[0][0] = torch.where(alone[0][1] == 0, 0, alone[0][0])
             m[same] = 0.0
         top = float(m.amax())
         if top > 0:
-            ends = rows.to(m.device), cols.to(m.device)
-            self.blocks.append(Block(m.div_(top), log + math.log(top), *ends, units, powers))
+            m, log = (m, log) if 1e-100 < top < 1e100 else (m.div_(top), log + math.log(top))
+            slots = [torch.where(end < 0, self.graph.numbers - end, end) for end in ends]
+            self.blocks.append(Block(m, log, units, powers, slots))
+        return alone
 
-    def _add_own(self, power: int, unit: Tensor, values: Tensor, log: float) -> None:
-        if power == 0:
-            self.constants.append(_log(float(values.sum())) + log)
-            return
-        found = _gather(values.log() + log, unit, self.graph.units + 1)
-        self.own[power] = torch.logaddexp(self.own[power], found) if power in self.own else found
+    def _add_layers(self) -> None:
+        """Set the layers; one whose units a parameter connects with each other becomes a layer for each unit."""
+        sizes = list(self.graph.groups)
+        layer_of = _layer_of(sizes)
+        owners = [[layer_of[unit] for unit in block.units] for block in self.blocks]
+        coupled = {
+            n
+            for first, second in owners
+            for n in {*_distinct(first)} & {*_distinct(second)} - {-1}
+            if bool(((first == n).any(1) & (second == n).any(1)).any())
+        }
+        if coupled:
+            sizes = [part for n, size in enumerate(sizes) for part in ([1] * size if n in coupled else [size])]
+            layer_of = _layer_of(sizes)
+            owners = [[layer_of[unit] for unit in block.units] for block in self.blocks]
+        self.layers = [Layer(*ends) for ends in pairwise(accumulate(sizes, initial=0))]
+        for b, owner in zip(self.blocks, owners, strict=True):
+            for unit, power, m, others, of in zip(b.units, b.powers, (b.m, b.m.mT), b.slots[::-1], owner, strict=True):
+                powers, layers = _distinct(power), _distinct(of)
+                for n, k in [(n, k) for n in layers if n >= 0 for k in powers]:
+                    whole = len(powers) == len(layers) == 1
+                    at = torch.ones_like(of, dtype=torch.bool) if whole else (of == n) & (power == k)
+                    if whole or bool(at.any()):
+                        self._add_side(self.layers[n], k, at, whole, unit, m, others, b.log)
 
-    def _uncoupled(self, lo: int, hi: int, blocks: list[Block]) -> list[tuple[int, int]]:
-        """A layer, or its units one by one if a parameter connects two of them."""
-        for block in blocks:
-            row, col = ((unit > lo) & (unit <= hi) for unit in block.units)
-            joint = row.any(1) & col.any(1)
-            if bool(joint.any()):
-                differ = block.units[0][joint][:, :, None] != block.units[1][joint][:, None, :]
-                if bool((differ & row[joint][:, :, None] & col[joint][:, None, :]).any()):
-                    return [(h, h + 1) for h in range(lo, hi)]
-        return [(lo, hi)]
-
-    def _sides(self, lo: int, hi: int, blocks: list[Block]) -> list[Side]:
-        found = []
-        for b in blocks:
-            for columns, m, others in ((False, b.m, b.cols), (True, b.m.mT, b.rows)):
-                unit = b.units[columns] - 1 - lo
-                inside = (unit >= 0) & (unit < hi - lo)
-                power = b.powers[columns] if columns else -b.powers[columns]
-                for k in power[inside].unique().tolist():
-                    at = inside & (power == k)
-                    part = m.flatten(0, 1) if bool(at.all()) else m[at.to(m.device)]
-                    other = others[0] if len(others) == 1 else others[at.nonzero()[:, 0].to(m.device)]
-                    positions = None if torch.equal(unit[at], torch.arange(hi - lo)) else unit[at]
-                    found.append(Side(k, part, b.log, other, positions, columns))
-        return found
-
-    def _dead(self, layer: int, u: Tensor) -> Tensor:
-        """Units along whose log-scale the objective has no minimum."""
-        terms, balance = self.terms(layer, u), self.balance[slice(*self.layers[layer])]
-        powers = torch.stack([torch.where(x > -math.inf, float(k), 0.0) for k, x in terms.items()])
-        high, low = powers.amax(0), powers.amin(0)
-        return (high <= 0) | (low >= 0) | (high * self.size + balance <= 0) | (low * self.size + balance >= 0)
+    def _add_side(
+        self, layer: Layer, k: int, at: Tensor, whole: bool, unit: Tensor, m: Tensor, others: Tensor, log: float
+    ) -> None:
+        """Add to a layer the elements of a block at some rows, given as a mask."""
+        positions = unit[at] - (1 + layer.lo)
+        aligned = torch.equal(positions, torch.arange(layer.hi - layer.lo))
+        if whole:
+            m, others = (m[0], others[0]) if len(m) == 1 else (m, others)
+        elif len(m) == 1:
+            m, others = m[0, at[0].to(m.device)], others[0]
+        else:
+            m, others = m[at.to(m.device)][:, None], others[at.nonzero()[:, 0]]
+        layer.sides.append(Side(k, m, log, others, None if aligned else positions))
+        if k not in self.own:
+            self.own[k] = torch.full_like(self.balance, -math.inf)
 
     # ---- sums
 
-    def terms(self, layer: int, u: Tensor) -> dict[int, Tensor]:
+    def by_slot(self, u: Tensor) -> Tensor:
+        """Log-scales by slot: 0, those of the graph's numbers, and the opposite of each."""
+        v = self.graph.by_number(u)[: self.graph.numbers + 1]
+        return torch.cat((v, -v[1:]))
+
+    def terms(self, layer: Layer, u: Tensor) -> dict[int, Tensor]:
         """Logarithms of X_k by power k for the units of a layer, shape (units of the layer,)."""
-        (lo, hi), v = self.layers[layer], self.graph.by_number(u)
-        found = {k: x[lo + 1 : hi + 1] + k * u[lo:hi] for k, x in self.own.items()}
-        for side in self.sides[layer]:
-            x = v.to(side.m.device)[side.others]
-            x = -x if side.columns else x
+        lo, hi, v = layer.lo, layer.hi, self.by_slot(u)
+        found = {k: x[lo:hi] for k, x in self.own.items()}
+        for side in layer.sides:
+            x = side.at_others(v)
             top = float(x.amax())
-            factor = (x - top).exp_()
-            logs = (side.m @ factor if x.ndim == 1 else (side.m * factor).sum(-1)).log().cpu() + (top + side.log)
-            logs = logs if side.positions is None else _gather(logs, side.positions, hi - lo)
-            k, logs = side.power, logs + side.power * u[lo:hi]
-            found[k] = torch.logaddexp(found[k], logs) if k in found else logs
-        none = u.new_full((hi - lo,), -math.inf)
-        return {-1: none, 1: none} | found
+            logs = side.sums((x - top).exp_()).log_() + (top + side.log)
+            logs = logs if side.positions is None else _gather(side.positions, logs, hi - lo)
+            found[side.power] = torch.logaddexp(found[side.power], logs)
+        return {k: x + k * u[lo:hi] for k, x in found.items()}
 
     def log_sum(self, u: Tensor, without: tuple[int, int] = (0, 0)) -> Tensor:
         """Log of sum_i exp((Bu)_i) g_i, without parameters that touch a unit of a layer; can be differentiated."""
-        v, chosen = self.graph.by_number(u), torch.zeros_like(u)
-        chosen[slice(*without)] = 1.0
-        skip = self.graph.by_number(chosen) != 0
-        plus, minus = (x.masked_fill(skip, -math.inf) for x in (v, -v))
-        logs = [*torch.tensor(self.constants, dtype=torch.float64)]
+        v, kept = self.by_slot(u), torch.ones_like(u, dtype=torch.bool)
+        if without != (0, 0):
+            kept[slice(*without)] = False
+            v = v.masked_fill(self.by_slot((~kept).double()) != 0, -math.inf)
+        logs = [self.constant]
         for b in self.blocks:
-            x, y = plus.to(b.m.device)[b.cols], minus.to(b.m.device)[b.rows]
-            tops = [t.detach().amax() for t in (x, y)]
-            if float(sum(tops)) > -math.inf:
-                total = ((y - tops[1]).exp() * (b.m @ (x - tops[0]).exp()[:, :, None])[:, :, 0]).sum()
-                logs += [total.log().cpu() + (b.log + float(sum(tops)))] if float(total.detach()) > 0 else []
-        alive = ~skip[1 : len(u) + 1]
-        logs += [torch.logsumexp((x[1:] + k * u)[alive & (x[1:] > -math.inf)], 0) for k, x in self.own.items()]
-        return torch.logsumexp(torch.stack(logs), 0) if logs else u.new_tensor(-math.inf)
+            ends = [v[slots] for slots in b.slots]
+            tops = [float(x.detach().amax()) for x in ends]
+            if min(tops) > -math.inf:
+                x, y = ((x - top).exp().to(b.m.device) for x, top in zip(ends, tops, strict=True))
+                total = (x * torch.bmm(b.m, y[:, :, None])[:, :, 0]).sum()
+                logs += [total.log().cpu() + (b.log + sum(tops))] if float(total.detach()) > 0 else []
+        for k, x in self.own.items():
+            chosen = kept & (x > -math.inf)
+            logs += [torch.logsumexp((x + k * u)[chosen], 0)]
+        return torch.logsumexp(torch.stack(logs), 0)
 
     def value(self, u: Tensor) -> float:
         """F(u)."""
         return float(self.size * self.log_sum(u) + self.balance @ u)
 
-    def gradient(self, u: Tensor) -> tuple[Tensor, Tensor]:
-        """Gradient of F over p and the diagonal of its Hessian, shape (H,); zero for units that keep their scale."""
-        first, second, log_sum = torch.zeros_like(u), torch.zeros_like(u), self.log_sum(u)
-        for layer, (lo, hi) in enumerate(self.layers):
-            for k, x in self.terms(layer, u).items():
-                share = (x - log_sum).exp()
-                first[lo:hi] += k * share
-                second[lo:hi] += k * k * share
-        gradient = first + self.balance / self.size
-        return torch.where(self.still, 0.0, gradient), (second - first**2).clamp(min=0)
+    def gradient(self, u: Tensor) -> tuple[float, Tensor]:
+        """F, and its gradient over p, shape (H,); zero for units that keep their scale."""
+        at = u.clone().requires_grad_()
+        with torch.enable_grad():
+            log_sum = self.log_sum(at)
+            (slope,) = torch.autograd.grad(log_sum, at)
+        value = float(self.size * log_sum.detach() + self.balance @ u)
+        return value, torch.where(self.still, 0.0, slope + self.balance / self.size)
 
     # ---- sweeps
 
@@ -397,86 +442,114 @@ class Problem:
         ``value`` is F at ``u``; returns the new log-scales, and F there.
         """
         log_sum = (value - float(self.balance @ u)) / self.size
-        u = u.clone()
-        for layer, (lo, hi) in enumerate(self.layers):
-            terms = {k: x - log_sum for k, x in self.terms(layer, u).items()}
-            old = _total(terms)
-            rest = 1.0 - float(old.sum())
-            if rest < 1e-6:
-                rest = math.exp(float(self.log_sum(u, (lo, hi))) - log_sum)
-            later = _before(old.flip(0)).flip(0)
-            span = (-bound - u[lo:hi], bound - u[lo:hi])
-            usual = len(terms) == 2 and bool(self.balance[lo:hi].any()) and self._within_range(terms, self.still[lo:hi])
-            choose = self._one_by_one if usual else self._in_rounds
-            change = choose(terms, self.balance[lo:hi], self.still[lo:hi], rest, later, span)
-            u[lo:hi] += change
-            total = rest + float(_total({k: x + k * change for k, x in terms.items()}).sum())
-            log_sum = log_sum + math.log(total) if total > 0 else log_sum
-        u = torch.where(u.abs() > bound * _AT_BOUND, u.sign() * bound, u) if bound < math.inf else u
-        return u, self.size * log_sum + float(self.balance @ u)
+        while True:
+            new, total = self._sweep(u, bound, log_sum)
+            largest = float(new.abs().amax())
+            if self.mode is Mode.LOGS or (largest < _NEAR and largest <= bound * (1 + 1e-12)):
+                break
+            self.mode = Mode.BOUNDED if self.mode is Mode.FREE and bound < _NEAR else Mode.LOGS
+        if bound < math.inf:
+            new = torch.where(new.abs() > bound * _AT_BOUND, new.sign() * bound, new)
+        return new, self.size * (log_sum + _log(total)) + float(self.balance @ new)
 
-    @staticmethod
-    def _within_range(terms: Mapping[int, Tensor], still: Tensor) -> bool:
-        """Whether products of what enters and what leaves a unit neither overflow nor vanish."""
-        product = (terms[1] + terms[-1])[~still]
-        return not product.numel() or float(product.amin()) > -_LARGEST
+    def _sweep(self, u: Tensor, bound: float, log_sum: float) -> tuple[Tensor, float]:
+        """The new log-scales and the new sum, as a fraction of the old one, whose logarithm is given."""
+        u, total, beyond, near = u.clone(), 1.0, self.graph.numbers, self.mode is not Mode.LOGS
+        with torch.inference_mode():
+            scales = self.by_slot(u).exp_()
+            own = {k: (x - log_sum).exp_() for k, x in self.own.items()}
+            for layer in [layer for layer in self.layers if len(layer.moving)]:
+                lo, hi = layer.lo, layer.hi
+                if near and layer.plain:
+                    sums = {k: own[k][lo:hi] for k in (-1, 1)}  # without the layer's own scales
+                    for side in layer.sides:
+                        found, factor = side.sums(side.at_others(scales)), math.exp(side.log - log_sum)
+                        if side.positions is None:
+                            sums[side.power].add_(found, alpha=factor)
+                        else:
+                            sums[side.power].index_add_(0, side.positions, found, alpha=factor)
+                    new, total = self._one_by_one(layer, u, sums, scales[lo + 1 : hi + 1], total, bound, log_sum)
+                    u[lo:hi] = new if layer.all_move else u[lo:hi].index_copy(0, layer.moving, new)
+                else:
+                    change, factor = self._in_rounds(layer, u, bound, log_sum + _log(total))
+                    u[lo:hi] += change
+                    total *= factor
+                if near and len(self.graph.powers):
+                    scales = self.by_slot(u).exp_()
+                elif near:
+                    plus = torch.exp(u[lo:hi], out=scales[lo + 1 : hi + 1])
+                    torch.reciprocal(plus, out=scales[beyond + lo + 1 : beyond + hi + 1])
+        return u, total
 
     def _one_by_one(
         self,
-        terms: Mapping[int, Tensor],
-        balance: Tensor,
-        still: Tensor,
-        rest: float,
-        later: Tensor,
-        span: tuple[Tensor, Tensor],
-    ) -> Tensor:
-        """Changes z of a layer's log-scales where all powers are +-1: roots of quadratics, in plain numbers.
+        layer: Layer,
+        u: Tensor,
+        sums: Mapping[int, Tensor],
+        scales: Tensor,
+        total: float,
+        bound: float,
+        log_sum: float,
+    ) -> tuple[Tensor, float]:
+        """New log-scales of a layer where all powers are +-1, and the new sum: roots of quadratics, in plain numbers.
 
         Solved for the one of ``X_1 exp(z)`` and ``X_-1 exp(-z)`` whose root does not cancel: the part that the loop
         finds for each unit. The other one is their product over it. A loop over numbers is faster than tensors here.
         """
-        p, size, enters = self.size, balance.abs(), balance > 0
-        up, down, old = terms[1], terms[-1], _total(terms)
-        product = torch.where(still, 0.0, (up + down).exp())
-        first, none = torch.where(enters, down, up), old.clamp(min=_SMALLEST)
-        ends = [first + torch.where(enters, -z, z) for z in span]
-        least, most = (torch.where(still, none, end.exp()) for end in (torch.minimum(*ends), torch.maximum(*ends)))
-        columns = (4 * (p - size) * (p + size) * product, product, size, 1 / (2 * (p - size)), least, most, later)
-        found, before = list[float](), rest
-        for c, q, a, factor, low, high, after in zip(*(t.tolist() for t in columns), strict=True):
-            ad = a * (before + after)
-            part = (ad + math.sqrt(ad * ad + c)) * factor
-            part = low if part < low else high if part > high else part
-            before += part + q / part
-            found.append(part)
-        log = torch.tensor(found, dtype=torch.float64).log()
-        change = torch.where(enters, down - log, log - up)
-        return torch.where(still, 0.0, torch.minimum(torch.maximum(change, span[0]), span[1]))
+        leaves, enters = sums[1], sums[-1]
+        old = torch.addcdiv(leaves * scales, enters, scales)
+        first, product = torch.where(layer.enters, enters, leaves), enters * leaves
+        if not layer.all_move:
+            first, product = (x.index_select(0, layer.moving) for x in (first, product))
+        moving = old if layer.all_move else old.index_select(0, layer.moving)
+        later = [0.0, *moving.flip(0).cumsum(0).tolist()]
+        rest = total - later.pop()
+        if rest < 1e-3 * total:
+            others = float(old.index_fill(0, layer.moving, 0.0).sum())
+            rest = math.exp(float(self.log_sum(u, (layer.lo, layer.hi))) - log_sum) + others
+        later.reverse()
+        sign, ratio = layer.columns
+        columns = (product * ratio).tolist(), later, *layer.lists
+        before, parts = rest, list[float]()
+        if self.mode is Mode.FREE:
+            for q, after, a, inverse in zip(*columns, strict=True):
+                ad = a * (before + after)
+                part = ad + math.sqrt(ad * ad + q)
+                before += part + q * inverse / part
+                parts.append(part)
+        else:
+            least, most = math.exp(-bound), math.exp(bound)
+            for q, after, a, inverse, w in zip(*columns, first.tolist(), strict=True):
+                ad = a * (before + after)
+                part = ad + math.sqrt(ad * ad + q)
+                part = w * least if part < w * least else w * most if part > w * most else part
+                before += part + q * inverse / part
+                parts.append(part)
+        return (torch.frombuffer(array("d", parts), dtype=torch.float64) / first).log_().mul_(sign).clamp_(
+            -_NEAR, _NEAR
+        ), before
 
-    def _in_rounds(
-        self,
-        terms: Mapping[int, Tensor],
-        balance: Tensor,
-        still: Tensor,
-        rest: float,
-        later: Tensor,
-        span: tuple[Tensor, Tensor],
-    ) -> Tensor:
-        """As :meth:`_one_by_one` for any powers: all units at once, until nothing changes.
+    def _in_rounds(self, layer: Layer, u: Tensor, bound: float, log_sum: float) -> tuple[Tensor, float]:
+        """Changes of a layer's log-scales for any powers and magnitudes, and the factor by which the sum changes.
 
-        Each round is exact for one more unit; about ten suffice, and one where no unit has a linear term.
+        All units at once, until nothing changes: each round is exact for one more unit; about ten suffice.
         """
-        new, change = _total(terms), torch.zeros_like(later)
+        lo, hi = layer.lo, layer.hi
+        terms = {k: x - log_sum for k, x in self.terms(layer, u).items()}
+        balance, still = self.balance[lo:hi], self.still[lo:hi]
+        new, change = _total(terms), torch.zeros_like(balance)
+        later = _before(new.flip(0)).flip(0)
+        rest = 1.0 - float(new.sum())
+        if rest < 1e-3:
+            rest = math.exp(float(self.log_sum(u, (lo, hi))) - log_sum)
         for _ in range(len(later) + 1):
-            d = rest + later + _before(new)
-            plain = len(terms) == 2 and not bool(balance.any())
-            root = (terms[-1] - terms[1]) / 2 if plain else self._newton_root(terms, balance, d, change)
-            change = torch.where(still, 0.0, torch.minimum(torch.maximum(root, span[0]), span[1]))
+            root = self._newton_root(terms, balance, rest + later + _before(new), change)
+            change = torch.where(still, 0.0, torch.minimum(torch.maximum(root, -bound - u[lo:hi]), bound - u[lo:hi]))
             fresh = _total({k: x + k * change for k, x in terms.items()})
             moved, new = float(((fresh - new).abs() - 2e-15 * fresh).amax()), fresh
-            if moved <= 0 or not bool(balance.any()):
+            if moved <= 0:
                 break
-        return change
+        return change, rest + float(new.sum())
 
     def _newton_root(self, terms: Mapping[int, Tensor], a: Tensor, d: Tensor, z: Tensor) -> Tensor:
         """Changes z of a layer's log-scales with ``sum_k (k p + A) X_k exp(k z) + A D = 0``, from ``z`` on.
@@ -505,12 +578,17 @@ class Problem:
 
     # ---- Newton's method
 
-    def newton_step(self, u: Tensor, gradient: Tensor, diagonal: Tensor, held: Tensor) -> Tensor:
+    def newton_step(self, u: Tensor, gradient: Tensor, held: Tensor) -> Tensor:
         """Solve (Hessian / p) d = -gradient on the coordinates not held, by preconditioned conjugate gradients."""
         at = u.clone().requires_grad_()
         with torch.enable_grad():
-            (slope,) = torch.autograd.grad(self.log_sum(at), at, create_graph=True)
-        inverse = torch.where(held, 0.0, 1 / diagonal.clamp(min=1e-300))
+            log_sum = self.log_sum(at)
+            (slope,) = torch.autograd.grad(log_sum, at, create_graph=True)
+        diagonal = torch.zeros_like(u)
+        for layer in self.layers:
+            for k, x in self.terms(layer, u).items():
+                diagonal[layer.lo : layer.hi] += k * k * (x - log_sum.detach()).exp()
+        inverse = torch.where(held, 0.0, 1 / (diagonal - slope.detach() ** 2).clamp(min=1e-300))
         step, residual = torch.zeros_like(u), torch.where(held, 0.0, -gradient)
         direction = scaled = inverse * residual
         norm = float(residual @ scaled)
@@ -530,61 +608,62 @@ class Problem:
         return step
 
 
-@dataclass(frozen=True)
-class _Layout:
-    """How a parameter's entries are ordered to (batch, rows, columns, the rest, which is summed)."""
+def _reduce(scales: ParamScales | None, t: Tensor) -> tuple[list[Tensor], Tensor]:
+    """Sums of a parameter's entries in float64, and the numbers of the units at their ends, where there are any.
 
-    order: tuple[int, ...]
-    sizes: tuple[int, ...]
-    rows: Tensor
-    cols: Tensor
-
-    @classmethod
-    def of(cls, graph: ScaleGraph, name: str, shape: Sequence[int]) -> _Layout:
-        """The layout of a parameter: axes along which rows and columns both vary come first."""
-        none = torch.zeros((1,) * len(shape), dtype=torch.int64)
-        scales = graph.params.get(name)
-        row, col = (none, none) if scales is None else (compress(x) for x in (scales.row, scales.col))
-        of_row, of_col = ([i for i, n in enumerate(x.shape) if n > 1] for x in (row, col))
-        both = [i for i in of_row if i in of_col]
-        r, c = [i for i in of_row if i not in both], [i for i in of_col if i not in both]
-        rest = [i for i in range(len(shape)) if i not in {*both, *r, *c}]
-        sizes = tuple(math.prod(shape[i] for i in axes) for axes in (both, r, c))
-        rows, cols = (
-            torch.permute(
-                x.expand([n if i in {*both, *ours} else 1 for i, n in enumerate(shape)]),
-                (*both, *ours, *(i for i in range(len(shape)) if i not in {*both, *ours})),
-            ).reshape(sizes[0], -1)
-            for x, ours in ((row, r), (col, c))
-        )
+    With two ends the sums are shaped (batch, rows, columns) and the ends (batch, rows) and (batch, columns), where axes
+    along which both ends vary are the batch; else both are vectors.
+    """
+    ends = [end for end in (-scales.row, scales.col) if bool(end.any())] if scales is not None else []
+    if len(ends) < 2:
+        summed = [i for i in range(t.ndim) if not ends or ends[0].shape[i] == 1]
+        m = t.sum(summed, dtype=torch.float64) if summed else t.to(torch.float64, copy=True)
+        return [end.flatten() for end in ends], m.flatten()
+    row, col = (compress(end) for end in ends)
+    of_row, of_col = ([i for i, n in enumerate(x.shape) if n > 1] for x in (row, col))
+    both = [i for i in of_row if i in of_col]
+    r, c = [i for i in of_row if i not in both], [i for i in of_col if i not in both]
+    rest = [i for i in range(t.ndim) if i not in {*both, *r, *c}]
+    sizes = [math.prod(t.shape[i] for i in axes) for axes in (both, r, c)]
+    rows = row.permute(*both, *r, *c, *rest).reshape(sizes[0], -1)
+    cols = col.permute(*both, *c, *r, *rest).reshape(sizes[0], -1)
+    if not both and len({*cols[0, :2].tolist()}) < min(2, cols.shape[1]):
         values, counts = cols[0].unique_consecutive(return_counts=True)
-        if not both and len(values) < cols.shape[1] and bool((counts == counts[0]).all()):
-            sizes, cols = (*sizes[:2], len(values)), values[None]  # channels spread over positions, as by a flatten
-        return cls((*both, *r, *c, *rest), sizes, rows, cols)
-
-    def sums(self, t: Tensor) -> Tensor:
-        """Sums of a parameter's entries in float64, shape (batch, rows, columns)."""
-        m = torch.permute(t, self.order).reshape(*self.sizes, -1)
-        return m[..., 0].to(torch.float64, copy=True) if m.shape[-1] == 1 else m.sum(-1, dtype=torch.float64)
+        if bool((counts == counts[0]).all()):  # channels spread over positions, as by a flatten
+            sizes[2], cols = len(values), values[None]
+    m = t.permute(*both, *r, *c, *rest).reshape(*sizes, -1)
+    return [rows, cols], m[..., 0].to(torch.float64, copy=True) if m.shape[-1] == 1 else m.sum(-1, dtype=torch.float64)
 
 
-def _on_cpu_if_few(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def _on_cpu_if_few(tensors: list[Tensor]) -> list[Tensor]:
     """Tensors on the CPU, moved there together; as they are if they are many."""
-    away = {name: t for name, t in tensors.items() if t.device.type != "cpu"}
-    if not away or sum(t.numel() for t in away.values()) > _FEW:
+    away = [t for t in tensors if t.device.type != "cpu"]
+    if not away or sum(t.numel() for t in away) > _FEW:
         return tensors
-    home = next(iter(away.values())).device
-    flat = torch.cat([t.reshape(-1).to(home) for t in away.values()]).cpu()
-    parts = flat.split([t.numel() for t in away.values()])
-    return tensors | {name: part.view(t.shape) for (name, t), part in zip(away.items(), parts, strict=True)}
+    flat = torch.cat([t.reshape(-1).to(away[0].device) for t in away]).cpu()
+    moved = iter(flat.split([t.numel() for t in away]))
+    return [t if t.device.type == "cpu" else next(moved).view(t.shape) for t in tensors]
 
 
-def _gather(logs: Tensor, positions: Tensor, size: int) -> Tensor:
+def _gather(positions: Tensor, logs: Tensor, size: int) -> Tensor:
     """Logarithms of sums at positions, which may repeat, as a vector of a size."""
-    top = float(logs.amax())
-    if top == -math.inf:
-        return logs.new_full((size,), top)
-    return logs.new_zeros(size).index_add_(0, positions, (logs - top).exp()).log() + top
+    top = logs.new_full((size,), -math.inf).scatter_reduce_(0, positions, logs, "amax").nan_to_num_(neginf=0.0)
+    return torch.zeros_like(top).index_add_(0, positions, (logs - top[positions]).exp_()).log_() + top
+
+
+def _layer_of(sizes: Sequence[int]) -> Tensor:
+    """The layer of each unit number; -1 for number 0, which is no unit."""
+    return torch.tensor([-1, *range(len(sizes))]).repeat_interleave(torch.tensor([1, *sizes]))
+
+
+def _distinct(x: Tensor) -> list[int]:
+    low, high = (int(end) for end in x.aminmax())
+    return [low] if low == high else x.unique().tolist()
+
+
+def _overlap(x: Tensor, y: Tensor) -> bool:
+    (low, high), (lowest, highest) = (t.aminmax() for t in (x, y))
+    return bool((low <= highest) & (lowest <= high))
 
 
 def _total(terms: Mapping[int, Tensor]) -> Tensor:
@@ -607,37 +686,33 @@ def _log(value: float) -> float:
 
 def _minimize(problem: Problem, options: SolverOptions) -> Solution:
     u, bound, units = torch.zeros(problem.graph.units, dtype=torch.float64), options.bound, problem.graph.units
-    if not units or not problem.size or (not problem.constants and not problem.blocks and not problem.own):
+    if not units or not problem.size or (problem.start == -math.inf and not problem.linear):
         return Solution(u, (0.0,), (), 0.0, Result.NOTHING, tuple(range(units)), problem.size)
-    values, updates, result = [problem.value(u)], list[float](), Result.SWEEPS
+    values, updates, result = [problem.size * problem.start], list[float](), Result.SWEEPS
     if values[0] == -math.inf:
         raise SolveError(
             "expected a path from an input or a bias to an output, got none: diag(G) is zero. Give a floating-point "
             "example input that is not empty, and weights that are not all zero."
         )
-
-    def move(new: Tensor, value: float) -> None:
-        nonlocal u
-        updates.append(float((new - u).abs().sum()) / units)
+    for _ in range(min(2, options.sweeps) if options.method == "optimum" else options.sweeps):
+        new, value = problem.sweep(u, bound, values[-1])
+        updates.append(float((new - u).abs().mean()) / 2)
         values.append(value)
         u = new
-
-    for _ in range(min(2, options.sweeps) if options.method == "optimum" else options.sweeps):
-        move(*problem.sweep(u, bound, values[-1]))
-    values[-1] = problem.value(u)  # recomputed: updates accumulate rounding
+    values[-1], gradient = problem.gradient(u)  # recomputed: updates accumulate rounding
     if options.method == "optimum":
-        result = _newton(problem, lambda: u, move, bound)
+        u, gradient, result = _newton(problem, u, gradient, bound, values, updates)
     if not bool(torch.isfinite(u).all()) or not math.isfinite(values[-1]):
         raise SolveError("expected finite log-scales, got NaN or infinity: diag(G) spans more than float64 does.")
     clamped = int((u.abs() >= bound * _AT_BOUND).sum())
     if options.damping < 1.0:
         u = options.damping * u
-        values.append(problem.value(u))
-    gradient = problem.gradient(u)[0]
+        value, gradient = problem.gradient(u)
+        values.append(value)
     return Solution(
-        log_scales=u.cpu() / 2,
+        log_scales=u / 2,
         objective=tuple(values),
-        mean_update=tuple(update / 2 for update in updates),
+        mean_update=tuple(updates),
         residual=float(torch.where(_held(u, gradient, bound), 0.0, gradient).abs().amax()),
         result=result,
         dead=tuple(problem.dead.nonzero()[:, 0].tolist()),
@@ -647,28 +722,33 @@ def _minimize(problem: Problem, options: SolverOptions) -> Solution:
 
 
 def _newton(
-    problem: Problem, present: Callable[[], Tensor], move: Callable[[Tensor, float], None], bound: float
-) -> Result:
-    """Newton's method with a line search, until max|grad F| / p <= 1e-10; units pressed against the bound are held."""
+    problem: Problem, u: Tensor, gradient: Tensor, bound: float, values: list[float], updates: list[float]
+) -> tuple[Tensor, Tensor, Result]:
+    """Newton's method with a line search, until max|grad F| / p <= 1e-10; units pressed against the bound are held.
+
+    Returns the log-scales, the gradient there and how it ended; adds to the values of F and to the updates.
+    """
+    size = problem.size
     for _ in range(200):
-        u = present()
-        gradient, diagonal = problem.gradient(u)
         held = _held(u, gradient, bound) | problem.still
-        free, value = torch.where(held, 0.0, gradient), problem.value(u) / problem.size
+        free, value = torch.where(held, 0.0, gradient), values[-1] / size
         if float(free.abs().amax()) <= _TOLERANCE:
-            return Result.OPTIMUM
-        step = problem.newton_step(u, free, diagonal, held)
+            return u, gradient, Result.OPTIMUM
+        step = problem.newton_step(u, free, held)
         step *= min(1.0, 4.0 / max(float(step.abs().amax()), 1e-300))
         for halving in range(60):
             new = (u + 0.5**halving * step).clamp(-bound, bound)
-            rise, slope = problem.value(new) / problem.size - value, problem.gradient(new)[0]
+            total, slope = problem.gradient(new)
+            rise = total / size - value
             smaller = float(torch.where(_held(new, slope, bound), 0.0, slope).abs().amax()) < float(free.abs().amax())
             if rise <= 1e-4 * float(gradient @ (new - u)) or (smaller and rise <= 1e-14 * max(1.0, abs(value))):
                 break  # rounding may hide the change of F
         else:
-            return Result.STALLED
-        move(new, (value + rise) * problem.size)
-    return Result.STALLED
+            break
+        updates.append(float((new - u).abs().mean()) / 2)
+        values.append(total)
+        u, gradient = new, slope
+    return u, gradient, Result.STALLED
 
 
 def _held(u: Tensor, gradient: Tensor, bound: float) -> Tensor:
