@@ -83,9 +83,6 @@ def test_metrics_of_the_train_split_are_those_asked_for():
     before = running.evaluate()
     assert set(before) == {"test_loss", "test_accuracy", "running_train_loss"}
     assert before["running_train_loss"].isnan()
-    running.epoch(1)
-    assert running.evaluate()["running_train_loss"] > 0
-    assert "running_train_loss" not in trainer().evaluate()
 
 
 def test_statistics_are_measured_on_the_first_images():
@@ -100,18 +97,9 @@ def test_statistics_are_measured_on_the_first_images():
         initialize(spec, 0)
 
 
-@pytest.mark.parametrize(
-    ("method", "settings", "batched"),
-    [
-        ("pathcond", {}, True),
-        ("pathcond", {"schedule": {"name": "cosine"}}, False),
-        ("layer_lrs", {}, False),
-        ("enorm", {}, True),
-        ("baseline", {"optimiser": {"name": "muon"}}, False),
-        ("teleport", {}, True),
-        ("baseline", {"augmentation": "flip_crop"}, False),
-        ("full", {}, True),
-    ],
-)
-def test_which_runs_train_together(method, settings, batched):
-    assert can_batch(make_spec(MLP, method, **settings)) == batched
+def test_which_runs_train_together():
+    assert all(can_batch(make_spec(MLP, method)) for method in ("pathcond", "enorm", "teleport", "full"))
+    assert not can_batch(make_spec(MLP, "layer_lrs"))
+    assert not can_batch(make_spec({**MLP, "bias": True}))
+    for change in ({"schedule": {"name": "cosine"}}, {"optimiser": {"name": "muon"}}, {"augmentation": "flip_crop"}):
+        assert not can_batch(make_spec(MLP, **change))

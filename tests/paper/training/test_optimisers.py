@@ -27,11 +27,9 @@ from tests.steps import rescale_by_steps
 
 SETTINGS = {
     "momentum": {"name": "sgd", "momentum": 0.9},
-    "decay": {"name": "sgd", "momentum": 0.5, "weight_decay": 0.01},
     "nesterov": {"name": "sgd", "momentum": 0.9, "nesterov": True},
     "adam": {"name": "adam"},
     "adamw": {"name": "adamw", "weight_decay": 0.1},
-    "adam decay": {"name": "adam", "weight_decay": 0.01},
     "muon decay": {"name": "muon", "weight_decay": 0.5},
 }
 
@@ -70,17 +68,12 @@ def test_orthogonalised_is_near_torchs():
         torch.testing.assert_close(orthogonalised(torch.stack([2 * matrix, matrix]))[1], found)
         theirs = _muon._zeropower_via_newtonschulz(matrix, (3.4445, -4.7750, 2.0315), 5, 1e-7)
         torch.testing.assert_close(found, theirs.float(), rtol=0.05, atol=0.05)  # theirs is in bfloat16
-        values = torch.linalg.svdvals(found)
-        assert 0.3 < values.min() < values.max() < 1.4
 
 
-@pytest.mark.parametrize("name", ["momentum", "nesterov", "adam", "adamw", "muon decay"])
-@pytest.mark.parametrize("model", [MLP, CONV], ids=["mlp", "conv"])
+@pytest.mark.parametrize(("model", "name"), [*((MLP, name) for name in SETTINGS), (CONV, "nesterov"), (CONV, "adamw")])
 def test_steps_are_those_of_torch(model, name, monkeypatch):
     monkeypatch.setattr(_muon, "_zeropower_via_newtonschulz", lambda matrix, *_: orthogonalised(matrix))
     run = (make_spec(model, "pathcond", optimiser=SETTINGS[name], lr=0.01), 1)
-    if model is CONV and "muon" in name:
-        return  # torch's takes no kernels
     trainer, module = alone(run), initialize(*run).module
     began, mine = copy.deepcopy(module), torchs(name, module, 0.01)
     for epoch in (1, 2):
