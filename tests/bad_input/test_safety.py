@@ -50,7 +50,7 @@ def person(tmp_path, monkeypatch):
 def test_records_and_logs_do_not_tell_who_made_them(person, place, monkeypatch):
     isolate(place.folder, monkeypatch)
     monkeypatch.setenv("PATHCOND_DATA", str(person / "cache"))
-    write_mnist(person / "pictures", small_arrays("mnist"))
+    write_mnist(person / "pictures", small_arrays())
     data, results = person / "mine" / "results" / "data", person / "mine" / "results"
     (toy,) = (s for s in plans.plan(config.read(ROOT, "tiny")).specs.values() if s.get("experiment") == "toy")
     said = ""

@@ -19,26 +19,17 @@ VALUES = {
     "unknown key of an experiment": (E + "mlp_depth.epoch", 3, "unknown key 'epoch'; did you mean 'epochs'?"),
     "unknown experiment": (E + "cifar_vn", {}, "experiments: unknown key 'cifar_vn'; did you mean 'cifar_nv'?"),
     "missing key": (E + "toy.lr", ..., "experiments.toy: expected the key lr, which is not there."),
-    "missing experiment": (E + "toy", ..., "experiments: expected the keys toy, which are not there."),
     "unknown setup": (E + "mlp_depth.setup", "mlp_cifr", "mlp_depth.setup: expected one of mlp_cifar"),
     "text for a number": (E + "toy.lr", "fast", "toy.lr: expected a number, got 'fast' (str)."),
-    "number for a list": (E + "mlp_depth.lrs", 0.1, "lrs: expected a list, got 0.1 (float)."),
     "list for a block": (E + "toy", [], "experiments.toy: expected keys and values, got [] (list)."),
     "null for a number": ("setups.mlp_cifar.batch", None, "batch: expected an integer, got None (NoneType)."),
     "part of an integer": ("setups.mlp_cifar.epochs", 2.5, "epochs: expected an integer, got 2.5 (float)."),
     "empty seeds": (E + "toy.seeds", [], "toy.seeds: expected at least 1 entries, got []."),
-    "empty methods": (E + "mlp_depth.methods", [], "methods: expected at least 1 entries, got []."),
-    "empty networks": (E + "bcd.networks", [], "bcd.networks: expected at least 1 entries"),
     "negative lr": (E + "mlp_depth.lrs", [-1e-3], "lrs.0: expected more than 0, got -0.001."),
-    "lr of zero": (E + "mlp_depth.lrs", [0], "lrs.0: expected more than 0, got 0"),
     "lr of NaN": (E + "mlp_depth.lrs", ["NaN"], "lrs.0: expected a number, got 'NaN'"),
     "lr of infinity": (E + "mlp_depth.lrs", ["1e999"], "lrs.0: expected a finite number, got '1e999'"),
     "lr twice": (E + "mlp_depth.lrs", ["1e-3", 0.001], "lrs: expected no entry twice, got 0.001 again"),
-    "seed twice": (E + "mlp_depth.seeds", [1, 1], "seeds: expected no entry twice, got 1 again"),
-    "negative seed": (E + "mlp_depth.seeds", [-1], "seeds.0: expected at least 0, got -1."),
-    "no epochs": ("setups.mlp_cifar.epochs", 0, "epochs: expected at least 1, got 0."),
     "unknown method": (E + "mlp_depth.methods", ["pathcnd"], "methods.0: expected one of baseline"),
-    "unknown optimizer": ("setups.mlp_cifar.optimiser.name", "lion", "optimiser: expected one of sgd"),
     "unknown data set": ("setups.mlp_cifar.dataset", "cifar", "dataset: expected one of cifar10, mnist, gen"),
     "unknown device": ("device", "gpu", "device: expected one of auto, cpu, cuda, got 'gpu'"),
     "unknown network": (E + "bcd.networks", ["vgg"], "bcd.networks: no network 'vgg'"),
@@ -51,15 +42,12 @@ VALUES = {
     "a layer of no units": (E + "autoencoder.compressions", [40], "compressions: expected at most 13, which"),
     "a depth that is not there": (E + "mlp_depth.shown", 7, "shown: expected one of hidden_layers"),
     "a grid without end": (E + "regimes.log10_alpha.count", 10**7, "count: expected at most 10000, got 10000000."),
-    "no dots": ("figures.dpi", 5, "figures.dpi: expected at least 50, got 5."),
 }  # fmt: skip
 # Bytes of a file that is no configuration, and what the message says.
 TEXTS = {
     "an empty file": (b"", "expected keys and values, got NoneType."),
-    "a list": (b"- 1\n- 2\n", "expected keys and values, got list."),
     "a key twice": (b"preset: tiny\npreset: paper\n", "line 2: key 'preset' is given twice in one block; keep one of"),
     "half a list": (b"a: [1, 2\n", "is not YAML"),
-    "a tab": (b"a:\n\tb: 1\n", "is not YAML"),
     "other bytes": (b"\xff\xfe\x00", "is not YAML"),
     "a call": (b"a: !!python/object/apply:os.mkdir [made]\n", "could not determine a constructor for the tag"),
 }
@@ -127,13 +115,10 @@ def test_a_file_that_is_no_configuration_is_named(name, tmp_path):
     assert says in str(caught.value)
 
 
-def test_an_unknown_preset_is_refused():
-    with pytest.raises(PaperError, match=r"preset: expected one of paper, preview, tiny, got 'papr'; did you mean"):
-        config.read(ROOT, "papr")
-
-
-def test_a_preset_of_your_own_is_a_file(tmp_path):
+def test_a_preset_of_your_own_is_a_file_and_an_unknown_one_is_refused(tmp_path):
     (tmp_path / "config").mkdir()
     (tmp_path / "config.yaml").write_text((ROOT / "config.yaml").read_text())
     (tmp_path / "config/mine.yaml").write_text(json.dumps({"setups": {"mlp_cifar": {"epochs": 7}}}))
     assert config.read(tmp_path, "mine").plain["mlp_depth"]["epochs"] == 7
+    with pytest.raises(PaperError, match=r"preset: expected one of paper, preview, tiny, got 'papr'; did you mean"):
+        config.read(ROOT, "papr")

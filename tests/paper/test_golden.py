@@ -18,12 +18,12 @@ def made(tmp_path_factory):
     return {name: (spec, sums) for name, spec, sums in golden.results(tmp_path_factory.mktemp("golden"))}
 
 
-def close(a, b, tolerance=1e-3):
+def close(a, b):
     if isinstance(a, list):
-        return len(a) == len(b) and all(close(x, y, tolerance) for x, y in zip(a, b, strict=True))
+        return len(a) == len(b) and all(close(x, y) for x, y in zip(a, b, strict=True))
     if isinstance(a, float) and isinstance(b, float):
         # Loose enough for other processors and versions of torch, tight enough for any change of meaning.
-        return math.isclose(a, b, rel_tol=tolerance, abs_tol=1e-4)
+        return math.isclose(a, b, rel_tol=1e-3, abs_tol=1e-4)
     return a == b
 
 
@@ -36,26 +36,13 @@ def test_results_are_those_of_their_version(made, name):
     kept = KEPT[name]
     assert spec["version"] == kept["version"], f"{name} has a new version: run `python -m tests.golden`"
     assert golden.digest(spec) == kept["digest"], f"{name} has new settings: run `python -m tests.golden`"
-    # Training amplifies rounding, and rounding weights to a few bits amplifies it again.
-    loose = ()
-    differ = [
-        column
-        for column, value in kept["summary"].items()
-        if not close(sums.get(column), value, 0.2 if column in loose else 1e-3)
-    ]
+    differ = [column for column, value in kept["summary"].items() if not close(sums.get(column), value)]
     assert not differ, f"{name} has other results in {differ}: {SAY.format(where=where)}"
     assert set(sums) == set(kept["summary"])
 
 
 def test_nothing_is_kept_that_is_not_made():
     assert set(KEPT) == set(golden.specs())
-
-
-@pytest.mark.parametrize("change", [1.01, -1.0])
-def test_a_change_is_noticed(change):
-    name = "measure/toy/all"
-    before = KEPT[name]["summary"]["loss"]
-    assert not close([before[0] * change, *before[1:]], before)
 
 
 def test_every_run_asked_for_is_recorded_and_every_recorded_run_has_a_reason():

@@ -5,9 +5,8 @@ import pytest
 from matplotlib.colors import to_hex
 
 from paper import plotting
-from paper.experiments import EXPERIMENTS
 from paper.methods import METHODS
-from tests.paper.experiments.trained_tables import CIFAR_NV, autoencoder, cell, cells, labels, mlp, table
+from tests.paper.experiments.trained_tables import CIFAR_NV, autoencoder, cell, mlp, table
 
 
 @pytest.fixture
@@ -22,15 +21,6 @@ def texts(axes):
 
 def of_marker(axes, marker):
     return [line for line in axes.lines if line.get_marker() == marker]
-
-
-def test_epochs_to_target_are_means_at_their_place(axes):
-    found = table(cells([mlp(2), mlp(3)], ["baseline", "pathcond"]))
-    plotting.reach(axes, found, "parameters")
-    means = plotting.panel(found, "cell").query("method == 'baseline'").sort_values("parameters")
-    assert axes.lines[0].get_ydata().tolist() == means["reached_mean"].tolist()
-    assert axes.lines[0].get_xdata().tolist() == means["parameters"].tolist(), "no method is moved aside"
-    assert not plotting.open_runs(found)
 
 
 def test_a_missed_target_is_an_open_marker_above_the_end(axes):
@@ -74,9 +64,3 @@ def test_a_line_per_seed_and_the_mean_without_the_lost_one(axes):
     first, second = (np.asarray(line.get_ydata()) for line in thin[:2])
     np.testing.assert_allclose(mean.get_ydata(), (first + second) / 2)
     assert first[0] == pytest.approx(10), "in percent"
-
-
-def test_legend_explains_what_is_drawn():
-    for speed, more in ((0.01, [plotting.END, plotting.OPEN]), (0.064, [plotting.END, plotting.OPEN + plotting.SOME])):
-        figure = EXPERIMENTS["mlp_depth"].plot(table([cell(mlp(3), "baseline", speed=speed), cell(mlp(3), "pathcond")]))
-        assert labels(figure.legends[0]) == ["Baseline", "PathCond", *more]

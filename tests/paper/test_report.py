@@ -64,15 +64,12 @@ def test_the_page_of_an_experiment_has_all_its_parts(pages):
             pixels = np.asarray(picture.convert("RGB"))
         assert pixels.shape == DRAWN.shape
         assert len(np.unique(pixels.reshape(-1, 3), axis=0)) <= report.COLOURS
-
-
-def test_tables_are_short_and_those_of_pages_are_the_same(pages):
-    for name in EXPERIMENTS:
-        table = pages[f"{name}.csv"]
-        found = pd.read_csv(io.StringIO(table))
-        assert found.to_dict("list") == {"panel": ["cell"], "a": [0.333333], "b": [NASTY]}
-        (link,) = re.findall(r'href="data:text/csv;charset=utf-8,([^"]+)"', pages[f"{name}.html"])
-        assert unquote(html.unescape(link)) == table
+        table = pd.read_csv(io.StringIO(pages[f"{name}.csv"]))
+        assert table.to_dict("list") == {"panel": ["cell"], "a": [0.333333], "b": [NASTY]}, "without the curves"
+        (link,) = re.findall(r'href="data:text/csv;charset=utf-8,([^"]+)"', page)
+        assert unquote(html.unescape(link)) == pages[f"{name}.csv"]
+    assert re.search(r">experiments.mlp_depth.seeds</t[dh]>\s*<td[^>]*>0, 1<", pages["configuration.html"])
+    assert re.search(r"\d+ runs", pages["runtimes.html"])
 
 
 def test_no_text_breaks_out_of_a_page(pages):
@@ -80,10 +77,3 @@ def test_no_text_breaks_out_of_a_page(pages):
         assert "<script>alert" not in text
         assert "<i>" not in text
     assert html.escape(NASTY) in pages["claims.html"].replace("&#34;", "&quot;").replace("&#39;", "&#x27;")
-
-
-def test_the_configuration_and_the_runtimes(pages):
-    settings = {"preset": "tiny", "experiments.mlp_depth.batch": "32", "experiments.mlp_depth.seeds": "0, 1"}
-    for name, value in settings.items():
-        assert re.search(rf"<t[dh][^>]*>{name}</t[dh]>\s*<td[^>]*>{value}<", pages["configuration.html"]), name
-    assert re.search(r"\d+ runs", pages["runtimes.html"])

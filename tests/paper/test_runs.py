@@ -1,11 +1,10 @@
 """Runs: one per seed, named by their settings; which jobs compute them."""
 
-import json
 from pathlib import Path
 
 import pytest
 
-from paper import config, runs, settings
+from paper import config, runs
 from paper import plan as plans
 
 ROOT = Path(__file__).parents[2]
@@ -85,14 +84,6 @@ def test_jobs_are_split_by_number_and_by_cost():
     assert max(seconds.values()) < sum(seconds.values()) / 24
 
 
-def test_specs_of_a_file(tmp_path: Path):
-    given = [s for s in PLANS["tiny"].specs.values() if s["stage"] == "train"]
-    path = tmp_path / "specs.json"
-    path.write_text(json.dumps(list(PLANS["tiny"].specs.values())))
-    assert runs.read_specs([str(path)], "train") == given
-    assert {s["seed"] for s in runs.read_specs([str(path)], "train", "-seed1-")} == {1}
-
-
 def test_starts_are_shared_by_methods_and_rescalings_by_learning_rates():
     folder = Path("results")
     baseline, pathcond = (spec(network="mlp_2x16", method=name, seed=0) for name in ("baseline", "pathcond"))
@@ -107,15 +98,3 @@ def test_starts_are_shared_by_methods_and_rescalings_by_learning_rates():
 
 def test_frozen_keys():
     assert set(FROZEN) <= set(PLANS["paper"].specs)
-
-
-@pytest.mark.parametrize(
-    ("optimiser", "name"),
-    [
-        ({"name": "sgd"}, "mlp"),
-        ({"name": "sgd", "momentum": 0.9}, "mlp_momentum"),
-        ({"name": "muon", "momentum": 0.9}, "mlp_muon"),
-    ],
-)
-def test_networks_named_by_their_optimiser(optimiser, name):
-    assert settings.named_by_optimiser({"network": "mlp", "optimiser": optimiser})["network"] == name

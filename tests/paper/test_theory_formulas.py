@@ -12,12 +12,7 @@ from torch import nn
 
 import pathcond
 from paper import theory
-from paper.theory import (
-    expected_general,
-    expected_standard,
-    large_variance_limit,
-    small_variance_limit,
-)
+from paper.theory import expected_general, expected_standard, large_variance_limit, small_variance_limit
 
 WIDTHS = (3, 5, 2, 4, 2)
 
@@ -45,15 +40,14 @@ def assert_is_mean_diagonal(found, widths, variances, biases):
 
 
 @given(network=networks, biases=st.booleans())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_general_closed_form_is_the_diagonal_of_the_mean_network(network, biases):
     assert_is_mean_diagonal(expected_general(*network, biases=biases), *network, biases)
 
 
-@pytest.mark.parametrize("widths", [(3, 2), (2, 5, 1), WIDTHS, (6, 6, 6, 6, 6)])
-@pytest.mark.parametrize("a", [0.05, 1 / 3, 1.0, 2.0])
-def test_standard_closed_form_is_the_diagonal_of_the_mean_network(widths, a):
-    for biases in (True, False):
+@pytest.mark.parametrize("a", [0.05, 1.0, 2.0])
+def test_standard_closed_form_is_the_diagonal_of_the_mean_network(a):
+    for widths, biases in itertools.product([(3, 2), (2, 5, 1), WIDTHS], (True, False)):
         assert_is_mean_diagonal(expected_standard(widths, a, biases), widths, [a / n for n in widths[:-1]], biases)
 
 

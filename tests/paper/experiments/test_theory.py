@@ -54,12 +54,3 @@ def test_entries_are_those_of_the_library(biases):
         kinds = ("weight", "bias") if biases else ("weight",)
         expected = [values.mean().item() for kind in kinds for name, values in g.items() if name.endswith(kind)]
         np.testing.assert_allclose(found[draw], expected, rtol=1e-12)
-
-
-def test_standard_error_is_that_of_the_mean(monkeypatch):
-    monkeypatch.setattr(theory, "CHUNK", 700)
-    network = theory.Network([2, 3, 2], [0.5, 0.4], True)
-    means, errors = zip(
-        *(theory.monte_carlo(network, 2000, torch.Generator().manual_seed(s)) for s in range(60)), strict=True
-    )
-    np.testing.assert_allclose(np.std(means, axis=0, ddof=1), np.mean(errors, axis=0), rtol=0.35)
