@@ -402,16 +402,38 @@ def _sizes_of_tables(s: ScalePropagation, sizes: list[int]) -> list[tuple[int, i
 def _propagate(s: ScalePropagation, trace: Trace, constants: Constants) -> None:
     """Find the group map of every value of a trace; groups continue those of earlier traces of the same model."""
     flow = _follow_data(trace)
-    s.trace, s.maps, s.constants, s.data = trace, {}, constants, flow.data
-    for call in trace.calls:
+    s.begin(trace, constants, flow.data)
+    moves, first = [], s.moves[0] if s.moves else []
+    last_reads = _last_reads(trace)
+    for number, call in enumerate(trace.calls):
         reads = {ref.id for ref in refs([*call.args, call.kwargs])}
         s.hidden = not flow.hidden.isdisjoint(call.outs)
         _propagate_call(s, call, reads, flow)
+        if _moves(call):
+            made, before = _moved(s, call), first[len(moves) : len(moves) + 1]
+            same = before and all(map(torch.equal, before[0][1:], made[1:]))
+            moves.append((call.name, *(before[0] if same else made)[1:]))
+        for value in last_reads.get(number, ()):
+            s.maps.pop(value, None)
     for value in trace.outputs:
         s.freeze(s.groups(Ref(value)), Reason("output", "", "is an output of the model"))
     for value in trace.kept:
         s.freeze(s.groups(Ref(value)), Reason("op", "", "is kept in the model from one call to the next"))
-    s.moves.append([_moved(s, call) for call in trace.calls if _moves(call)])
+    s.maps = {}
+    s.moves = [*s.moves[:1], moves]
+
+
+def _last_reads(trace: Trace) -> dict[int, list[int]]:
+    """By the number of a call, the values that no later one reads; none where rules follow values back to experts."""
+    if any(TABLE[call.fn].kind == "grouped_mm" for call in trace.calls if call.fn in TABLE):
+        return {}
+    last = {value: number for number, call in enumerate(trace.calls) for value in call.outs}
+    for number, call in enumerate(trace.calls):
+        last.update((ref.id, number) for ref in refs([*call.args, call.kwargs]))
+    found: dict[int, list[int]] = {}
+    for value in last.keys() - {*trace.outputs, *trace.kept}:
+        found.setdefault(last[value], []).append(value)
+    return found
 
 
 def _moves(call: Call) -> bool:
@@ -419,14 +441,13 @@ def _moves(call: Call) -> bool:
     return operation is not None and operation.kind in ("move", "write", "setitem", "cat", "pad")
 
 
-def _moved(s: ScalePropagation, call: Call) -> tuple[str, Tensor, list[int]]:
+def _moved(s: ScalePropagation, call: Call) -> tuple[str, Tensor, Tensor]:
     """The groups that a call reads, and the places among them of those that it returns."""
     maps = [s.maps.get(ref.id) for ref in refs([*call.args, call.kwargs])]
     read = [m[m > 0].reshape(-1) for m in maps if isinstance(m, Tensor)]
     known = torch.cat(read).unique() if read else torch.zeros(0, dtype=torch.int64)
     made = [m[m > 0] for out in call.outs if isinstance(m := s.maps.get(out), Tensor)] if len(known) else []
-    places = torch.searchsorted(known, torch.cat(made)).unique().tolist() if made else []
-    return call.name, known, places
+    return call.name, known, torch.searchsorted(known, torch.cat(made)).unique() if made else known[:0]
 
 
 def _freeze_what_sizes_select(s: ScalePropagation) -> None:
@@ -435,7 +456,7 @@ def _freeze_what_sizes_select(s: ScalePropagation) -> None:
     if [name for name, *_ in first] != [name for name, *_ in last]:
         return
     for (name, before, places), (_, after, others) in zip(first, last, strict=True):
-        if len(before) == len(after) and places != others:
+        if len(before) == len(after) and not torch.equal(places, others):
             reason = Reason("op", "", f"is selected by `{name}`, which selects others for inputs of other sizes")
             s.freeze(s.with_layers(torch.cat((before, after))), reason)
 
@@ -518,8 +539,10 @@ def _components(count: int, ties: list[Tensor]) -> Tensor:
 
     With large models these arrays are the largest of all, so few exist at a time.
     """
-    root, edges = torch.arange(count), torch.cat([torch.zeros(2, 0, dtype=torch.int64), *ties], 1)
+    edges = torch.cat([torch.zeros(2, 0, dtype=torch.int64), *ties], 1)
     ties.clear()
+    nodes, edges = edges.unique(return_inverse=True)
+    root = torch.arange(len(nodes))
     while edges.numel():
         low = edges.amin(0)
         for end in edges:
@@ -528,10 +551,11 @@ def _components(count: int, ties: list[Tensor]) -> Tensor:
         above = root[root]
         while not torch.equal(root, above):
             root, above = above, above[above]
-        del above
         edges = root[edges]
         edges = edges[:, edges[0] != edges[1]]
-    return root
+    found = torch.arange(count)
+    found[nodes] = nodes[root]
+    return found
 
 
 def _representatives(s: ScalePropagation) -> tuple[Tensor, Tensor]:
@@ -550,10 +574,10 @@ def _representatives(s: ScalePropagation) -> tuple[Tensor, Tensor]:
             power *= step
         return group, power
 
-    nodes: dict[int, None] = {}
+    met: dict[int, None] = {}
     for pairs, degree in (*((pairs, -1) for pairs in s.inverse_ties), *((pairs, 2) for pairs in s.square_ties)):
         for a, b in root[pairs].unique(dim=1).T.tolist():
-            nodes |= {a: None, b: None}
+            met |= {a: None, b: None}
             (x, p), (y, q) = find(a), find(b)
             ratio = degree * p / q  # the scale of y is that of x to this power
             if x != y:
@@ -561,15 +585,18 @@ def _representatives(s: ScalePropagation) -> tuple[Tensor, Tensor]:
             elif ratio != 1:
                 text = "its own inverse" if ratio == -1 else "another power of itself"
                 s.freeze(torch.tensor([x]), Reason("tie", "", f"would have to be {text}"))
-    found = {node: find(node) for node in nodes}
+    found = {node: find(node) for node in sorted(met)}
     smallest = dict[int, float]()
     for top, power in found.values():
         smallest[top] = min(smallest.get(top, 1.0), abs(power))
-    tops, carried = torch.arange(s.count), torch.ones(s.count, dtype=torch.int64)
-    index = torch.tensor(list(found), dtype=torch.int64)
-    tops[index] = torch.tensor([top for top, _ in found.values()], dtype=torch.int64)
-    carried[index] = torch.tensor([int(power / smallest[top]) for top, power in found.values()], dtype=torch.int64)
-    return tops[root], carried[root]
+    nodes, tops = torch.tensor([(node, top) for node, (top, _) in found.items()], dtype=torch.int64).reshape(-1, 2).T
+    powers = torch.tensor([int(power / smallest[top]) for top, power in found.values()], dtype=torch.int32)
+    joined, carried = torch.zeros(s.count, dtype=torch.bool), torch.ones(s.count, dtype=torch.int32)
+    joined[nodes] = True
+    members = joined[root].nonzero()[:, 0]
+    place = torch.searchsorted(nodes.contiguous(), root[members])
+    root[members], carried[members] = tops[place], powers[place]
+    return root, carried
 
 
 def _joint_uses(s: ScalePropagation) -> dict[str, Use]:
@@ -588,39 +615,48 @@ def _joint_uses(s: ScalePropagation) -> dict[str, Use]:
         elif bool((row == ZERO).any() | (col == ZERO).any()):
             text = f"touches parameter '{name}', of which the passes on the example inputs read a part only"
             s.freeze(s.with_layers(torch.cat((row.reshape(-1), col.reshape(-1)))), Reason("param", "", text))
-        found[name] = Use(row.clamp(min=FROZEN), col.clamp(min=FROZEN), uses[0].offset)
+        row, col = (end.clamp(min=FROZEN) if bool((end == ZERO).any()) else end for end in (row, col))
+        found[name] = Use(row, col, uses[0].offset)
     return found
 
 
 def _assemble(model: nn.Module, s: ScalePropagation, traces: list[Trace], groups_in_eval: int) -> ScaleGraph:
+    s.moves.clear()
     s.share_among_experts()
     uses = _joint_uses(s)
     root, power = _representatives(s)
-    why = torch.full((s.count,), len(s.reasons))
+    why = torch.full((s.count,), len(s.reasons), dtype=torch.int32)
     for groups, reason in s.frozen:
-        why.scatter_reduce_(0, root[groups], torch.full_like(groups, reason), "amin")
+        why.scatter_reduce_(0, root[groups], torch.full_like(groups, reason, dtype=torch.int32), "amin")
     entered, left = torch.zeros(2, s.count, dtype=torch.bool)
-    all_uses = [use for each in s.uses.values() for use in each]
-    for ends, same, inverse in (([u.row for u in all_uses], entered, left), ([u.col for u in all_uses], left, entered)):
-        groups = torch.cat([torch.zeros(1, dtype=torch.int64), *(end.reshape(-1) for end in ends)]).clamp(min=FROZEN)
-        same[root[groups[power[groups] > 0]]] = True
-        inverse[root[groups[power[groups] < 0]]] = True
-    is_root = root == torch.arange(s.count)
-    free = is_root & entered & left & (why == len(s.reasons))
-    free[0] = False
-    number = torch.zeros(s.count, dtype=torch.int64)
-    number[free] = torch.arange(1, int(free.sum()) + 1)
-    number, powers = _numbers(number[root], power, int(free.sum()))
-    params = {}
-    for name, use in uses.items():
-        scales = ParamScales(number[use.row], number[use.col], use.offset)
-        if bool(scales.row.any()) or bool(scales.col.any()):
-            params[name] = scales
-    firsts = torch.tensor([layer.first for layer in s.layers])
-    owners = torch.bucketize(free.nonzero()[:, 0], firsts, right=True)
+    for use in (use for each in s.uses.values() for use in each):
+        for end, same, inverse in ((use.row, entered, left), (use.col, left, entered)):
+            groups = end[end > FROZEN]
+            same[root[groups[power[groups] > 0]]] = True
+            inverse[root[groups[power[groups] < 0]]] = True
+    s.uses.clear()
+    roots = (entered & left & (why == len(s.reasons))).nonzero()[:, 0]  # only roots are marked
     frozen, by_module = _frozen(s, root, power, why, left, groups_in_eval)
+    s.frozen.clear()
+    del why, entered, left
+    number = torch.zeros(s.count, dtype=torch.int32)
+    number[roots] = torch.arange(1, len(roots) + 1, dtype=torch.int32)
+    number, powers = _numbers(number[root], power, len(roots))
+    del root, power
+    params: dict[str, ParamScales] = {}
+    shared: dict[Any, Tensor] = {}  # layers that read the same channels share one tensor
+    for name, use in uses.items():
+        ends = []
+        for end in (use.row, use.col):
+            key = (end.data_ptr(), end.shape, end.stride())
+            shared[key] = number[end].long() if key not in shared else shared[key]
+            ends.append(shared[key])
+        if any(bool(end.any()) for end in ends):
+            params[name] = ParamScales(ends[0], ends[1], use.offset)
+    firsts = torch.tensor([layer.first for layer in s.layers])
+    owners = torch.bucketize(roots, firsts, right=True)
     return ScaleGraph(
-        units=int(free.sum()),
+        units=len(roots),
         layers=_layers(s, number),
         groups=tuple(owners.unique_consecutive(return_counts=True)[1].tolist()),
         params=params,
@@ -639,7 +675,8 @@ def _assemble(model: nn.Module, s: ScalePropagation, traces: list[Trace], groups
 def _numbers(units: Tensor, power: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Numbers of units at some powers, and :attr:`ScaleGraph.powers` of the graph."""
     if int(power.abs().amax()) == 1:
-        return units * power, torch.zeros(0, 2, dtype=torch.int64)
+        return units.mul_(power), torch.zeros(0, 2, dtype=torch.int64)
+    power = power.long()
     key = torch.where((units > 0) & (power.abs() > 1), power.abs() * (count + 1) + units, 0)
     keys, place = key.unique(return_inverse=True)
     first = count + 1 - int(keys[0] == 0)  # of the numbers beyond the units
@@ -652,7 +689,7 @@ def _layers(s: ScalePropagation, number: Tensor) -> dict[str, Tensor]:
     """Unit numbers by module, for modules that have any; a module called twice is listed once."""
     found: dict[str, Tensor] = {}
     for layer in s.layers:
-        numbers = number[layer.first : layer.first + layer.size]
+        numbers = number[layer.first : layer.first + layer.size].long()
         if layer.name not in found and not layer.squares and bool(numbers.any()):
             found[layer.name] = numbers
     return found
@@ -665,15 +702,15 @@ def _frozen(
     known = {layer.name for layer in s.layers if layer.first < groups_in_eval}
     counts: dict[tuple[str, str], int] = {}
     by_module: dict[str, tuple[Frozen, ...]] = {}
-    counted: dict[str, set[tuple[int, ...]]] = {}
+    counted: dict[str, list[tuple[Tensor, Tensor]]] = {}
     for layer in s.layers:
         if layer.squares or not layer.hidden or (layer.first >= groups_in_eval and layer.name in known):
             continue
         carried = slice(layer.first, layer.first + layer.size)
-        scales = tuple((root[carried] * power[carried]).tolist())
-        if scales in counted.setdefault(layer.name, set()):  # the module is called again
-            continue
-        counted[layer.name].add(scales)
+        scales = root[carried], power[carried]
+        if any(all(map(torch.equal, scales, other)) for other in counted.setdefault(layer.name, [])):
+            continue  # the module is called again
+        counted[layer.name].append(scales)
         groups = root[carried][why[root[carried]] < len(s.reasons)]
         for index, count in zip(*(t.tolist() for t in why[groups].unique(return_counts=True)), strict=True):
             reason = s.reasons[index]

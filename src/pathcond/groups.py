@@ -261,6 +261,7 @@ def _members(graph: ScaleGraph, group: Tensor) -> dict[int, list[tuple[str, Para
     order = group.argsort(stable=True)
     starts = torch.searchsorted(group[order], group[order])
     within = torch.empty_like(group).scatter_(0, order, torch.arange(len(group)) - starts)  # number within its group
+    order_of_channels = torch.arange(len(group))
     found: dict[int, list[tuple[str, ParamSlice]]] = {}
     for name, scales in graph.params.items():
         shape = graph.shapes[name]
@@ -276,6 +277,8 @@ def _members(graph: ScaleGraph, group: Tensor) -> dict[int, list[tuple[str, Para
                     places = mask.reshape(-1).nonzero()[:, 0]
                     if len(axes) == 1:
                         axis, entries, which = axes[0], _as_slice(places), channel.reshape(-1)[places]
+                        in_order = order_of_channels[: len(which)]
+                        which = in_order if torch.equal(which, in_order) else which
                     else:
                         axis, entries, which = None, slice(0, numbers.numel(), 1), torch.where(mask, channel, -1)
                     part = ParamSlice(name, shape, axis, entries, power < 0, scales.offset, which, abs(power))

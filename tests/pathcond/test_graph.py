@@ -8,6 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pathcond
+from pathcond import graph
+from pathcond.rules.base import ScalePropagation
+from pathcond.tracing import Constants, Trace
 from tests.cases import BY_NAME, Lambda, assert_function_kept, mlp, outputs, random_scales
 
 X = torch.randn(3, 5, dtype=torch.float64)
@@ -25,6 +28,21 @@ def test_strict_and_reasons_name_the_operation_and_the_module():
     assert [(f.channels, f.where) for f in graph.frozen] == [(4, "1"), (5, "3")]
     assert {name: entries[0].channels for name, entries in graph.frozen_by_module.items()} == {"0": 4, "2": 5}
     assert all("tanh" in f.reason for f in graph.frozen)
+
+
+def test_the_passes_of_a_model_share_their_groups(monkeypatch: pytest.MonkeyPatch):
+    """Else the memory of a graph would grow with the number of modes and sizes that are recorded."""
+    grown = []
+
+    def propagate(s: ScalePropagation, trace: Trace, constants: Constants) -> None:
+        original(s, trace, constants)
+        grown.append((s.count, len(s.ties), len(s.frozen), sum(map(len, s.uses.values()))))
+
+    original = graph._propagate
+    monkeypatch.setattr(graph, "_propagate", propagate)
+    pathcond.extract_graph(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), torch.ones(2, 3, 8))
+    assert len(grown) > 2
+    assert len(set(grown)) == 1
 
 
 @pytest.mark.parametrize("name", ["residual_conv", "tied_autoencoder", "channel_shuffle", "mlp_bn"])

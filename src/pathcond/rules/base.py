@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -66,18 +66,24 @@ class Use:
     offset: float = 0.0
     by_expert: bool = False
 
+    def same(self, other: Use) -> bool:
+        """Whether another use has the same groups."""
+        plain = (self.offset, self.by_expert) == (other.offset, other.by_expert)
+        return plain and torch.equal(self.row, other.row) and torch.equal(self.col, other.col)
+
 
 @dataclass(frozen=True, slots=True)
 class Experts:
     """Groups of the same channels in each of some experts, shape (experts, channels).
 
-    Rows of a value belong to experts as the offsets ``offs`` (a value of the trace) divide them. In its group map the
+    Rows of a value belong to experts as the offsets ``offs`` (a value of ``trace``) divide them. In its group map the
     groups of the first expert stand for those of all. If any operation but another product by the same experts uses
     them, all experts must share one scale per channel.
     """
 
     groups: Tensor
     offs: int
+    trace: Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,12 +125,14 @@ class ScalePropagation:
     square_ties: list[Tensor] = field(default_factory=list)  # pairs of groups (a, a**2)
     frozen: list[tuple[Tensor, int]] = field(default_factory=list)
     reasons: list[Reason] = field(default_factory=list)
+    frozen_for: dict[Reason, list[Tensor]] = field(default_factory=dict)
     uses: dict[str, list[Use]] = field(default_factory=dict)
     layers: list[Layer] = field(default_factory=list)
+    made: dict[Any, int] = field(default_factory=dict)  # places in ``layers`` of the outputs of parameters
     experts: list[Experts] = field(default_factory=list)
     frozen_parameters: dict[str, Reason] = field(default_factory=dict)
     approximate: set[str] = field(default_factory=set)
-    moves: list[list[tuple[str, Tensor, list[int]]]] = field(default_factory=list)  # by trace; see pathcond.graph
+    moves: list[list[tuple[str, Tensor, Tensor]]] = field(default_factory=list)  # by trace; see pathcond.graph
     # The trace at hand, its values' group maps, and the state of the call at hand.
     trace: Trace = Trace((), (), (), ())
     constants: Constants | None = None
@@ -132,14 +140,20 @@ class ScalePropagation:
     hidden: bool = False
     maps: dict[int, Tensor | ParamView] = field(default_factory=dict)
     read: set[int] = field(default_factory=set)
+    calls_of: dict[ParamView, int] = field(default_factory=dict)  # outputs of parameters in the trace at hand
+
+    def begin(self, trace: Trace, constants: Constants, data: frozenset[int]) -> None:
+        """Go on with another trace of the model."""
+        self.trace, self.constants, self.data = trace, constants, data
+        self.maps, self.calls_of = {}, {}
 
     # ---- values
 
     def look_up(self, value: int) -> Tensor | ParamView:
         """The group map of a value, or the parameter it is."""
-        if value not in self.maps:
-            made = self.trace.values[value]
-            if made.leaf is not None and made.leaf.kind == "param":
+        made = self.trace.values[value]
+        if value not in self.maps and made.leaf is not None:
+            if made.leaf.kind == "param":
                 axes = tuple(i if n > 1 else None for i, n in enumerate(made.shape))
                 name = self.alias.get(made.leaf.name, made.leaf.name)
                 self.maps[value] = ParamView(name, axes, made.shape, (0,) * len(axes), made.shape)
@@ -192,11 +206,23 @@ class ScalePropagation:
 
     # ---- groups
 
-    def new_groups(self, size: int, name: str, squares: bool = False) -> Tensor:
-        """Groups for the ``size`` output channels of the module ``name``, or for squares of their scales."""
-        self.layers.append(Layer(name, self.count, size, self.hidden, squares))
-        self.count += size
-        return torch.arange(self.count - size, self.count)
+    def new_groups(self, size: int, source: ParamView | str, squares: bool = False) -> Tensor:
+        """Groups for the ``size`` output channels of a parameter, or of the module with a name, or for their squares.
+
+        In every trace a parameter's outputs get the groups of the first: it has one scale for all calls of the model.
+        """
+        if isinstance(source, ParamView):
+            number = self.calls_of[source] = self.calls_of.get(source, 0) + 1
+            place = self.made.setdefault((source, size, number), len(self.layers))
+            name = owner(source.name)
+        else:
+            place, name = len(self.layers), source
+        if place == len(self.layers):
+            self.layers.append(Layer(name, self.count, size, self.hidden, squares))
+            self.count += size
+        layer = self.layers[place]
+        self.layers[place] = replace(layer, hidden=layer.hidden or self.hidden)
+        return torch.arange(layer.first, layer.first + size)
 
     def layers_of(self, groups: Tensor) -> list[int]:
         """Indices of the layers that some groups belong to."""
@@ -211,7 +237,7 @@ class ScalePropagation:
     def freeze(self, groups: Tensor, reason: Reason) -> None:
         """Fix the scale of every group in a map at one."""
         found = groups[groups > 0].unique() if groups.numel() else groups
-        if len(found):
+        if len(found) and _add_new(self.frozen_for.setdefault(reason, []), found):
             self.reasons.append(reason)
             self.frozen.append((found, len(self.reasons) - 1))
 
@@ -222,7 +248,7 @@ class ScalePropagation:
                 return a
             if min(int(a.amin()), int(b.amin())) > FROZEN:
                 pairs = torch.stack((a.reshape(-1), b.reshape(-1)))
-                self.ties.append(pairs[:, pairs[0] != pairs[1]])
+                _add_new(self.ties, pairs[:, pairs[0] != pairs[1]])
                 return a
         smaller = min(a, b, key=Tensor.numel)
         shape = torch.broadcast_shapes(a.shape, b.shape)
@@ -238,7 +264,7 @@ class ScalePropagation:
             if pairs.numel():
                 fixed = (pairs == FROZEN).any(0)
                 self.freeze(pairs[:, fixed], reason)
-                self.ties.append(pairs[:, ~fixed])
+                _add_new(self.ties, pairs[:, ~fixed])
         if smaller.numel() < math.prod(shape) and not bool((smaller == ZERO).any()):
             return with_axes(smaller, len(shape))
         a, b = torch.broadcast_tensors(a, b)
@@ -252,7 +278,7 @@ class ScalePropagation:
         pairs = torch.stack((distinct // self.count, distinct % self.count))
         fixed = (pairs == FROZEN).any(0)
         self.freeze(pairs[:, fixed], reason)
-        self.inverse_ties.append(pairs[:, ~fixed])
+        _add_new(self.inverse_ties, pairs[:, ~fixed])
 
     def square(self, groups: Tensor) -> Tensor:
         """The group map of a result that is homogeneous of degree two in a value with the map ``groups``.
@@ -287,7 +313,13 @@ class ScalePropagation:
             raise PathCondError(f"expected layers with units, got '{view.name}' without entries. Drop its layer.")
         row, col = (self._project(view, groups) for groups in (row, col))
         row, col = to_parameter_axes(view, row), to_parameter_axes(view, col)
-        self.uses.setdefault(view.name, []).append(Use(row, col, view.offset, by_expert))
+        self._use(view.name, Use(row, col, view.offset, by_expert))
+
+    def _use(self, name: str, use: Use) -> None:
+        """Keep a use of a parameter, unless an earlier one says the same."""
+        uses = self.uses.setdefault(name, [])
+        if not any(use.same(other) for other in uses):
+            uses.append(use)
 
     def _project(self, view: ParamView, groups: Tensor) -> Tensor:
         """Tie groups along axes on which the parameter is broadcast."""
@@ -317,7 +349,7 @@ class ScalePropagation:
             return
         zero = torch.zeros((1,) * len(view.axes), dtype=torch.int64)
         if view.sizes == view.shape and len(view.axes) == len(view.shape):  # the usual case, without projections
-            self.uses.setdefault(view.name, []).append(Use(zero, zero, view.offset))
+            self._use(view.name, Use(zero, zero, view.offset))
         else:
             self.connect(view, zero, zero)
 
@@ -374,6 +406,13 @@ class ScalePropagation:
                 f"'{call.where or 'the model'}': a scale {what}. Register a rule with pathcond.register_rule, "
                 "or drop strict to freeze the scales on both sides of it."
             )
+
+
+def _add_new(known: list[Tensor], found: Tensor) -> bool:
+    """Add a tensor unless an equal one is there: the traces of a model have most ties and frozen groups in common."""
+    new = not any(torch.equal(found, other) for other in known)
+    known += [found] if new else []
+    return new
 
 
 def mixed_positions(call: Call) -> Reason:

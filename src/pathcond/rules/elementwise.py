@@ -18,7 +18,6 @@ from pathcond.rules.base import (
     ScalePropagation,
     entries,
     mixed_positions,
-    owner,
     with_axes,
 )
 from pathcond.rules.paths import PathSums
@@ -312,7 +311,7 @@ def _mul_parameter(s: ScalePropagation, call: Call, data: Ref, other: Ref, view:
     groups = with_axes(s.groups(data), ndim)
     reason = Reason("tie", call.where, f"shares one entry of parameter '{view.name}'")
     col = s.collapse(groups, axes, reason)
-    row = s.new_groups(shape[axes[0]], owner(view.name)).reshape(-1, *[1] * (-axes[0] - 1))
+    row = s.new_groups(shape[axes[0]], view).reshape(-1, *[1] * (-axes[0] - 1))
     s.connect(view, with_axes(row, len(shape)), col.reshape(col.shape[col.ndim - len(shape) :]))
     s.set_result(call, with_axes(row, ndim))
 

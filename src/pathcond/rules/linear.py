@@ -25,7 +25,6 @@ from pathcond.rules.base import (
     ScalePropagation,
     entries,
     mixed_positions,
-    owner,
     with_axes,
 )
 from pathcond.rules.paths import PathSums
@@ -111,7 +110,7 @@ def _layer_scales(s: ScalePropagation, call: Call, letters: Letters, x: Ref, wei
     shared = [i for i, letter in enumerate(own) if letter in other]
     col = _along(s.collapse(with_axes(s.groups(x), len(own)), shared, mixed_positions(call)), own, other)
     sizes = dict(zip(other, s.shape(weight.id), strict=True))
-    new = s.new_groups(math.prod(sizes[letter] for letter in made), owner(view.name))
+    new = s.new_groups(math.prod(sizes[letter] for letter in made), view)
     row = new.reshape([sizes[letter] for letter in made])
     s.connect(view, _along(row, made, other), col)
     s.connect_bias(call, bias, new)
@@ -267,8 +266,8 @@ def _grouped_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
         for experts in s.experts:
             s.share(experts, torch.isin(experts.groups[0], col))
         cols = col[None]
-    made = s.new_groups(count * size, owner(view.name)).reshape(count, size)
-    s.experts.append(Experts(made, offs.id))
+    made = s.new_groups(count * size, view).reshape(count, size)
+    s.experts.append(Experts(made, offs.id, s.trace))
     s.connect(view, made[:, None, :], cols[:, :, None], by_expert=True)
     s.connect_bias(call, a.get("bias"), made[0])
     s.set_result(call, made[:1])
@@ -276,9 +275,9 @@ def _grouped_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
 
 def _by_expert(s: ScalePropagation, value: int, groups: Tensor, offs: int) -> Tensor | None:
     """The groups of each expert that ``groups`` stand for, if rows of the value are divided by the same offsets."""
-    for experts in s.experts:
+    for experts in (each for each in s.experts if each.offs == offs and each.trace is s.trace):
         place = {group: i for i, group in enumerate(experts.groups[0].tolist())}
-        if experts.offs == offs and all(group in place for group in groups.tolist()) and _in_place(s, value, offs):
+        if all(group in place for group in groups.tolist()) and _in_place(s, value, offs):
             return experts.groups[:, [place[group] for group in groups.tolist()]]
     return None
 
@@ -326,7 +325,7 @@ def _conv_scales(s: ScalePropagation, call: Call, a: Arguments, nd: int, transpo
     if view is None:
         _fixed_conv(s, call, a, col, groups == len(col) == outputs, nd)
         return
-    made = s.new_groups(outputs, owner(view.name))
+    made = s.new_groups(outputs, view)
     if transposed:
         rows = made.reshape(groups, -1).repeat_interleave(len(col) // groups, 0) if groups > 1 else made[None, :]
         cols = col[:, None]
@@ -365,7 +364,7 @@ def _embedding_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
     if view is None or a.get("max_norm") is not None:
         s.freeze_through(call)
         return
-    groups = s.new_groups(s.shape(a["weight"].id)[1], owner(view.name))
+    groups = s.new_groups(s.shape(a["weight"].id)[1], view)
     s.connect(view, groups[None, :], torch.zeros(1, 1, dtype=torch.int64))
     s.set_result(call, with_axes(groups, len(s.shape(call.outs[0]))))
 

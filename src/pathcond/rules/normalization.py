@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pathcond.rules.base import Arguments, Reason, ScalePropagation, entries, owner, with_axes
+from pathcond.rules.base import Arguments, Reason, ScalePropagation, entries, with_axes
 from pathcond.rules.paths import PathSums, Scaled
 from pathcond.tracing import Call
 
@@ -19,7 +19,7 @@ def _normalized(s: ScalePropagation, call: Call, a: Arguments, shape: tuple[int,
     groups = s.groups(a["input"])
     s.freeze(groups, Reason("norm", call.where, f"is normalized by `{call.name}`"))
     view = s.parameter(a.get("weight"))
-    made = s.new_groups(math.prod(shape), owner(view.name) if view else call.where).reshape(shape)
+    made = s.new_groups(math.prod(shape), view or call.where).reshape(shape)
     if view is None:
         s.freeze(made, Reason("op", call.where, f"leaves `{call.name}`, which has no scale parameter"))
         s.leave_parameter(a.get("bias"))
