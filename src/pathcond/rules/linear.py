@@ -218,8 +218,13 @@ def _weighted_paths(
 
 
 def _linear_paths(p: PathSums, call: Call, a: Arguments) -> None:
-    x, weight = a["input"], a["weight"]
-    _weighted_paths(p, call, x, weight, F.linear, a.get("bias"))
+    def once(x: Tensor, weight: Tensor) -> Tensor:
+        """Tokens that are one expanded entry are multiplied once: all of them have the same path sums."""
+        for axis in range(x.ndim - 1):
+            x = x.narrow(axis, 0, 1) if x.size(axis) > 1 and x.stride(axis) == 0 else x
+        return F.linear(x, weight)
+
+    _weighted_paths(p, call, a["input"], a["weight"], once, a.get("bias"))
 
 
 def _matmul_paths(p: PathSums, call: Call, a: Arguments) -> None:

@@ -65,7 +65,7 @@ def _norm_paths(p: PathSums, call: Call, a: Arguments, layer: bool = False) -> N
     slope, offset = _statistics(p, call, a, shape)
     if slope is None:
         p.end_path(source)
-        x, slope = Scaled(torch.ones((), dtype=p.dtype, device=p.device).expand(size), 0.0), 1.0
+        x, slope = Scaled(torch.ones([1] * len(size), dtype=p.dtype, device=p.device), 0.0), 1.0
     if offset is not None:
         x = p.between([x, Scaled(offset, 0.0)], torch.add)
     gain = [] if weight is None else [weight]
