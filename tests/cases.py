@@ -362,7 +362,6 @@ CASES = [
     Case("mlp_one_unit_layers", 2, 0, mlp(1, 1, 1, 1), (3, 1)),
     Case("mlp_bn_no_affine", 0, 4, mlp(3, 4, 2, norm=lambda n: nn.BatchNorm1d(n, affine=False)), (3, 3)),
     Case("mlp_tanh", 0, 9, mlp(3, 4, 5, 2, act=nn.Tanh), (3, 3)),
-    Case("mlp_relu6", 0, 4, mlp(3, 4, 2, act=nn.ReLU6), (3, 3)),
     Case("mlp_gelu", 0, 4, mlp(3, 4, 2, act=nn.GELU), (3, 3)),
     Case("linear", 0, 0, L(3, 2), (3, 3)),
     Case("by_hand", 5, 0, Lambda(  # plain tensors and matrix products, no layers
@@ -475,7 +474,6 @@ CASES = [
                               b=L(2, 6, bias=False), o=L(6, 2)), (5, 4)),
     Case("recurrent", 8, 0, _recurrent(lambda x: x.new_zeros(len(x), 8)), (2, 4, 5)),
     Case("recurrent_expanded", 8, 0, _recurrent(lambda x: torch.zeros(1, 8).to(x).expand(2, 8)), (2, 4, 5)),
-    Case("recurrent_repeated", 8, 0, _recurrent(lambda x: torch.zeros_like(x[:, 0, :1]).repeat(1, 8)), (2, 4, 5)),
     Case("graph_convolution", 6, 0, Lambda(
         lambda s, x: ADJACENCY.to(x) @ s.b(F.relu(ADJACENCY.to(x) @ s.a(x))), a=L(3, 6), b=L(6, 2)), (4, 3)),
     # sums over edges, and operations that take some of the entries
@@ -486,6 +484,7 @@ CASES = [
          (5, 8), *ENDS),
     Case("topk", 6, 0, Lambda(lambda s, x: s.b(F.relu(s.a(x)).topk(2, 1)[0].flatten(1)), a=L(8, 6), b=L(12, 2)),
          (2, 3, 8)),
+    Case("cumsum", 6, 0, Lambda(lambda s, x: s.b(F.relu(s.a(x)).cumsum(1)), a=L(8, 6), b=L(6, 2)), (2, 3, 8)),
     Case("three_factors", 11, 0, Lambda(
         lambda s, x: s.b(F.relu(torch.einsum("bti,ij,jk->btk", x, s.u, s.v))), u=(8, 5), v=(5, 6), b=L(6, 2)),
         (2, 3, 8)),
@@ -506,9 +505,7 @@ CASES = [
     # a scale lambda leaves a squared ReLU as lambda**2
     Case("pow", 4, 0, squared(lambda s, x: s.b(relu2(s.a(x)))), (5, 3)),
     Case("square", 4, 0, squared(lambda s, x: s.b(torch.square(F.relu(s.a(x))))), (5, 3)),
-    Case("square_by_method", 4, 0, squared(lambda s, x: s.b(s.a(x).clamp(min=0).pow(2.0))), (5, 3)),
     Case("product", 4, 0, squared(lambda s, x: s.b(F.relu(y := s.a(x)) * F.relu(y))), (5, 3)),
-    Case("product_with_itself", 4, 0, squared(lambda s, x: s.b((y := F.relu(s.a(x))) * y)), (5, 3)),
     Case("square_in_place", 4, 0, squared(lambda s, x: s.b(s.a(x).relu_().clone().square_())), (5, 3)),
     Case("cube", 0, 4, squared(lambda s, x: s.b(F.leaky_relu(s.a(x)) ** 3)), (5, 3)),
     Case("power_of_1.5", 0, 4, squared(lambda s, x: s.b(F.relu(s.a(x)) ** 1.5)), (5, 3)),
@@ -525,7 +522,6 @@ CASES = [
     Case("square_as_gate", 4, 4, squared(lambda s, x: s.b(s.up(x) * relu2(s.a(x))), up=L(3, 4)), (5, 3)),
     Case("square_gated", 4, 4, squared(lambda s, x: s.b(relu2(s.a(x)) * s.up(x)), up=L(3, 4)), (5, 3)),
     Case("square_batchnorm", 4, 0, squared(lambda s, x: s.b(s.n(relu2(s.a(x)))), n=nn.BatchNorm1d(4)), (5, 3)),
-    Case("square_layernorm", 4, 0, squared(lambda s, x: s.b(s.n(relu2(s.a(x)))), n=nn.LayerNorm(4)), (5, 3)),
     Case("batchnorm_square", 4, 0, squared(lambda s, x: s.b(relu2(s.n(s.a(x)))), n=nn.BatchNorm1d(4)), (5, 3)),
     Case("square_conv", 9, 0, Lambda(
         lambda s, x: s.d(F.avg_pool2d(relu2(s.c(F.max_pool2d(relu2(s.a(x)), 2))), 2).flatten(1)), a=conv(2, 4),
@@ -540,9 +536,6 @@ CASES = [
         lambda s, x: F.linear(relu2(F.linear(x, s.w)), s.w.T, s.b), w=(4, 3), b=(3,)), (5, 3)),
     # code for which a rule could assume too much
     Case("flipped_weight", 0, 8, tail(lambda s, h, x: h @ s.w.flip(0), w=(8, 5)), (3, 6)),
-    Case("rolled_weight", 0, 8, tail(lambda s, h, x: h @ s.w.roll(1, 0), w=(8, 5)), (3, 6)),
-    Case("rotated_weight", 0, 8, tail(lambda s, h, x: h @ s.w.rot90(2), w=(8, 5)), (3, 6)),
-    Case("weight_by_list", 0, 8, tail(lambda s, h, x: h @ s.w[[3, 1, 2, 0, 7, 6, 5, 4]], w=(8, 5)), (3, 6)),
     Case("weight_by_tensor", 0, 8, tail(lambda s, h, x: h @ s.w[torch.tensor([3, 1, 2, 0, 7, 6, 5, 4])], w=(8, 5)),
          (3, 6)),
     Case("rolled_bias", 0, 8, tail(lambda s, h, x: s.fc2(F.relu(h + s.b.roll(1))), b=(8,)), (3, 6)),

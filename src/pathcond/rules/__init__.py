@@ -59,7 +59,7 @@ def register_rule(
             calls of ``function`` as one operation.
 
     Example:
-        An activation of our own, ``max(x, 2 x)``, which is positively homogeneous:
+        An activation of our own, ``max(x, 2 x)``, which is positively homogeneous; ``like=torch.relu`` says the same:
 
         >>> import torch, pathcond
         >>> @torch.library.custom_op("docs::steep", mutates_args=())
@@ -71,14 +71,6 @@ def register_rule(
         >>> def paths(p, call, a):
         ...     p.copy(call, a["x"].id)                    # and has its path sum
         >>> pathcond.register_rule(steep, scales=scales, paths=paths, arguments=("x",))
-        >>> class Net(torch.nn.Module):
-        ...     def __init__(self):
-        ...         super().__init__()
-        ...         self.a, self.b = torch.nn.Linear(3, 8), torch.nn.Linear(8, 2)
-        ...     def forward(self, x):
-        ...         return self.b(steep(self.a(x)))
-        >>> pathcond.extract_graph(Net(), torch.ones(1, 3)).units
-        8
     """
     if (like is None) == (scales is None):
         raise PathCondError("expected either `like` or `scales` (and, with it, `paths`), got both or neither.")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from pathcond.rules.base import Arguments, Reason, ScalePropagation, entries, mixed_positions, with_axes
+from pathcond.rules.base import Arguments, Reason, ScalePropagation, entries, mixed_positions
 from pathcond.rules.elementwise import barrier_paths
 from pathcond.rules.paths import PathSums
 from pathcond.tracing import Call, Ref
@@ -37,7 +37,7 @@ def _attention_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
 
     no_scale = Reason("op", call.where, f"is multiplied by a value without scale in `{call.name}`")
     s.tie_inverse(by_head(a["query"]), by_head(a["key"]), no_scale)
-    s.set_result(call, with_axes(by_head(a["value"]), len(shape)))
+    s.set_result(call, by_head(a["value"]))
 
 
 def _attention_paths(p: PathSums, call: Call, a: Arguments) -> None:

@@ -194,9 +194,10 @@ class ScalePropagation:
         return found
 
     def set_result(self, call: Call, *maps: Tensor | ParamView) -> None:
-        """Set the group maps of a call's results; results without one carry no scale."""
+        """Set the group maps of a call's results, with axes in front as needed; results without one carry no scale."""
         for index, value in enumerate(call.outs):
-            self.maps[value] = maps[index] if index < len(maps) else self.uniform(value, FROZEN)
+            found = maps[index] if index < len(maps) else self.uniform(value, FROZEN)
+            self.maps[value] = with_axes(found, len(self.shape(value))) if isinstance(found, Tensor) else found
 
     def channels(self, x: Any, axis: int, call: Call) -> Tensor:
         """The groups along one axis, as a vector of full length, tied along all others; shape (channels,)."""
@@ -345,12 +346,8 @@ class ScalePropagation:
     def leave_parameter(self, x: Any) -> None:
         """Record the use of a parameter that no scale changes, such as a PReLU slope."""
         view = self.parameter(x)
-        if view is None:
-            return
-        zero = torch.zeros((1,) * len(view.axes), dtype=torch.int64)
-        if view.sizes == view.shape and len(view.axes) == len(view.shape):  # the usual case, without projections
-            self._use(view.name, Use(zero, zero, view.offset))
-        else:
+        if view is not None:
+            zero = torch.zeros((1,) * len(view.axes), dtype=torch.int64)
             self.connect(view, zero, zero)
 
     def freeze_parameter(self, name: str, reason: Reason) -> None:

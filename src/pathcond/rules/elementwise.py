@@ -221,20 +221,20 @@ def add_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
     if not any(ref.id in s.data for ref in refs([a["input"], a["other"]])):
         _weight_offset(s, call, a)
         return
-    s.set_result(call, with_axes(_added(s, a["input"], a["other"], call), len(s.shape(call.outs[0]))))
+    s.set_result(call, _added(s, a["input"], a["other"], call))
 
 
 def _where_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
     s.freeze(s.groups(a["condition"]), Reason("op", call.where, "decides a `where`"))
     tied = s.tie(s.groups(a["input"]), s.groups(a["other"]), mixed_positions(call))
-    s.set_result(call, with_axes(tied, len(s.shape(call.outs[0]))))
+    s.set_result(call, tied)
 
 
 def _masked_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
     """Entries may become zero, which fits any scale; another value fits none."""
     s.freeze(s.groups(a["mask"]), Reason("op", call.where, "decides a `masked_fill`"))
     if bool((s.groups(a["value"]) == ZERO).all()):
-        s.set_result(call, with_axes(s.groups(a["input"]), len(s.shape(call.outs[0]))))
+        s.set_result(call, s.groups(a["input"]))
     else:
         s.freeze_through(call, f"is replaced by a constant in `{call.name}`")
 
@@ -285,14 +285,14 @@ def _mul_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
     x, y = s.groups(a["input"]), s.groups(a["other"])
     free_x, free_y = bool((x > 0).any()), bool((y > 0).any())
     if free_x and free_y and torch.equal(x, y) and _squares_activation(s, a):
-        s.set_result(call, with_axes(s.square(x), len(s.shape(call.outs[0]))))
+        s.set_result(call, s.square(x))
     elif free_x and free_y:  # a gate and what it gates: one of the two scales passes
         s.freeze(x, Reason("op", call.where, "is multiplied by another scale"))
-        s.set_result(call, with_axes(y, len(s.shape(call.outs[0]))))
+        s.set_result(call, y)
     else:
         number = isinstance(a["other"], (int, float)) or isinstance(a["input"], (int, float))
         kept = (x if isinstance(a["input"], Ref) else y) if number else (x if free_x else y)
-        s.set_result(call, with_axes(kept, len(s.shape(call.outs[0]))))
+        s.set_result(call, kept)
 
 
 def _squares_activation(s: ScalePropagation, a: Arguments) -> bool:
@@ -306,14 +306,14 @@ def _mul_parameter(s: ScalePropagation, call: Call, data: Ref, other: Ref, view:
     axes = [i - len(shape) for i, n in enumerate(shape) if n > 1]
     if len(axes) != 1:
         s.leave_parameter(other)
-        s.set_result(call, with_axes(s.groups(data), ndim))
+        s.set_result(call, s.groups(data))
         return
     groups = with_axes(s.groups(data), ndim)
     reason = Reason("tie", call.where, f"shares one entry of parameter '{view.name}'")
     col = s.collapse(groups, axes, reason)
     row = s.new_groups(shape[axes[0]], view).reshape(-1, *[1] * (-axes[0] - 1))
     s.connect(view, with_axes(row, len(shape)), col.reshape(col.shape[col.ndim - len(shape) :]))
-    s.set_result(call, with_axes(row, ndim))
+    s.set_result(call, row)
 
 
 def _glu_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
@@ -340,7 +340,7 @@ def _div_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
     if bool((divisor > 0).any()) or a.get("rounding_mode") is not None:
         s.freeze_through(call)
     else:
-        s.set_result(call, with_axes(s.groups(a["input"]), len(s.shape(call.outs[0]))))
+        s.set_result(call, s.groups(a["input"]))
 
 
 def _mul_paths(p: PathSums, call: Call, a: Arguments, divide: bool = False) -> None:

@@ -340,7 +340,7 @@ def _conv_scales(s: ScalePropagation, call: Call, a: Arguments, nd: int, transpo
     tail = (1,) * (len(shape) - 2)
     s.connect(view, rows.reshape(*rows.shape, *tail), cols.reshape(*cols.shape, *tail))
     s.connect_bias(call, a.get("bias"), made)
-    s.set_result(call, with_axes(made.reshape(-1, *[1] * nd), len(s.shape(call.outs[0]))))
+    s.set_result(call, made.reshape(-1, *[1] * nd))
 
 
 def _fixed_conv(s: ScalePropagation, call: Call, a: Arguments, col: Tensor, depthwise: bool, nd: int) -> None:
@@ -352,7 +352,7 @@ def _fixed_conv(s: ScalePropagation, call: Call, a: Arguments, col: Tensor, dept
         return
     col = col.clamp(min=FROZEN)
     s.connect_bias(call, a.get("bias"), col)
-    s.set_result(call, with_axes(col.reshape(-1, *[1] * nd), len(s.shape(call.outs[0]))))
+    s.set_result(call, col.reshape(-1, *[1] * nd))
 
 
 def _conv_paths(p: PathSums, call: Call, a: Arguments, nd: int, transposed: bool) -> None:
@@ -371,7 +371,7 @@ def _embedding_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
         return
     groups = s.new_groups(s.shape(a["weight"].id)[1], view)
     s.connect(view, groups[None, :], torch.zeros(1, 1, dtype=torch.int64))
-    s.set_result(call, with_axes(groups, len(s.shape(call.outs[0]))))
+    s.set_result(call, groups)
 
 
 def _embedding_paths(p: PathSums, call: Call, a: Arguments) -> None:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pathcond.rules.base import Arguments, Reason, ScalePropagation, entries, with_axes
+from pathcond.rules.base import Arguments, Reason, ScalePropagation, entries
 from pathcond.rules.paths import PathSums, Scaled
 from pathcond.tracing import Call
 
@@ -26,7 +26,7 @@ def _normalized(s: ScalePropagation, call: Call, a: Arguments, shape: tuple[int,
     else:
         s.connect(view, made, torch.zeros_like(made))
         s.connect_bias(call, a.get("bias"), made)
-    s.set_result(call, with_axes(made.reshape(*shape, *[1] * tail), len(s.shape(call.outs[0]))))
+    s.set_result(call, made.reshape(*shape, *[1] * tail))
 
 
 def _channel_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:

@@ -93,8 +93,8 @@ def _scatter_paths(p: PathSums, call: Call, a: Arguments) -> None:
     p.add(call, [source, *terms], lambda x, *base: add(base[0] if base else x.new_zeros(shape), dim, index, x))
 
 
-def _largest_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
-    """Entries along an axis are ordered, which positive scales leave as it is if they are the same."""
+def _along_axis_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
+    """Entries along an axis are ordered or added up, so that they must share their scales."""
     groups, dim = s.groups(a["input"]), a.get("dim", -1)
     kept = [axis for axis in range(groups.ndim) if axis != dim % max(groups.ndim, 1)]
     s.set_result(call, s.collapse(groups, kept, mixed_positions(call)))
@@ -103,6 +103,10 @@ def _largest_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
 def _largest_paths(p: PathSums, call: Call, a: Arguments) -> None:
     shape, dim = p.trace.values[call.outs[0]].shape, a.get("dim", -1)
     p.sum(call, [a["input"]], lambda x: _reduced("extreme", x, (dim,), p.pooling).expand(shape))
+
+
+def _cumsum_paths(p: PathSums, call: Call, a: Arguments) -> None:
+    p.sum(call, [a["input"]], lambda x: x.cumsum(a["dim"]))
 
 
 # ---- resampling
@@ -241,8 +245,9 @@ OPERATIONS = [
     *entries("index_add", "scatter", "input dim index source", _scatter_scales, _scatter_paths),
     *entries("scatter_add", "scatter", "input dim index src", _scatter_scales, _scatter_paths),
     *entries("scatter_reduce", "scatter", "input dim index src reduce", _scatter_scales, _scatter_paths),
-    *entries("topk", "largest", "input k dim", _largest_scales, _largest_paths),
-    *entries("sort", "largest", "input dim", _largest_scales, _largest_paths),
+    *entries("topk", "largest", "input k dim", _along_axis_scales, _largest_paths),
+    *entries("sort", "largest", "input dim", _along_axis_scales, _largest_paths),
+    *entries("cumsum", "cumsum", "input dim", _along_axis_scales, _cumsum_paths),
     *entries("mean", "mean", "input dim keepdim", _reduce_scales, partial(_reduce_paths, kind="mean")),
     *entries("sum", "sum", "input dim keepdim", _reduce_scales, partial(_reduce_paths, kind="sum")),
     *entries(

@@ -23,7 +23,6 @@ from pathcond.rules.base import (
     compress,
     entries,
     mixed_positions,
-    with_axes,
 )
 from pathcond.rules.paths import PathSums
 from pathcond.tracing import WRITE, Call, Ref, View, flatten, refs, run
@@ -207,8 +206,8 @@ def _move_paths(p: PathSums, call: Call, a: Arguments, assign: bool = False) -> 
 def _unfold_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
     """Windows as columns: each channel comes once for every position of the kernel."""
     channels = s.channels(a["input"], -3, call)
-    ndim, size = len(s.shape(call.outs[0])), s.shape(call.outs[0])[-2]
-    s.set_result(call, with_axes(channels.repeat_interleave(size // len(channels))[:, None], ndim))
+    size = s.shape(call.outs[0])[-2]
+    s.set_result(call, channels.repeat_interleave(size // len(channels))[:, None])
 
 
 def _fold_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
@@ -216,7 +215,7 @@ def _fold_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
     channels = s.channels(a["input"], -2, call)
     shape = s.shape(call.outs[0])
     entries = s.collapse(channels.reshape(shape[-3], -1), [0], mixed_positions(call))
-    s.set_result(call, with_axes(entries[:, :, None], len(shape)))
+    s.set_result(call, entries[:, :, None])
 
 
 # ---- concatenation, padding, assignment
@@ -262,7 +261,7 @@ def _assign_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
 
 def _copy_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
     s.groups(a["input"])
-    s.set_result(call, with_axes(s.groups(a["src"]), len(s.shape(call.outs[0]))))
+    s.set_result(call, s.groups(a["src"]))
 
 
 def _copy_paths(p: PathSums, call: Call, a: Arguments) -> None:
