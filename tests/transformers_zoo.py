@@ -43,7 +43,7 @@ from torch.overrides import TorchFunctionMode
 import pathcond
 from pathcond.apply import scale_parameters_
 from pathcond.inputs import as_arguments
-from pathcond.isolation import untouched, without_cache
+from pathcond.isolation import isolated
 from pathcond.output_check import trial
 from pathcond.registry import tiny_model
 from pathcond.tracing import map_leaves, outputs_in
@@ -426,7 +426,7 @@ def outputs(model: nn.Module, example_input: Any, training: bool) -> list[Tensor
         model.train(training)
         if experts is not None and config is not None:
             config._experts_implementation = "eager"  # grouped products know no float64
-        with torch.no_grad(), untouched(model), without_cache(model), casts:
+        with isolated(model, None), casts:
             found = outputs_in(functional_call(model, buffers, args, kwargs))
     finally:
         model.eval()

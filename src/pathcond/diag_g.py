@@ -27,15 +27,7 @@ from pathcond.checks import (
 )
 from pathcond.graph import ScaleGraph
 from pathcond.inputs import as_arguments, map_tensors, tensors_in
-from pathcond.isolation import (
-    caller_device,
-    full_precision,
-    in_mode,
-    on_cpu,
-    restored_random_state,
-    untouched,
-    without_cache,
-)
+from pathcond.isolation import caller_device, full_precision, isolated, on_cpu
 from pathcond.rules import TABLE
 from pathcond.rules.normalization import MEASURES
 from pathcond.rules.paths import PathSums, Scaled
@@ -350,15 +342,7 @@ def measure_slopes(model: nn.Module, example_input: Any, trace: Trace) -> dict[t
     buffers = {name: b.clone() for name, b in model.named_buffers()}
     measure = _Measure(model)
     try:
-        with (
-            torch.no_grad(),
-            restored_random_state(cuda, 0),
-            untouched(model),
-            in_mode(model, True),
-            without_cache(model),
-            caller_device(),
-            measure,
-        ):
+        with isolated(model, True, cuda, seed=0), caller_device(), measure:
             functional_call(model, buffers, args, kwargs)
     except ValueError:  # BatchNorm refuses to train on a single example
         return {}

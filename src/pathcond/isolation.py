@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -94,7 +94,7 @@ def held_tensors(model: nn.Module) -> list[Tensor]:
 
 
 @contextmanager
-def untouched(model: nn.Module, tensors: bool = True) -> Iterator[Callable[[], bool]]:
+def _untouched(model: nn.Module, tensors: bool) -> Iterator[Callable[[], bool]]:
     """Restore, after the block, the attributes of all submodules and the containers among these attributes.
 
     So are the attributes of their classes, and the variables that their code names: globals and closures. Containers
@@ -183,35 +183,30 @@ def _has_tensor(these: list[Any], those: list[Any]) -> bool:
 
 
 @contextmanager
-def in_mode(model: nn.Module, training: bool | None) -> Iterator[None]:
-    """Set the training flag of every submodule, and restore each afterwards."""
-    found = {module: module.training for module in model.modules()}
+def isolated(
+    model: nn.Module, training: bool | None, devices: Sequence[int] = (), seed: int | None = None, tensors: bool = True
+) -> Iterator[Callable[[], bool]]:
+    """Run a model in a mode (None: as it is) without gradients, and restore it and the random state; see below.
+
+    The cache of keys and values, which Hugging Face models return with their output, is off.
+    """
+    modes = [(module, "training", module.training) for module in model.modules()]
+    configs = [getattr(module, "config", None) for module in model.modules()]
+    caches = [(config, "use_cache", True) for config in configs if getattr(config, "use_cache", None) is True]
     try:
-        if training is not None:
-            for module in found:
-                module.training = training
-        yield
+        for module, name, value in modes:
+            setattr(module, name, value if training is None else training)
+        for config, name, _ in caches:
+            setattr(config, name, False)
+        with torch.no_grad(), restored_random_state(devices, seed), _untouched(model, tensors) as changed:
+            yield changed
     finally:
-        for module, flag in found.items():
-            module.training = flag
+        for thing, name, value in (*modes, *caches):
+            setattr(thing, name, value)
 
 
 @contextmanager
-def without_cache(model: nn.Module) -> Iterator[None]:
-    """Switch off the cache of keys and values that Hugging Face models return with their output."""
-    found = (getattr(module, "config", None) for module in model.modules())
-    configs: dict[int, Any] = {id(c): c for c in found if getattr(c, "use_cache", None) is True}
-    try:
-        for config in configs.values():
-            config.use_cache = False
-        yield
-    finally:
-        for config in configs.values():
-            config.use_cache = True
-
-
-@contextmanager
-def restored_random_state(devices: list[int], seed: int | None = None) -> Iterator[None]:
+def restored_random_state(devices: Sequence[int], seed: int | None = None) -> Iterator[None]:
     """Restore the random states of torch, Python and, if it is loaded, NumPy; start from ``seed`` if it is given."""
     numpy = sys.modules.get("numpy")
     python, arrays = random.getstate(), numpy.random.get_state() if numpy else None

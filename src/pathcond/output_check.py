@@ -17,14 +17,7 @@ from torch.utils._pytree import tree_map
 from pathcond.checks import PathCondError, RecordError
 from pathcond.graph import ScaleGraph
 from pathcond.inputs import Inputs, as_arguments, examples_in, hint_on, map_tensors
-from pathcond.isolation import (
-    caller_device,
-    full_precision,
-    in_mode,
-    restored_random_state,
-    untouched,
-    without_cache,
-)
+from pathcond.isolation import caller_device, full_precision, isolated
 from pathcond.tracing import outputs_in, place_of
 
 _MARGIN = 0.1  # a change is rounding if rounding the weights otherwise makes this fraction of it
@@ -122,16 +115,8 @@ class Check:
         args, kwargs = map_tensors(Tensor.clone, as_arguments(example))
         cuda = sorted({p.device.index for p in self.model.parameters() if p.device.type == "cuda"})
         tensors = {name: b.clone() for name, b in self.model.named_buffers()}
-        with (
-            torch.no_grad(),
-            full_precision(),
-            restored_random_state(cuda, 0),
-            untouched(self.model),
-            in_mode(self.model, self.mode),
-            without_cache(self.model),
-            caller_device(),
-            CastsToFloat64() if self.wide else nullcontext(),
-        ):
+        casts = CastsToFloat64() if self.wide else nullcontext()
+        with isolated(self.model, self.mode, cuda, seed=0), full_precision(), caller_device(), casts:
             torch.clear_autocast_cache()  # it may hold copies of other weights
             found = outputs_in(functional_call(self.model, tensors, args, kwargs))
         found = [torch.view_as_real(t.resolve_conj()) if t.is_complex() else t for t in found]

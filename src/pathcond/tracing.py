@@ -36,14 +36,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from pathcond.checks import RecordError, check_dense
 from pathcond.inputs import Sizes, as_arguments, hint_on, map_tensors, tensors_in
-from pathcond.isolation import (
-    caller_device,
-    held_tensors,
-    in_mode,
-    restored_random_state,
-    untouched,
-    without_cache,
-)
+from pathcond.isolation import caller_device, held_tensors, isolated
 
 # ---- the trace
 
@@ -723,11 +716,7 @@ class Recorder:
         functions = _Functions(tape, self.fake)
         with (
             torch.inference_mode(False),
-            torch.no_grad(),
-            in_mode(self.model, training),
-            without_cache(self.model),
-            untouched(self.model, tensors=False) as changed,
-            restored_random_state([]),
+            isolated(self.model, training, tensors=False) as changed,
             _quiet(),
             patch.dict(_recording, now=functions),
         ):
@@ -784,13 +773,13 @@ class Recorder:
     def _followed(tape: Tape, inputs: tuple[int, ...], kept: tuple[int, ...], first: int) -> tuple[int, ...]:
         """Of the values left in the model those made from data, and all that the second call reads of the first."""
         data, read = set(inputs), set[int]()
-        made = {out for call in tape.calls[:first] for out in call.outs}
+        before = {*kept, *(out for call in tape.calls[:first] for out in call.outs)}
         for number, call in enumerate(tape.calls):
             reads = {ref.id for ref in refs([*call.args, call.kwargs])}
             if reads & data:
                 data.update(call.outs)
             if number >= first:
-                read |= reads & {*made, *kept}
+                read |= reads & before
         return tuple(read.union(value for value in kept if value in data))
 
     @staticmethod
@@ -972,11 +961,6 @@ class Constants:
         """Whether a value is a parameter itself."""
         leaf = self._trace.values[value].leaf
         return leaf is not None and leaf.kind == "param"
-
-    def holds_parameter(self, value: int) -> bool:
-        """Whether a value is a parameter, or may be made from one."""
-        leaf = self._trace.values[value].leaf
-        return value in self._maker if leaf is None else leaf.kind == "param"
 
     def made_from_parameters(self, value: int) -> bool:
         """Whether a parameter went into a value."""

@@ -12,13 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pathcond.rules.base import Arguments, Reason, ScalePropagation, entries, mixed_positions
-from pathcond.rules.elementwise import barrier_paths
+from pathcond.rules.elementwise import barrier_paths, freezes
 from pathcond.rules.paths import PathSums
 from pathcond.tracing import Call, Ref
-
-
-def _softmax_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
-    s.freeze_through(call, f"crosses `{call.name}`, which is not homogeneous")
 
 
 def _attention_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
@@ -58,7 +54,9 @@ def _attention_paths(p: PathSums, call: Call, a: Arguments) -> None:
 
 
 OPERATIONS = [
-    *entries("softmax log_softmax", "softmax", "input dim", _softmax_scales, barrier_paths),
+    *entries(
+        "softmax log_softmax", "softmax", "input dim", freezes("crosses {}, which is not homogeneous"), barrier_paths
+    ),
     *entries(
         "scaled_dot_product_attention", "attention", "query key value attn_mask dropout_p is_causal scale enable_gqa",
         _attention_scales, _attention_paths, namespaces=[F],

@@ -16,6 +16,7 @@ from pathcond.rules.base import (
     ParamView,
     Reason,
     ScalePropagation,
+    ScaleRule,
     entries,
     mixed_positions,
     with_axes,
@@ -87,12 +88,9 @@ def _smooth_paths(p: PathSums, call: Call, a: Arguments) -> None:
     pass_paths(p, call, a) if p.smooth or p.ones else p.barrier(call)
 
 
-def _bounded_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
-    s.freeze_through(call, f"crosses `{call.name}`, which is bounded and so not homogeneous")
-
-
-def _reciprocal_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
-    s.freeze_through(call, f"enters `{call.name}`, as in a normalization")
+def freezes(why: str) -> ScaleRule:
+    """The scale rule of an operation that no scale crosses; ``{}`` in the reason is its name."""
+    return lambda s, call, a: s.freeze_through(call, why.format(f"`{call.name}`"))
 
 
 def barrier_paths(p: PathSums, call: Call, a: Arguments) -> None:
@@ -359,7 +357,7 @@ def _mul_paths(p: PathSums, call: Call, a: Arguments, divide: bool = False) -> N
         p.product(call, data, lambda x: x * factor, log=-p.square(other).log)
     else:
         p.product(call, both, torch.mul)
-        if len(data) == 1 and not (isinstance(other, Ref) and p.constants.holds_parameter(other.id)):
+        if len(data) == 1 and not (isinstance(other, Ref) and p.constants.made_from_parameters(other.id)):
             p.inherit(call, data)
 
 
@@ -387,10 +385,10 @@ OPERATIONS = [
     *entries("gelu silu hardswish mish softplus elu celu selu", "smooth", "input", _smooth_scales, _smooth_paths),
     *entries(
         "relu6 hardtanh hardsigmoid sigmoid tanh softsign tanhshrink logsigmoid",
-        "bounded", "input", _bounded_scales, barrier_paths,
+        "bounded", "input", freezes("crosses {}, which is bounded and so not homogeneous"), barrier_paths,
     ),
     *entries("square sqrt pow __pow__ __ipow__", "power", "input exponent", _power_scales, _power_paths),
-    *entries("rsqrt reciprocal", "reciprocal", "input", _reciprocal_scales, _reciprocal_paths),
+    *entries("rsqrt reciprocal", "reciprocal", "input", freezes("enters {}, as in a normalization"), _reciprocal_paths),
     *entries(
         "gt lt ge le greater less greater_equal less_equal __gt__ __lt__ __ge__ __le__ sign sgn",
         "compare", "input other", _compare_scales, _compare_paths, logical=True,
