@@ -39,6 +39,7 @@ import transformers
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
 
 import pathcond
 from pathcond.apply import scale_parameters_
@@ -46,7 +47,7 @@ from pathcond.inputs import as_arguments
 from pathcond.isolation import isolated
 from pathcond.output_check import trial
 from pathcond.registry import tiny_model
-from pathcond.tracing import map_leaves, outputs_in
+from pathcond.tracing import outputs_in
 from tests.cases import change
 
 hf: Any = transformers  # its configuration classes take more than their signatures tell
@@ -397,7 +398,7 @@ def build(name: str, device: str = "cpu") -> tuple[nn.Module, Any, int]:
                 if name in TINY or p.ndim < 2:  # in larger models matrices of this size would saturate softmax
                     p.add_(torch.randn_like(p), alpha=0.2)
     example_input = architecture.inputs(config, 7 if name in TINY else 32)
-    example_input = map_leaves(lambda x: x.to(device) if isinstance(x, Tensor) else x, example_input)
+    example_input = tree_map(lambda x: x.to(device) if isinstance(x, Tensor) else x, example_input)
     return model, example_input, architecture.symmetries(config)
 
 
@@ -408,7 +409,7 @@ class _Float64(TorchFunctionMode):
     """Casts to float32 become casts to float64: some models compute in float32 for weights of any dtype."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        args, kwargs = map_leaves(lambda x: torch.float64 if x is torch.float32 else x, (args, kwargs or {}))
+        args, kwargs = tree_map(lambda x: torch.float64 if x is torch.float32 else x, (args, kwargs or {}))
         return (Tensor.double if func is Tensor.float else func)(*args, **kwargs)
 
 
@@ -510,7 +511,7 @@ def check(name: str, device: str = "cpu") -> Row:
     if device != "meta":
         rounded = outputs(model, example_input, False)
         model = model.double()
-        wide = map_leaves(lambda x: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x, example_input)
+        wide = tree_map(lambda x: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x, example_input)
         before = [outputs(model, wide, training) for training in (False, True)]
         measured["rounding"] = change(before[0], rounded)
         u = torch.randn(graph.units, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) / 2
