@@ -64,9 +64,7 @@ class Method:
 
 
 # Settings added after results had been recorded: at these values a run's settings leave them out.
-_ADDED_LATER = {
-    "statistics": "running", "bound": None, "damping": 1.0, "smooth": True, "objective": "paths",
-}  # fmt: skip
+_ADDED_LATER = {"statistics": "running", "bound": None, "damping": 1.0, "smooth": True, "objective": "paths"}
 BOUND, DAMPING = 1.5, 0.5  # the library's defaults
 
 

@@ -44,11 +44,6 @@ class TimeUp(Exception):
     """The time limit was reached; all runs are in checkpoints."""
 
 
-def never() -> bool:
-    """Do not stop."""
-    return False
-
-
 # ---- checkpoints and locks
 
 
@@ -152,7 +147,7 @@ class Options:
     checkpoints: Path
     device: torch.device
     every: float = 30.0  # seconds between two checkpoints
-    stop: Callable[[], bool] = never  # whether to stop now; asked before each batch and after each epoch
+    stop: Callable[[], bool] = lambda: False  # whether to stop now; asked before each batch and after each epoch
     most: int = 96  # runs trained in one batch
     shared: bool = False  # other processes use the same GPU
     eager: bool = False  # neither CUDA graphs nor compilation for networks that train alone
