@@ -41,9 +41,7 @@ def test_settings_are_those_of_the_configuration_and_closed(name):
         EXPERIMENTS[name].settings.model_validate({**block, "colour": "red"})
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.slow) if n == "bcd" else n for n in EXPERIMENTS]
-)  # the optimum of `bcd` takes 40 s
+@EVERY
 @pytest.mark.xdist_group("golden")  # which measure the same tables, once per process
 def test_figure_claims_and_keys(name):
     experiment, table = EXPERIMENTS[name], small(name)
