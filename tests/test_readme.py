@@ -85,24 +85,14 @@ def test_the_page_of_a_package_index_has_absolute_links():
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_links_lead_somewhere(page):
-    for target in re.findall(r"\]\((?!https?:|\.\./\.\./actions)([^)#]+)[#)]", (ROOT / page).read_text()):
-        assert (ROOT / page).parent.joinpath(target).exists(), target
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_targets_of_make_exist(page):
-    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+def test_links_and_targets_of_make_exist(page):
     text = (ROOT / page).read_text()
+    for target in re.findall(r"\]\((?!https?:|\.\./\.\./actions)([^)#]+)[#)]", text):
+        assert (ROOT / page).parent.joinpath(target).exists(), target
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     code = "\n".join(re.findall(r"```.*?```", text, re.DOTALL))
     named = re.findall(r"^make ([a-z-]+)", code, re.MULTILINE) + re.findall(r"`make ([a-z-]+)", text)
-    for target in named:
-        assert target in targets, target
-
-
-def test_files_that_are_named_exist():
-    for name in re.findall(r"`((?:src|tests|workflow|benchmarks|docs)/[\w/.]*)`", README):
-        assert (ROOT / name).exists(), name
+    assert set(named) <= targets
 
 
 @pytest.mark.parametrize("page", ["reproduction", "gallery"])
@@ -129,16 +119,3 @@ def test_gallery_shows_every_experiment(name):
     assert name in results.read_json(ROOT / docs.SOURCES)
     assert files["pdf"].read_bytes().startswith(b"%PDF")
     assert len(pd.read_csv(files["csv"])) > 1
-
-
-def test_the_cost_of_the_protocol_leaves_added_seeds_out():
-    facts = docs.Facts(ROOT)
-    added = facts.config.plain["cifar_nv"]["more_seeds"]["seeds"]
-    before = [facts.gpu_minutes(paper=paper, shared=False) for paper in (True, False)]
-    found = [run for key in facts.plan.asked["cifar_nv"] if (run := facts.provenance[key])["spec"]["seed"] in added]
-    assert found
-    for run in found:
-        run.update(seconds=run["seconds"] + 60, shared_gpu=False)
-    after = [facts.gpu_minutes(paper=paper, shared=False) for paper in (True, False)]
-    assert after[0] == before[0]
-    assert after[1] >= before[1] + len(found)

@@ -52,12 +52,9 @@ def boom(s, x):
 # A model, an input, the class of the error and what it says.
 MODELS = {
     "a function": (lambda: torch.relu, X, PathCondError, "expected a torch.nn.Module, got builtin_function"),
-    "nothing": (lambda: None, X, PathCondError, "expected a torch.nn.Module, got NoneType"),
     "a class": (lambda: nn.Linear, X, PathCondError, "expected a model, got the class Linear"),
     "an empty model": (nn.Sequential, X, PathCondError, "expected a model with parameters, got Sequential without"),
-    "no parameters": (nn.ReLU, X, PathCondError, "expected a model with parameters, got ReLU without any"),
     "NaN weights": (lambda: with_entry(float("nan")), X, PathCondError, r"1 NaN or infinite entries of 30 in '1\.w"),
-    "infinite weights": (lambda: with_entry(float("inf")), X, PathCondError, r"1 NaN or infinite entries of 30"),
     "an infinite bias": (lambda: with_entry(-float("inf"), 3, "bias"), X, PathCondError, r"of 4 in '3\.bias'"),
     "NaN statistics": (bad_statistics, X, PathCondError, r"entries of 5 in '2\.running_var'"),
     "complex weights": (lambda: nn.Linear(6, 3, dtype=torch.complex64), X, PathCondError, "real parameters, got 'wei"),
@@ -69,20 +66,12 @@ MODELS = {
     "integer weights": (lambda: with_weight(lambda w: w.long()), X, RecordError, "expected a model that runs on the"),
     "weights made for inference": (under_inference, X, ApplyError, r"made in torch\.inference_mode"),
     "a model that fails": (by(boom), X, RecordError, "in module 'Lambda', at test_models.py.*boom"),
-    "a choice by value": (by(lambda s, x: s.m(x) if x.sum() > 0 else x), X, RecordError, "depends on the values"),
-    "no tensor comes out": (by(lambda s, x: 3), X, RecordError, "at least one tensor, got int"),
     "input of another width": (mlp, torch.ones(1, 7), RecordError, r"in module '1': .*\(1x7 .*Pass an input that"),
-    "input of another rank": (
-        lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3)), X, RecordError, "in module '0'",
-    ),
     "no input": (mlp, None, RecordError, "The example input holds no tensor: pass one"),
-    "input of no words": (mlp, (), RecordError, "missing 1 required positional argument"),
     "input under another name": (mlp, {"pixels": X}, RecordError, "unexpected keyword argument 'pixels'"),
-    "text": (mlp, "image", RecordError, "'str' object has no attribute"),
     "an empty batch": (mlp, torch.ones(0, 6), SolveError, "expected a path from an input or a bias to an output"),
     "complex input": (mlp, X + 0j, RecordError, "The model has torch.float32 on cpu; its input is torch.complex64"),
     "double input": (mlp, X.double(), RecordError, "its input is torch.float64 on cpu.*Nothing was changed"),
-    "integer input": (mlp, X.long(), RecordError, "its input is torch.int64 on cpu"),
     "a batch (x, y)": (mlp, (X, torch.ones(1)), RecordError, r"of a batch \(x, y\), pass x"),
     "an iterator": (mlp, iter([X]), RecordError, "holds no tensor"),
     "a tensor as model": (lambda: X, X, PathCondError, "The model is the first argument"),
@@ -129,33 +118,6 @@ def test_wrapped_models_are_to_be_unwrapped():
             pathcond.rescale_(wrapped, X)
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_sharded_parameters_are_refused(tmp_path):
-    """A one-process mesh makes the DTensors that FSDP2 and tensor parallelism make."""
-    from torch import distributed
-    from torch.distributed.fsdp import fully_shard
-
-    distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
-    try:
-        model = mlp()
-        fully_shard(model, mesh=distributed.init_device_mesh("cpu", (1,)))
-        for call in (pathcond.rescale_, pathcond.extract_graph, pathcond.compute_diag_g):
-            with pytest.raises(PathCondError, match="before it is sharded"):
-                call(model, X)
-    finally:
-        distributed.destroy_process_group()
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-def test_a_model_on_a_gpu_with_input_on_the_cpu():
-    model = mlp().cuda()
-    before = state_of(model)
-    with pytest.raises(RecordError, match="torch.float32 on cuda; its input is torch.float32 on cpu"):
-        pathcond.rescale_(model, X)
-    assert state_of(model) == before
-
-
 # Options of the steps, and what the error says.
 STEPS = {
     "unknown method": ({"method": "newton"}, "expected method to be one of 'sweeps', 'optimum', got 'newton'"),
@@ -164,15 +126,12 @@ STEPS = {
     "a flag in words": ({"smooth": "no"}, "expected smooth to be True or False, got 'no'"),
     "unknown pooling": ({"pooling": "max"}, "expected pooling to be one of 'exact', 'plain', got 'max'"),
     "negative sweeps": ({"sweeps": -1}, "expected sweeps to be an integer >= 0, got -1"),
-    "half a sweep": ({"sweeps": 0.5}, "expected sweeps to be an integer >= 0, got 0.5"),
 }
 # Options of `rescale_`, and what the error says.
 OPTIONS = {
     "unknown flag": ({"trainable_only": 1}, "expected trainable_only to be True or False, got 1"),
     "a clamp of zero": ({"clamp": 0}, "expected clamp to be positive or None, got 0"),
     "no damping at all": ({"damping": 0}, r"expected damping to be a number in \(0, 1\], got 0"),
-    "damping of NaN": ({"damping": float("nan")}, r"a number in \(0, 1\], got nan"),
-    "damping in words": ({"damping": "half"}, r"a number in \(0, 1\], got 'half'"),
     "unknown objective": ({"objective": "l2"}, "expected objective to be .*paths.*norms.*, got 'l2'"),
     "a clamp in words": ({"clamp": "tight"}, "expected clamp to be positive or None, got 'tight'"),
     "a graph of another kind": ({"graph": 3}, "expected graph to be a ScaleGraph or None, got int"),

@@ -24,16 +24,7 @@ MOST_KILLS, MOST_EXPERIMENTS = 2, 3
 STEADY = sorted(name for name in EXPERIMENTS if "timing" not in name and name != "practice")
 
 
-class Some(Small):
-    """Some experiments of the tiny preset."""
-
-    @classmethod
-    def fresh(cls, folder: Path) -> "Some":
-        """The sources alone."""
-        return cls(Tree.fresh(folder).folder)
-
-
-def disturb(tree: Some, chance: random.Random, seconds: float) -> tuple[str, int]:
+def disturb(tree: Small, chance: random.Random, seconds: float) -> tuple[str, int]:
     """Start Snakemake and kill something at a random moment; returns what was killed when, and the process group."""
     victim, delay = chance.choice(VICTIMS), chance.uniform(0.1, seconds)
     pick, started = chance.random(), time.monotonic()
@@ -41,15 +32,13 @@ def disturb(tree: Some, chance: random.Random, seconds: float) -> tuple[str, int
     while snakemake.poll() is None and time.monotonic() - started < delay:
         time.sleep(0.01)
     what = victim
-    if victim == "job":
-        jobs: list[tuple[int, str]] = []
-        while snakemake.poll() is None and not jobs:
-            jobs = sorted(jobs_of(snakemake.pid).items())
-        if jobs:
+    if victim != "job":
+        kill(snakemake.pid, group=victim == "group")
+    while victim == "job" and snakemake.poll() is None:
+        if jobs := sorted(jobs_of(snakemake.pid).items()):
             process, what = jobs[int(pick * len(jobs))]
             kill(process)
-    else:
-        kill(snakemake.pid, group=victim == "group")
+            break
     when = time.monotonic() - started
     try:
         ended = snakemake.wait(120) == 0
@@ -59,7 +48,7 @@ def disturb(tree: Some, chance: random.Random, seconds: float) -> tuple[str, int
     return f"{'nothing to kill' if ended else what} at {when:.1f} s", snakemake.pid
 
 
-def survive(tree: Some, expected: dict[str, bytes], chance: random.Random, seconds: float) -> tuple[str, str]:
+def survive(tree: Small, expected: dict[str, bytes], chance: random.Random, seconds: float) -> tuple[str, str]:
     """One round; returns what was done, and what is wrong at the end, if anything."""
     told, groups = [], []
     for number in range(chance.randint(1, MOST_KILLS)):
@@ -74,25 +63,22 @@ def survive(tree: Some, expected: dict[str, bytes], chance: random.Random, secon
     return ", ".join(told), wrong(tree, expected, done)
 
 
-def wrong(tree: Some, expected: dict[str, bytes], done: subprocess.CompletedProcess[str]) -> str:
+def wrong(tree: Small, expected: dict[str, bytes], done: subprocess.CompletedProcess[str]) -> str:
     """What is not as it should be after a round."""
     if done.returncode:
         return f"the same command failed:\n{done.stdout[-4000:]}"
     if found := tree.leftovers():
         return f"left behind: {', '.join(found)}"
-    made = tree.content()
+    made = dict.fromkeys(f"figures/tiny/{target}.pdf" for target in tree.targets) | tree.content()
     odd = [name for name, content in made.items() if content != expected.get(name)]
-    odd += [name for name in (f"figures/tiny/{target}.pdf" for target in tree.targets) if name not in made]
     return f"not the bytes of an undisturbed run: {', '.join(odd)}" if odd else ""
 
 
 def run(rounds: int, seed: int, folder: Path) -> int:
     """Run all rounds and print a line for each; returns how many survived."""
-    planned = []
-    for number in range(seed, seed + rounds):
-        chance = random.Random(number)
-        planned.append((number, chance, tuple(chance.sample(STEADY, MOST_EXPERIMENTS))))
-    undisturbed = Some.fresh(folder / "undisturbed")
+    chances = {number: random.Random(number) for number in range(seed, seed + rounds)}
+    planned = [(number, chance, tuple(chance.sample(STEADY, MOST_EXPERIMENTS))) for number, chance in chances.items()]
+    undisturbed = Small(Tree.fresh(folder / "undisturbed").folder)
     undisturbed.targets = tuple(sorted({name for _, _, targets in planned for name in targets}))
     started = time.monotonic()
     undisturbed.finish()

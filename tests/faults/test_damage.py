@@ -1,6 +1,5 @@
 """Damaged files of a workflow: noticed, reported, recomputed or restored; the end is the same, byte for byte."""
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,19 +26,6 @@ def test_a_damaged_data_file_is_named_by_the_job_that_reads_it(
     assert path.read_bytes() == damaged
     path.unlink()
     finished.run("mlp_depth", "-R", "train")
-    finish_and_compare(finished, undisturbed)
-
-
-def test_damaged_runs_are_named_with_the_command_that_computes_them(finished: Small, undisturbed: Small):
-    cut(finished.files("results/tiny/train/*/**/*.csv")[0])
-    flip(finished.files("results/tiny/measure/*/*.json")[0])
-    command = ("mlp_depth", "toy", "-R", "aggregate", "--keep-going")
-    done = finished.snakemake(*command)
-    commands = re.findall(r"`rm (\S+)` and the same command compute", done.stdout)
-    assert len(set(commands)) == 2, done.stdout[-3000:]
-    for index in set(commands):
-        (finished.folder / index).unlink()
-    finished.run(*command)
     finish_and_compare(finished, undisturbed)
 
 

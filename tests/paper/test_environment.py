@@ -29,12 +29,8 @@ def pins(lines):
     return found
 
 
-def lines_of(path):
-    lines = (line.partition("#")[0].strip() for line in path.read_text().splitlines())
-    return [line for line in lines if line]
-
-
-REQUIREMENTS = pins(lines_of(ROOT / "requirements/all.txt"))
+LINES = (line.partition("#")[0].strip() for line in (ROOT / "requirements/all.txt").read_text().splitlines())
+REQUIREMENTS = pins(filter(None, LINES))
 
 
 def packages_of(folder):
@@ -50,17 +46,11 @@ def packages_of(folder):
     return {canonicalize_name(PACKAGES.get(name, name)) for name in found}
 
 
-def test_every_pin_of_conda_is_that_of_requirements():
-    conda = pins(PIP)
-    assert len(conda) > 5
+def test_condas_environment_has_the_same_pins_and_all_that_the_workflow_imports():
+    conda, packages = pins(PIP), packages_of(ROOT / "src/paper")
     assert conda == {name: REQUIREMENTS.get(name) for name in conda}
-
-
-def test_all_that_the_workflow_imports_is_in_condas_environment():
-    packages = packages_of(ROOT / "src/paper")
     assert {"torch", "pandas", "pyyaml"} <= packages
-    assert packages <= set(pins(PIP)), packages - set(pins(PIP))
-    assert "snakemake" in pins(PIP)
+    assert packages | {"snakemake"} <= set(conda), packages - set(conda)
 
 
 def test_the_library_imports_what_the_package_asks_for_alone():

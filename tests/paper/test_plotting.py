@@ -6,7 +6,7 @@ from matplotlib.colors import to_hex
 
 from paper import plotting
 from paper.methods import METHODS
-from tests.paper.experiments.trained_tables import CIFAR_NV, autoencoder, cell, mlp, table
+from tests.paper.experiments.tables import CIFAR_NV, autoencoder, cell, mlp, table
 
 
 @pytest.fixture

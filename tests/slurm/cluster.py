@@ -84,11 +84,7 @@ def wait_for(what: str, ready: Callable[[], bool], seconds: float = 60) -> None:
 
 
 class Cluster:
-    """Starts and stops the daemons.
-
-    Args:
-        folder: a new folder for everything, open to be entered.
-    """
+    """Starts and stops the daemons, in a new folder that everybody may enter."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -139,16 +135,10 @@ class Cluster:
         self._launch("slurmd", "-D", "-N", node, "-f", f"{self.folder}/slurm.conf", name=node)
 
     def kill_daemon(self, name: str) -> None:
-        """`kill -9` slurmctld, or the slurmd of a node; jobs live on."""
+        """`kill -9` a daemon; jobs live on."""
         process = self.running.pop(name)
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-
-    def lose_node(self, node: str) -> None:
-        """Lose a node: its slurmd and all its processes end at once."""
-        self.kill_daemon(node)
-        for pid in self.processes(node):
-            _kill(pid)
 
     def wait_for_nodes(self) -> None:
         """Wait until every node answers."""
@@ -169,19 +159,12 @@ class Cluster:
         lines = (self.folder / "steps.txt").read_text().splitlines()
         return [(job, node, gpu) for job, node, gpu in map(str.split, lines)]
 
-    def jobs(self, state: str) -> list[str]:
-        """Numbers of the jobs in a state."""
-        return self.slurm("squeue", "--noheader", f"--states={state}", "--format=%i").split()
-
     def processes(self, node: str | None = None, command: str = "") -> list[int]:
         """What runs on a node, or on all: jobs and Slurm's keepers of them; or those whose command begins like this."""
         return [pid for pid, words in self._found(node) if words.startswith(command)]
 
     def left(self, seconds: float = 20) -> list[str]:
-        """What jobs that ended have left running, though given time to go: number and command of each.
-
-        Slurm's own programs do not count: we do not control when they end.
-        """
+        """What jobs that ended have left running, though given time to go; Slurm's own programs do not count."""
         end = time.monotonic() + seconds
         while found := [
             f"{pid} {words}" for pid, words in self._found() if not re.match(r"(\S*/)?(slurmstepd|srun)\b", words)

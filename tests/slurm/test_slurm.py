@@ -1,4 +1,4 @@
-"""The workflow on a real Slurm: where jobs run, forced jobs, and a job, node or controller that fails in the middle."""
+"""The workflow on a real Slurm: where jobs run, forced jobs, and a job or controller that fails in the middle."""
 
 import os
 import re
@@ -118,21 +118,6 @@ def test_a_killed_and_a_cancelled_job_resume(tree: Sent):
     assert f"SLURM-job '{killed}' failed, SLURM status is: 'FAILED'" in said
     assert f"SLURM-job '{cancelled}' failed, SLURM status is: 'CANCELLED'" in said
     assert resumed(tree)
-
-
-def test_a_lost_node_comes_back(tree: Sent):
-    """Of the other node only slurmd is killed, and started again: its job does not notice."""
-    with Running(tree, TRAINED) as running:
-        (lost, node), (kept, other) = running.jobs()
-        tree.cluster.lose_node(node)
-        tree.cluster.kill_daemon(other)
-        tree.cluster.start_node(other)
-        wait_for("Slurm to miss the node", lambda: lost in tree.cluster.jobs("node_fail"), 90)
-        tree.cluster.start_node(node)
-        tree.cluster.wait_for_nodes()
-        said = running.finish()
-    assert f"SLURM-job '{lost}' failed due to a node failure, SLURM status is: 'NODE_FAIL'" in said
-    assert f"SLURM-job '{kept}' failed" not in said
 
 
 def test_a_killed_controller_comes_back(tree: Sent):

@@ -67,16 +67,6 @@ def test_a_method_is_one_entry_and_its_name(tree: Tree):
     assert "twice" in (tree.folder / "results/tiny/aggregate/mlp_depth.csv").read_text()
 
 
-def test_any_network_and_optimiser_can_be_trained(tmp_path: Path):
-    """ResNet-18-C with SiLU, trained by Adam, in an experiment of its own."""
-    tree = Tree.fresh(tmp_path / "tree", ("cifar_nv",))
-    tree.set("setups.cifar_nv.model", {"kind": "resnet18_c", "width": 0.0625, "image": 8, "activation": "silu"})
-    tree.set("setups.cifar_nv.optimiser", {"name": "adam"})
-    tree.set("setups.cifar_nv.methods", ["baseline", "pathcond"])
-    tree.run("cifar_nv")
-    assert len(tree.files("results/tiny/train/classify/resnet18_c_silu/*.csv")) == 4
-
-
 DATASET = """
 def _generate_grey() -> Arrays:
     images = [_stream(f"grey {count}", count, 8, 8).astype(np.uint8) for count in (64, 32)]

@@ -1,11 +1,8 @@
 """Snakemake's own options do what its manual says, and dry runs change nothing."""
 
 import re
-import subprocess
-import sys
-from pathlib import Path
 
-from tests.workflow.tree import FEW, ROOT, Tree
+from tests.workflow.tree import Tree
 
 
 def content(tree: Tree) -> dict[str, tuple[bytes, int]]:
@@ -22,13 +19,6 @@ def test_looking_changes_nothing(tree: Tree):
         done = tree.snakemake(option)
         assert done.returncode == 0, (option, done.stdout[-3000:])
     assert content(tree) == before
-
-
-def test_rules_are_clean():
-    rules = sorted(map(str, (ROOT / "workflow/rules").glob("*.smk")))
-    for command in (["snakemake", "--lint"], ["snakefmt", "--check", "Snakefile", *rules]):
-        done = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_forced_training_runs_again(tree: Tree):
@@ -68,21 +58,3 @@ def test_more_runs_than_a_command_line_holds(tree: Tree):
     done = tree.snakemake("-n", "-p", "mlp_depth")
     assert done.returncode == 0
     assert max(map(len, re.findall(r"python -m paper.training.*", done.stdout))) < 1000
-
-
-def test_bad_configuration_stops_before_the_first_job(tmp_path: Path):
-    tree = Tree.fresh(tmp_path / "tree", FEW)
-    tree.set("experiments.toy.lrr", 0.02)
-    done = tree.snakemake("-n")
-    assert done.returncode != 0
-    assert "experiments.toy: unknown key 'lrr'; did you mean 'lr'?" in done.stdout
-    assert "Traceback" not in done.stdout
-
-
-def test_a_failed_job_leaves_no_result(tree: Tree):
-    tree.edit("src/paper/experiments/toy.py", "\ndef measure(", "\ndef unused(")
-    for path in tree.files("results/tiny/measure/toy/*"):
-        path.unlink()
-    done = tree.snakemake("toy")
-    assert done.returncode != 0
-    assert tree.files("results/tiny/measure/toy/*") == []

@@ -28,13 +28,9 @@ def test_nothing_to_be_done(tree: Tree):
     assert "Nothing to be done" in done.stdout, done.stdout[-3000:]
 
 
-def test_a_setting_of_one_experiment(tree: Tree):
+def test_a_setting_changed_and_changed_back(tree: Tree):
     tree.set("experiments.toy.lr", 0.01)
     assert set(tree.due()) == {"measure toy", *after("toy")}
-
-
-def test_changed_and_changed_back(tree: Tree):
-    tree.set("experiments.toy.lr", 0.01)
     tree.run("toy")
     assert len(tree.files("results/tiny/measure/toy/*.csv")) == 2
     tree.set("experiments.toy.lr", 0.02)
@@ -43,23 +39,17 @@ def test_changed_and_changed_back(tree: Tree):
     assert changed(before, tree.results()) == set()
 
 
-def test_one_more_seed_trains_exactly_the_new_runs(tree: Tree):
+def test_one_more_seed_learning_rate_and_method_train_exactly_the_new_runs(tree: Tree):
     before = tree.results()
     tree.set("experiments.mlp_depth.seeds", [0, 1, 2])
-    tree.run()
-    new = changed(before, tree.results())
-    assert len(new) == 6  # two depths, three methods
-    assert all("-seed2-" in name for name in new)
-
-
-def test_one_more_learning_rate_and_method_train_exactly_the_new_runs(tree: Tree):
-    before = tree.results()
     tree.set("experiments.mlp_depth_lrs.mlp.lrs", [1e-3, 1e-1, 1e-2])
     tree.set("experiments.mlp_depth.methods", ["baseline", "enorm", "pathcond", "rows"])
     tree.run()
     new = changed(before, tree.results())
-    assert len(new) == 6 + 4  # three methods and two seeds; two depths and two seeds
-    assert all("-lr0.01-" in name or "/rows-" in name for name in new)
+    assert sum("-seed2-" in name for name in new) == 2 * 4  # depths, methods
+    assert sum("-lr0.01-" in name for name in new) == 3 * 2  # methods, seeds
+    assert sum("/rows-" in name for name in new) == 2 * 3  # depths, seeds
+    assert all("-seed2-" in name or "-lr0.01-" in name or "/rows-" in name for name in new)
 
 
 def test_one_more_alpha_and_seed_of_regimes(tree: Tree):
@@ -88,7 +78,9 @@ def test_sweeps(tree: Tree):
     assert all("/pathcond-" in name for name in new)
 
 
-def test_figure_style(tree: Tree):
+def test_figure_style_and_a_deleted_figure(tree: Tree):
+    (tree.folder / "figures/tiny/toy.pdf").unlink()
+    assert set(tree.due()) == {"figure toy", "page", "all"}
     tree.set("figures", {"dpi": 120})
     assert set(tree.due()) == {*(f"figure {name}" for name in FEW), "page", "all"}
 
@@ -145,11 +137,6 @@ def test_a_deleted_or_damaged_run_is_named_with_the_command_that_computes_it(tre
     assert tree.due() == {}
 
 
-def test_deleted_figure(tree: Tree):
-    (tree.folder / "figures/tiny/toy.pdf").unlink()
-    assert set(tree.due()) == {"figure toy", "page", "all"}
-
-
 def test_fresh_clone_beside_results(tree: Tree):
     """No metadata, no data, tables or figures, clocks in any order, no profile: no run is computed again."""
     for name in (".snakemake", "figures", "logs", "profiles", "results/data", *(f"results/tiny/{part}" for part in (
@@ -169,10 +156,7 @@ def test_fresh_clone_beside_results(tree: Tree):
 
 def test_newer_data_do_not_make_runs_old(tree: Tree):
     later = time.time() + 1000
-    for path in [
-        *tree.files("results/data/*"),
-        *tree.files("results/tiny/init/**/*"),
-        *tree.files("results/tiny/rescale/**/*"),
-    ]:
-        os.utime(path, (later, later))
+    for part in ("data", "tiny/init", "tiny/rescale"):
+        for path in tree.files(f"results/{part}/**/*"):
+            os.utime(path, (later, later))
     assert tree.due() == {}

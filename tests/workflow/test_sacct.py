@@ -30,17 +30,11 @@ def ask(tmp_path):
 QUEUE = 'echo squeue "$@"'
 
 
-def test_accounts_have_the_word(ask):
+def test_accounts_have_the_word_and_without_them_the_queue(ask):
+    assert ask(*BY_NAME, squeue=QUEUE) == (0, FROM_QUEUE)
+    assert ask(*BY_NAME, squeue=QUEUE, ahead=[OURS]) == (0, FROM_QUEUE), "it does not ask itself for ever"
+    assert ask(*BY_NAME, sacct="echo no accounts >&2; exit 1", squeue=QUEUE) == (0, FROM_QUEUE)
     assert ask(*BY_NAME, sacct='echo "accounts $@"', squeue=QUEUE) == (0, f"accounts {' '.join(BY_NAME)}\n")
-
-
-@pytest.mark.parametrize("bodies", [{"sacct": "echo no accounts >&2; exit 1"}, {}], ids=["refuses", "not there"])
-def test_without_accounts_the_queue_answers(ask, bodies):
-    assert ask(*BY_NAME, squeue=QUEUE, **bodies) == (0, FROM_QUEUE)
-
-
-def test_it_does_not_ask_itself_for_ever(ask):
-    assert ask(*BY_NAME, squeue=QUEUE, ahead=[OURS]) == (0, FROM_QUEUE)
 
 
 def test_other_questions_fail_as_they_would(ask):

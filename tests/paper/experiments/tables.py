@@ -1,21 +1,25 @@
 """Settings and small tables of every experiment: measured at the preset `tiny`, or made up in the shape of training."""
 
 import copy
+import io
 import math
 import tempfile
 from functools import cache
 from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import torch
 
-from paper import config, data
+from paper import config, data, results
+from paper.aggregate import trained
 from paper.experiments import EXPERIMENTS
-from tests.paper.experiments.trained_tables import CIFAR_NV, autoencoder, cell, cells, mlp, table
 
 ROOT = Path(__file__).parents[3]
 CPU = torch.device("cpu")
+CIFAR_NV = ("cifar_nv", {"kind": "cifar_nv", "width": 0.03125, "image": 8})
+SPEED = {"baseline": 0.1, "enorm": 0.1, "pathcond": 0.2}
 
 
 @cache
@@ -32,6 +36,49 @@ def blocks(preset):
 def settings(name, preset="tiny"):
     """Validated settings of an experiment."""
     return chosen(preset).settings[name]
+
+
+def mlp(depth, width=8):
+    """Name and description of an MLP."""
+    model = {"kind": "mlp", "inputs": 12, "hidden": [width] * depth, "outputs": 10, "activation": "relu"}
+    return f"mlp_{depth}x{width}", model
+
+
+def autoencoder(compression):
+    """Name and description of an autoencoder."""
+    return f"autoencoder_c{compression}", {"kind": "autoencoder", "inputs": 784, "compression": compression}
+
+
+def cell(network, method="baseline", lr=1e-3, epochs=40, speed=None, seeds=(0, 1, 2), diverged=(), scale=0.5):
+    """Runs of one network and method whose train error falls like exp(-speed * epoch), faster with each seed."""
+    name, model = network
+    parts, epoch = [], np.arange(epochs + 1)
+    for seed in seeds:
+        fall = np.exp(-(SPEED.get(method, 0.1) if speed is None else speed) * (1 + 0.1 * seed) * epoch)
+        rows = pd.DataFrame({"seed": seed, "epoch": epoch, "train_loss": 2.3 * fall})
+        if model["kind"] != "autoencoder":
+            rows["train_accuracy"], rows["test_accuracy"] = 1 - 0.9 * fall, 0.8 - 0.7 * fall
+        rows["max_log_scale"] = 0.0 if method in ("baseline", "enorm") else scale * (1 + 0.1 * seed)
+        if seed in diverged:
+            rows.loc[epochs // 2 :, "train_loss"] = math.nan
+        rows["diverged"] = rows["train_loss"].isna()
+        parts.append(rows)
+    spec = {"network": name, "model": model, "method": method, "lr": lr, "epochs": epochs, "seeds": list(seeds)}
+    parameters = 1_000_000 + 250_000 * len(model.get("hidden", ()))
+    return pd.concat(parts, ignore_index=True), {"spec": spec, "parameters": parameters}
+
+
+def cells(networks, methods=("baseline", "enorm", "pathcond"), lrs=(1e-3,), **other):
+    """Every network with every method and learning rate."""
+    return [cell(network, method, lr, **other) for network, method, lr in product(networks, methods, lrs)]
+
+
+def table(runs, target=0.95, smoothing=None, by_seed=False):
+    """The aggregated table of these runs, as it is read from a file."""
+    file = io.StringIO()
+    trained(runs, {"target": target, "smoothing": smoothing}, by_seed).to_csv(file, index=False, na_rep="nan")
+    file.seek(0)
+    return results.read_table(file)
 
 
 def compared(network, method, lr, seed, sigma=0.0):

@@ -2,7 +2,6 @@
 
 import json
 import math
-import sys
 
 import numpy as np
 import pandas as pd
@@ -11,7 +10,6 @@ from scipy import stats
 
 from paper import verdicts
 from paper.experiments import EXPERIMENTS
-from paper.experiments import __main__ as program
 from paper.verdicts import (
     AT_LEAST,
     AT_MOST,
@@ -82,19 +80,6 @@ def test_a_claim_is_judged_and_put_into_words():
     assert (nothing["verdict"], nothing["ours"]) == (NOT_RUN, "not measured (nothing to compare)")
     other = judged(claim(Estimate.exact(2.0), not_comparable="other solver"), "e", pd.DataFrame(), True, "t.csv")
     assert (other["verdict"], other["rule"]) == ("not comparable", "quantity; not judged: other solver")
-
-
-def test_kinds_of_claims_are_counted_apart():
-    found = [
-        judged(claim(Estimate.exact(value), kind=kind), "e", pd.DataFrame(), True, "t.csv")
-        for value, kind in ((2, "paper"), (2, "ours"), (0, "ours"), (0, "erratum"))
-    ]
-    assert verdicts.counted(found) == (
-        "Claims of the paper (1): reproduced 1; hypotheses of ours (2): holds 1, does not hold 1; "
-        "errata (1): not confirmed 1."
-    )
-    head, line, *rows = verdicts.markdown(found).splitlines()
-    assert (head.count("|"), line.count("|"), len(rows)) == (6, 6, 4)
 
 
 # ---- estimators
@@ -197,15 +182,6 @@ def test_head_starts():
         verdicts.head_start(late, "accuracy", 0.9)
 
 
-def test_rows():
-    table = pd.DataFrame({"a": [1, 1, 2], "b": [1, 2, 2]})
-    assert verdicts.one(table, a=1, b=2).name == 1
-    with pytest.raises(ValueError, match="expected one row with .* got 2"):
-        verdicts.one(table, a=1)
-    with pytest.raises(NotMeasured, match="no rows with b 3"):
-        verdicts.some(table, a=1, b=3)
-
-
 # ---- all claims
 
 
@@ -236,21 +212,3 @@ def test_all_claims_against_the_recorded_ones(name):
         assert found["numbers"].keys() == expected["numbers"].keys()
         for case, (value, *_) in expected["numbers"].items():
             assert found["numbers"][case][0] == pytest.approx(value, rel=5e-3, abs=1e-4), (claim.id, case)
-
-
-def test_program_judges_and_joins(tmp_path, monkeypatch):
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["paper.experiments", *map(str, words)])
-        program.main()
-
-    parts = []
-    for name in ("architectures", "smooth"):
-        parts.append(tmp_path / "claims" / f"{name}.json")
-        run("claims", name, ROOT / f"docs/figures/{name}.csv", "--judged", "--output", parts[-1])
-    found = json.loads(parts[0].read_text())
-    assert [claim["id"] for claim in found] == [claim.id for claim in EXPERIMENTS["architectures"].claims]
-    assert found[0]["verdict"] == "reproduced"
-    run("join", *parts, "--output", tmp_path / "all.json", "--table", tmp_path / "all.md")
-    everything = json.loads((tmp_path / "all.json").read_text())
-    assert everything == found + json.loads(parts[1].read_text())
-    assert (tmp_path / "all.md").read_text() == verdicts.markdown(everything)

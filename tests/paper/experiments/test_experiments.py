@@ -17,8 +17,7 @@ from paper.experiments import EXPERIMENTS
 from paper.runs import training_specs
 from paper.settings import plain
 from paper.verdicts import judged
-from tests.paper.experiments.tables import ROOT, blocks, runs, settings, small
-from tests.paper.experiments.trained_tables import CIFAR_NV, cell
+from tests.paper.experiments.tables import CIFAR_NV, ROOT, blocks, cell, runs, settings, small
 
 EVERY = pytest.mark.parametrize("name", EXPERIMENTS)
 

@@ -7,7 +7,7 @@ import pytest
 
 from paper.experiments import tuned
 from paper.experiments.tuned import ACCURACY, EPOCHS, LOSS
-from tests.paper.experiments.trained_tables import cell, mlp
+from tests.paper.experiments.tables import cell, mlp
 
 NEVER = math.nan
 TARGET = {"cifar_nv_more": None, "mlp": {"target": 0.95}}  # a preset may leave a block out
