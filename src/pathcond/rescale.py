@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,7 +26,6 @@ from pathcond.checks import (
     check_flags,
     check_model,
     check_shapes,
-    stacked,
 )
 from pathcond.diag_g import has_normalization, scaled_diag_g
 from pathcond.graph import ExactFor, Frozen, ScaleGraph, extract_graph
@@ -34,7 +34,7 @@ from pathcond.isolation import on_cpu
 from pathcond.optimizer_state import optimizer_buffers
 from pathcond.output_check import Check
 from pathcond.progress import at_step
-from pathcond.roles import roles_of
+from pathcond.roles import weights_of
 from pathcond.saved_scales import Scales
 from pathcond.solvers import Result, Solution, SolverOptions, balance_norms, balance_paths
 
@@ -143,15 +143,9 @@ class Rescaling:
         Units that several modules share, as along a shortcut, are counted in the first of them.
         """
         rows = self.rows()
-        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        right = {1, 2, 4, 5}
-        lines = [
-            "  ".join(
-                cell.rjust(w) if i in right else cell.ljust(w)
-                for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-            )
-            for row in rows
-        ]
+        sides = "<>><>><"  # numbers to the right
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ("  ".join(map("{:{}{}}".format, row, sides, widths)) for row in rows)
         return "\n".join(line.rstrip() for line in lines)
 
     def rows(self) -> list[tuple[str, ...]]:
@@ -293,16 +287,8 @@ def rescale_(
         (8, True)
         >>> report.undo_(model)
     """
-    return rescale_with(
-        model,
-        example_input,
-        SolverOptions(clamp=clamp, damping=damping_of(objective, damping)),
-        optimizer=optimizer,
-        objective=objective,
-        graph=graph,
-        check=check,
-        trainable_only=trainable_only,
-    )
+    options = SolverOptions(clamp=clamp, damping=damping_of(objective, damping))
+    return rescale_with(model, example_input, options, optimizer, objective, graph, check, trainable_only)
 
 
 def damping_of(objective: str, asked: float | None) -> float:
@@ -316,12 +302,11 @@ def rescale_with(
     model: nn.Module,
     example_input: Any,
     options: SolverOptions,
-    *,
-    optimizer: Optimizer | None = None,
-    objective: str = "paths",
-    graph: ScaleGraph | None = None,
-    check: bool = True,
-    trainable_only: bool = False,
+    optimizer: Optimizer | None,
+    objective: str,
+    graph: ScaleGraph | None,
+    check: bool,
+    trainable_only: bool,
 ) -> Rescaling:
     """As :func:`rescale_`, with the options of the solver."""
     check_model(model)
@@ -355,7 +340,7 @@ def rescale_with(
     if bool(fixed.any()):
         notes += (f"{int(fixed.sum())} units keep their scale, because a parameter that they touch does not train",)
     with clock("apply"):
-        before = _parameter_norms(model, graph)
+        before = _norms(model, graph)
         if checked is not None:
             checked.save(graph.params)
         try:
@@ -365,11 +350,8 @@ def rescale_with(
                 checked.restore()
             raise
     with clock("check"):
-        change, more = (None, ())
-        if checked is not None:
-            change, more = checked.after(
-                graph, lambda: scale_parameters_(model, graph, solution.log_scales, force=False)
-            )
+        again = partial(scale_parameters_, model, graph, solution.log_scales, force=False)
+        change, more = checked.after(graph, again) if checked is not None else (None, ())
     if optimizer is not None:
         with clock("apply"):
             scale_optimizer_state_(model, graph, solution.log_scales, optimizer)
@@ -378,7 +360,7 @@ def rescale_with(
             "the example input shows no tensor (containers, dataclasses and attributes are searched), so no unit "
             "depends on it",
         )
-    norms = _read_norms(before, _parameter_norms(model, graph))
+    after = _norms(model, graph)
     report = Rescaling(
         units=graph.units,
         moved=int((solution.log_scales.abs() > _MOVED).sum()),
@@ -395,7 +377,7 @@ def rescale_with(
         exact_for=graph.exact_for,
         statistics=chosen,
         notes=(*graph.notes, *notes, *more),
-        norms={name: norms[name] for name in graph.params},
+        norms={name: (before[name], after[name]) for name in graph.params},
         fixed=fixed,
         graph=graph,
         solution=solution,
@@ -424,30 +406,17 @@ def _weights(model: nn.Module, example_input: Any, graph: ScaleGraph) -> dict[st
     """The weights that touch a unit, by name: parameters that multiply data, with their offsets."""
     parameters = dict(model.named_parameters())
     check_shapes(parameters, graph.shapes)
-    names = [name for name in roles_of(model, example_input, graph).weights if parameters[name].numel()]
-    return {name: parameters[name].detach().double() + graph.params[name].offset for name in names}
+    names = [name for name in weights_of(model, example_input, graph) if parameters[name].numel()]
+    offsets = {name: graph.params[name].offset for name in names}
+    return {n: parameters[n].detach().double() + o if o else parameters[n].detach() for n, o in offsets.items()}
 
 
-def _parameter_norms(model: nn.Module, graph: ScaleGraph) -> dict[tuple[str, ...], Tensor]:
-    """Euclidean norms of the scaled parameters, one vector per device by parameter names; does not synchronize."""
-    by_device: dict[torch.device, dict[str, Tensor]] = {}
-    for name, p in model.named_parameters():
-        if name in graph.params:
-            by_device.setdefault(p.device, {})[name] = p
-    found: dict[tuple[str, ...], Tensor] = {}
-    with torch.no_grad():
-        for there in by_device.values():
-            wide = [p if p.dtype in (torch.float32, torch.float64) else p.float() for p in there.values()]
-            found[tuple(there)] = stacked(torch._foreach_norm(wide))  # pyright: ignore[reportPrivateImportUsage]
-    return found
-
-
-def _read_norms(
-    before: Mapping[tuple[str, ...], Tensor], after: Mapping[tuple[str, ...], Tensor]
-) -> dict[str, tuple[float, float]]:
-    """Norms before and after, by name, with one transfer per device."""
-    pairs = {names: torch.stack((norms, after[names]), 1).tolist() for names, norms in before.items()}
-    return {name: (old, new) for names, values in pairs.items() for name, (old, new) in zip(names, values, strict=True)}
+def _norms(model: nn.Module, graph: ScaleGraph) -> dict[str, float]:
+    """Euclidean norms of the scaled parameters."""
+    found = {name: p.detach() for name, p in model.named_parameters() if name in graph.params}
+    wide = [p if p.dtype in (torch.float32, torch.float64) else p.float() for p in found.values()]
+    norms = torch._foreach_norm(wide) if wide else []  # pyright: ignore[reportPrivateImportUsage]
+    return dict(zip(found, map(float, norms), strict=True))
 
 
 def _warn_if_few(report: Rescaling) -> None:
@@ -458,12 +427,11 @@ def _warn_if_few(report: Rescaling) -> None:
     most = sorted(report.frozen, key=lambda entry: -entry.channels)[:3]
     reasons = [f"{e.channels} channels are frozen at '{e.where or 'the model'}': each {e.reason}" for e in most]
     if report.no_path:
-        reasons.append(
+        reasons += [
             f"{report.no_path} units have no path through them at the present weights (zero-initialized layers)"
-        )
-    rest = report.units - report.no_path - report.moved
-    if rest:
-        reasons.append(f"{rest} units are at their best scale already")
+        ]
+    if rest := report.units - report.no_path - report.moved:
+        reasons += [f"{rest} units are at their best scale already"]
     warnings.warn(
         f"rescale_ moved {report.moved} of {report.units} units: " + "; ".join(reasons) + ".",
         PathCondWarning,

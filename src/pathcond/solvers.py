@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import accumulate, pairwise
 from typing import Literal
@@ -228,27 +228,24 @@ class Side:
         return (self.m @ factors if factors.ndim == 1 else torch.bmm(self.m, factors[:, :, None]).flatten()).cpu()
 
 
-class Mode(Enum):
-    """How sweeps compute sums: as they are and without a bound, which seldom matters; with it; or as logarithms."""
-
-    FREE, BOUNDED, LOGS = range(3)
-
-
+@dataclass
 class Layer:
-    """Units from ``lo`` to before ``hi``, which are updated together: no element has two of them as its ends."""
+    """Units from ``lo`` to before ``hi``, which are updated together: no element has two of them as its ends.
 
-    def __init__(self, lo: int, hi: int) -> None:
-        self.lo, self.hi, self.sides = lo, hi, list[Side]()
+    ``plain``: all powers are +-1. ``moving``: positions of the units that do not keep their scale; None for all.
+    ``coefficients``: of the quadratics of all units in the layer that move.
+    """
 
-    def prepare(self, still: Tensor, plain: bool, columns: Sequence[Tensor], lists: Sequence[list[float]]) -> None:
-        """Set what all sweeps need: whether all powers are +-1, and coefficients of the units that move."""
-        self.plain, moving = plain, ~still[self.lo : self.hi]
-        self.moving, self.all_move = moving.nonzero()[:, 0], bool(moving.all())
-        self.enters, *self.columns = (x[self.lo : self.hi] for x in columns)
-        self.lists = [x[self.lo : self.hi] for x in lists]
-        if not self.all_move:
-            self.columns = [x[self.moving] for x in self.columns]
-            self.lists = [[x[i] for i in self.moving.tolist()] for x in self.lists]
+    lo: int
+    hi: int
+    sides: list[Side] = field(default_factory=list)
+    plain: bool = True
+    moving: Tensor | None = None
+    coefficients: Sequence[list[float]] = ()
+
+    def select(self, x: Tensor) -> Tensor:
+        """The entries of the units that move."""
+        return x if self.moving is None else x.index_select(0, self.moving)
 
 
 class Problem:
@@ -314,14 +311,14 @@ class Problem:
         lowest = (
             min(float(torch.where(x > -math.inf, x, math.inf).amin()) for x in terms.values()) if graph.units else 0.0
         )
-        near = lowest - self.start > -_FAR and all(abs(b.log - self.start) < 500 for b in self.blocks)
-        self.mode = Mode.FREE if near else Mode.LOGS
-        ratio = (self.size + a.abs()) / (self.size - a.abs())
-        columns = a > 0, torch.where(a > 0, -1.0, 1.0).double(), ratio
-        lists = (a.abs() / (2 * (self.size - a.abs()))).tolist(), (1 / ratio).tolist()
+        self.near = lowest - self.start > -_FAR and all(abs(b.log - self.start) < 500 for b in self.blocks)
+        self.ratio = (self.size + a.abs()) / (self.size - a.abs())
         for layer, x in zip(self.layers, found, strict=True):
-            plain = not any(bool((x[k] > -math.inf).any()) for k in x if abs(k) != 1)
-            layer.prepare(self.still, plain, columns, lists)
+            here = slice(layer.lo, layer.hi)
+            layer.plain = not any(bool((x[k] > -math.inf).any()) for k in x if abs(k) != 1)
+            layer.moving = (~self.still[here]).nonzero()[:, 0] if bool(self.still[here].any()) else None
+            size, ratio = layer.select(a[here]).abs(), layer.select(self.ratio[here])
+            layer.coefficients = (size / (2 * (self.size - size))).tolist(), (1 / ratio).tolist()
 
     def _add_block(
         self, ends: list[Tensor], units: list[Tensor], powers: list[Tensor], m: Tensor, log: float
@@ -442,23 +439,21 @@ class Problem:
         ``value`` is F at ``u``; returns the new log-scales, and F there.
         """
         log_sum = (value - float(self.balance @ u)) / self.size
-        while True:
+        new, total = self._sweep(u, bound, log_sum)
+        if self.near and not float(new.abs().amax()) < _NEAR:
+            self.near = False
             new, total = self._sweep(u, bound, log_sum)
-            largest = float(new.abs().amax())
-            if self.mode is Mode.LOGS or (largest < _NEAR and largest <= bound * (1 + 1e-12)):
-                break
-            self.mode = Mode.BOUNDED if self.mode is Mode.FREE and bound < _NEAR else Mode.LOGS
         if bound < math.inf:
             new = torch.where(new.abs() > bound * _AT_BOUND, new.sign() * bound, new)
         return new, self.size * (log_sum + _log(total)) + float(self.balance @ new)
 
     def _sweep(self, u: Tensor, bound: float, log_sum: float) -> tuple[Tensor, float]:
         """The new log-scales and the new sum, as a fraction of the old one, whose logarithm is given."""
-        u, total, beyond, near = u.clone(), 1.0, self.graph.numbers, self.mode is not Mode.LOGS
+        u, total, beyond, near = u.clone(), 1.0, self.graph.numbers, self.near
         with torch.inference_mode():
             scales = self.by_slot(u).exp_()
             own = {k: (x - log_sum).exp_() for k, x in self.own.items()}
-            for layer in [layer for layer in self.layers if len(layer.moving)]:
+            for layer in self.layers:
                 lo, hi = layer.lo, layer.hi
                 if near and layer.plain:
                     sums = {k: own[k][lo:hi] for k in (-1, 1)}  # without the layer's own scales
@@ -469,7 +464,7 @@ class Problem:
                         else:
                             sums[side.power].index_add_(0, side.positions, found, alpha=factor)
                     new, total = self._one_by_one(layer, u, sums, scales[lo + 1 : hi + 1], total, bound, log_sum)
-                    u[lo:hi] = new if layer.all_move else u[lo:hi].index_copy(0, layer.moving, new)
+                    u[lo:hi] = new if layer.moving is None else u[lo:hi].index_copy(0, layer.moving, new)
                 else:
                     change, factor = self._in_rounds(layer, u, bound, log_sum + _log(total))
                     u[lo:hi] += change
@@ -496,38 +491,29 @@ class Problem:
         Solved for the one of ``X_1 exp(z)`` and ``X_-1 exp(-z)`` whose root does not cancel: the part that the loop
         finds for each unit. The other one is their product over it. A loop over numbers is faster than tensors here.
         """
-        leaves, enters = sums[1], sums[-1]
+        (leaves, enters), here = (sums[1], sums[-1]), slice(layer.lo, layer.hi)
+        entered, bounded = self.balance[here] > 0, bound < math.inf
         old = torch.addcdiv(leaves * scales, enters, scales)
-        first, product = torch.where(layer.enters, enters, leaves), enters * leaves
-        if not layer.all_move:
-            first, product = (x.index_select(0, layer.moving) for x in (first, product))
-        moving = old if layer.all_move else old.index_select(0, layer.moving)
-        later = [0.0, *moving.flip(0).cumsum(0).tolist()]
-        rest = total - later.pop()
-        if rest < 1e-3 * total:
-            others = float(old.index_fill(0, layer.moving, 0.0).sum())
-            rest = math.exp(float(self.log_sum(u, (layer.lo, layer.hi))) - log_sum) + others
-        later.reverse()
-        sign, ratio = layer.columns
-        columns = (product * ratio).tolist(), later, *layer.lists
-        before, parts = rest, list[float]()
-        if self.mode is Mode.FREE:
-            for q, after, a, inverse in zip(*columns, strict=True):
-                ad = a * (before + after)
-                part = ad + math.sqrt(ad * ad + q)
-                before += part + q * inverse / part
-                parts.append(part)
-        else:
-            least, most = math.exp(-bound), math.exp(bound)
-            for q, after, a, inverse, w in zip(*columns, first.tolist(), strict=True):
-                ad = a * (before + after)
-                part = ad + math.sqrt(ad * ad + q)
+        first, product = layer.select(torch.where(entered, enters, leaves)), enters.mul_(leaves).mul_(self.ratio[here])
+        later = [0.0, *layer.select(old).flip(0).cumsum(0).tolist()]
+        before = total - later.pop()
+        if before < 1e-3 * total:
+            others = 0.0 if layer.moving is None else float(old.index_fill(0, layer.moving, 0.0).sum())
+            before = math.exp(float(self.log_sum(u, (layer.lo, layer.hi))) - log_sum) + others
+        least, most, parts = math.exp(-bound), math.exp(min(bound, _NEAR)), list[float]()
+        starts = first.tolist() if bounded else layer.coefficients[0]
+        for q, after, w, a, inverse in zip(
+            layer.select(product).tolist(), reversed(later), starts, *layer.coefficients, strict=True
+        ):
+            ad = a * (before + after)
+            part = ad + math.sqrt(ad * ad + q)
+            if bounded:
                 part = w * least if part < w * least else w * most if part > w * most else part
-                before += part + q * inverse / part
-                parts.append(part)
-        return (torch.frombuffer(array("d", parts), dtype=torch.float64) / first).log_().mul_(sign).clamp_(
-            -_NEAR, _NEAR
-        ), before
+            before += part + q * inverse / part
+            parts.append(part)
+        found = torch.frombuffer(array("d", parts), dtype=torch.float64) if parts else first
+        sign = layer.select(torch.where(entered, -1.0, 1.0))
+        return (found / first).log_().mul_(sign).clamp_(-_NEAR, _NEAR), before
 
     def _in_rounds(self, layer: Layer, u: Tensor, bound: float, log_sum: float) -> tuple[Tensor, float]:
         """Changes of a layer's log-scales for any powers and magnitudes, and the factor by which the sum changes.

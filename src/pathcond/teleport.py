@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Literal
 
 from torch import nn
@@ -71,20 +72,9 @@ class Teleport:
         optimizer_buffers(model, self.graph.params, optimizer)
         self.count, self._every = 0, every
         options = SolverOptions(sweeps=sweeps, clamp=clamp, damping=damping_of(objective, damping))
-
-        def rescale() -> Rescaling:
-            return rescale_with(
-                model,
-                example_input,
-                options,
-                optimizer=optimizer,
-                objective=objective,
-                graph=self.graph,
-                check=False,
-                trainable_only=trainable_only,
-            )
-
-        self._rescale = rescale
+        self._rescale = partial(
+            rescale_with, model, example_input, options, optimizer, objective, self.graph, False, trainable_only
+        )
 
     def step(self) -> Rescaling | None:
         """Count one training step, and rescale on every ``every``-th.
@@ -96,6 +86,4 @@ class Teleport:
             PathCondError: as :func:`pathcond.rescale_`; the model and the state are then as they were.
         """
         self.count += 1
-        if self.count % self._every:
-            return None
-        return self._rescale()
+        return None if self.count % self._every else self._rescale()

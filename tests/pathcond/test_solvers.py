@@ -8,7 +8,6 @@ import torch
 from scipy import optimize
 
 import pathcond
-from pathcond.roles import roles_of
 from pathcond.solvers import SolverOptions, balance_norms
 from tests.cases import BY_NAME, mlp
 from tests.reference import dense_problem, literal_sweeps, signed_matrix, signed_sweeps
@@ -198,25 +197,6 @@ def weights_of(graph, seed=5):
     return {name: torch.randn(shape, generator=source, dtype=torch.float64) for name, shape in graph.shapes.items()}
 
 
-@pytest.mark.parametrize("name", ["mlp", "mlp_bn", "residual_mlp", "conv_pools", "depthwise"])
-def test_norms_end_where_as_much_enters_a_unit_as_leaves_it(name):
-    case = BY_NAME[name]
-    model, x = case.model(), case.input()
-    reports = [
-        pathcond.rescale_(model, x, objective="norms", clamp=None, check=False, graph=case.graph) for _ in range(12)
-    ]
-    assert reports[-1].objective_after <= reports[0].objective_before
-    assert reports[-1].residual <= 1e-9
-    graph = case.graph
-    sides = torch.zeros(2, graph.units + 1, dtype=torch.float64)
-    for name in roles_of(model, x, graph).weights:
-        square, scales = model.get_parameter(name).detach().square(), graph.params[name]
-        row, col = (units.expand(square.shape) for units in (scales.row, scales.col))
-        for side, units in zip(sides, (row, col), strict=True):
-            side.index_add_(0, units[row != col], square[row != col])
-    torch.testing.assert_close(sides[0, 1:], sides[1, 1:], rtol=1e-7, atol=0)
-
-
 def with_zeros(name):
     """A graph, and weights that are zero where the problem has zeros."""
     graph, g = SIGNED[name]()
@@ -265,24 +245,26 @@ def test_fixed_units_stay_and_the_others_are_at_their_optimum(name):
         pathcond.solve(graph, g, fixed=fixed[1:])
 
 
-def far_apart():
+def far_apart(exponent):
     model, x = mlp(3, 4, 2).double(), torch.ones(2, 3).double()
     with torch.no_grad():
-        model[0].weight.mul_(1e-200)
-        model[2].weight.mul_(1e200)
+        model[0].weight.mul_(10.0**-exponent)
+        model[2].weight.mul_(10.0**exponent)
     return model, x
 
 
-def test_magnitudes_far_apart():
-    model, x = far_apart()
+@pytest.mark.parametrize("exponent", [12, 200])  # sums are plain numbers at first, or logarithms throughout
+def test_magnitudes_far_apart(exponent):
+    model, x = far_apart(exponent)
     report = pathcond.rescale_(model, x, objective="norms", clamp=None)
-    assert report.max_log_scale == pytest.approx(200 * math.log(10), rel=0.01)
+    assert report.max_log_scale == pytest.approx(exponent * math.log(10), rel=0.1)
+    assert report.residual < 1e-9
     assert report.output_change < 1e-9
 
 
 def test_optimum_of_magnitudes_far_apart():
     # A sweep lowers each unit's share of the sum only relative to the other units, so ten sweeps are far from it.
-    model, x = far_apart()
+    model, x = far_apart(200)
     graph, before = pathcond.extract_graph(model, x), model(x)
     g = pathcond.compute_diag_g(model, x, graph=graph)
     best = pathcond.solve(graph, g, method="optimum").log_scales
