@@ -538,6 +538,7 @@ CASES = [
     Case("flipped_weight", 0, 8, tail(lambda s, h, x: h @ s.w.flip(0), w=(8, 5)), (3, 6)),
     Case("weight_by_tensor", 0, 8, tail(lambda s, h, x: h @ s.w[torch.tensor([3, 1, 2, 0, 7, 6, 5, 4])], w=(8, 5)),
          (3, 6)),
+    Case("rounded_weight", 0, 8, tail(lambda s, h, x: h @ s.w.div(0.1, rounding_mode="floor"), w=(8, 5)), (3, 6)),
     Case("rolled_bias", 0, 8, tail(lambda s, h, x: s.fc2(F.relu(h + s.b.roll(1))), b=(8,)), (3, 6)),
     Case("flipped_gain", 8, 0, tail(lambda s, h, x: s.fc2(F.relu(h * s.b.flip(0))), b=(8,)), (3, 6)),
     Case("shuffled_kernel", 0, 8, tail(

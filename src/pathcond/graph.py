@@ -467,7 +467,8 @@ def _propagate_call(s: ScalePropagation, call: Call, reads: set[int], flow: _Flo
         operation.scales(s, call, {})
     elif reads.isdisjoint(flow.data):  # parameters and constants alone
         if operation is not None and operation.constant:
-            operation.scales(s, call, operation.bind(call.args, call.kwargs))
+            rule = operation.scales if operation.constant is True else operation.constant
+            rule(s, call, operation.bind(call.args, call.kwargs))
         else:
             s.freeze_through(call, f"enters `{call.name}`, which has no rule for values without data")
     elif operation is None or not (operation.logical or s.floating(call.outs[0])):

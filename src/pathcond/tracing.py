@@ -241,16 +241,11 @@ _GROUPED = {f for f in (getattr(F, "grouped_mm", None), getattr(torch, "_grouped
 
 # Functions that read only the shape, dtype and device of their first argument, and the one that takes a shape instead.
 _LIKE_ANOTHER: dict[Any, Any] = {
-    torch.zeros_like: torch.zeros,
-    torch.ones_like: torch.ones,
-    torch.empty_like: torch.empty,
-    torch.full_like: torch.full,
-    torch.rand_like: torch.rand,
-    torch.randn_like: torch.randn,
-    Tensor.new_zeros: torch.zeros,
-    Tensor.new_ones: torch.ones,
-    Tensor.new_empty: torch.empty,
-    Tensor.new_full: torch.full,
+    **{
+        getattr(torch, f"{name}_like"): getattr(torch, name)
+        for name in ("zeros", "ones", "empty", "full", "rand", "randn")
+    },
+    **{getattr(Tensor, f"new_{name}"): getattr(torch, name) for name in ("zeros", "ones", "empty", "full")},
 }
 _RESHAPED = {Tensor.expand_as: Tensor.expand, Tensor.view_as: Tensor.view, Tensor.reshape_as: Tensor.reshape}
 _FILL_POSITION = {torch.full_like: 1, Tensor.new_full: 2}

@@ -479,7 +479,7 @@ class Operation:
         layer: whether it maps data by weights, and so makes units.
         view: how it shows a parameter: ``same`` (as it is), ``layout`` (its elements elsewhere), ``factor`` (times a
             constant), ``shift`` (plus a constant), or not (empty).
-        constant: whether its scale rule also holds for values that depend on no input.
+        constant: whether its scale rule also holds for values that depend on no input, or the rule for these.
         shapes: whether further tensors among its arguments give shapes and dtypes only.
         logical: whether its scale rule also holds where the result is not of a floating-point type.
     """
@@ -490,7 +490,7 @@ class Operation:
     paths: PathRule
     layer: bool = False
     view: str = ""
-    constant: bool = False
+    constant: bool | ScaleRule = False
     shapes: bool = False
     logical: bool = False
 

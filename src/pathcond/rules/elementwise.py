@@ -186,40 +186,34 @@ def _zero_paths(p: PathSums, call: Call, a: Arguments) -> None:
 # ---- sums and maxima
 
 
-def _added(s: ScalePropagation, x: Any, y: Any, call: Call) -> Tensor:
-    for data, other in ((x, y), (y, x)):
-        view, groups = s.parameter(other), s.groups(data) if s.parameter(data) is None else None
-        if view is not None and groups is not None:
+def add_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
+    """Operands of a sum share their scales; a parameter among them enters their groups like a bias."""
+    for data, other in ((a["input"], a["other"]), (a["other"], a["input"])):
+        view = s.parameter(other)
+        if view is not None and s.parameter(data) is None:
             shape = s.shape(other.id)
-            groups = with_axes(groups, len(shape))
-            axes = range(-groups.ndim, 0)
-            wide = [i for i in axes if i >= -len(shape) and shape[i] > 1]
+            groups = with_axes(s.groups(data), len(shape))
+            wide = [i for i in range(-len(shape), 0) if shape[i] > 1]
             row = s.collapse(groups, wide, Reason("tie", call.where, f"shares one entry of parameter '{view.name}'"))
             row = row.clamp(min=FROZEN)
-            groups = torch.where(groups == ZERO, row, groups)  # what was zero now holds the parameter's entry
+            s.set_result(
+                call, torch.where(groups == ZERO, row, groups)
+            )  # what was zero now holds the parameter's entry
             row = row.reshape(row.shape[groups.ndim - len(shape) :])
             s.connect(view, row, torch.zeros_like(row))
-            return groups
+            return
     constant = Reason("op", call.where, f"is added to a value without scale by `{call.name}`")
-    return s.tie(s.groups(x), s.groups(y), constant)
+    s.set_result(call, s.tie(s.groups(a["input"]), s.groups(a["other"]), constant))
 
 
 def _weight_offset(s: ScalePropagation, call: Call, a: Arguments) -> None:
     """A gain written ``1 + weight`` scales as a whole."""
-    pairs = [(s.parameter(x), y) for x, y in ((a["input"], a["other"]), (a["other"], a["input"])) if isinstance(x, Ref)]
-    view, number = pairs[0] if len(pairs) == 1 else (None, None)
+    first, second = a["input"], a["other"]
+    view, number = (s.parameter(first), second) if isinstance(first, Ref) else (s.parameter(second), first)
     if view is None or not view.plain or not isinstance(number, (int, float)) or "sub" in call.name or "alpha" in a:
         s.freeze_through(call, f"enters `{call.name}`, which has no rule for values without data")
     else:
         s.set_result(call, replace(view, offset=view.offset + number))
-
-
-def add_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
-    """Operands of a sum share their scales; a parameter among them enters their groups like a bias."""
-    if not any(ref.id in s.data for ref in refs([a["input"], a["other"]])):
-        _weight_offset(s, call, a)
-        return
-    s.set_result(call, _added(s, a["input"], a["other"], call))
 
 
 def _where_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
@@ -259,22 +253,17 @@ def add_paths(p: PathSums, call: Call, a: Arguments, maximum: bool = False) -> N
 
 def _weight_factor(s: ScalePropagation, call: Call, a: Arguments, divide: bool = False) -> None:
     """A parameter times a constant, such as a pruning mask, scales as the parameter does."""
-    both = (a["input"], a["other"])
-    views = [(s.parameter(x), x) for x in both if isinstance(x, Ref)]
-    shown = [(view, x) for view, x in views if view is not None]
-    if len(shown) == 1 and s.shape(shown[0][1].id) == s.shape(call.outs[0]) and not (divide and shown[0][1] is both[1]):
-        for x in both:
-            if x is not shown[0][1]:
-                s.groups(x)
-        s.set_result(call, replace(shown[0][0], plain=False))
-    else:
-        s.freeze_through(call, f"enters `{call.name}`, which has no rule for values without data")
+    both = ((a["input"], a["other"]), (a["other"], a["input"]))
+    for x, other in both[:1] if divide else both:
+        view, exact = s.parameter(x), a.get("rounding_mode") is None
+        if view is not None and exact and s.parameter(other) is None and s.shape(x.id) == s.shape(call.outs[0]):
+            s.groups(other)
+            s.set_result(call, replace(view, plain=False))
+            return
+    s.freeze_through(call, f"enters `{call.name}`, which has no rule for values without data")
 
 
 def _mul_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
-    if not any(ref.id in s.data for ref in refs([a["input"], a["other"]])):
-        _weight_factor(s, call, a)
-        return
     for data, other in ((a["input"], a["other"]), (a["other"], a["input"])):
         view = s.parameter(other)
         if view is not None and s.parameter(data) is None:
@@ -331,9 +320,6 @@ def _glu_paths(p: PathSums, call: Call, a: Arguments) -> None:
 
 
 def _div_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
-    if not any(ref.id in s.data for ref in refs([a["input"], a["other"]])) and a.get("rounding_mode") is None:
-        _weight_factor(s, call, a, divide=True)
-        return
     divisor = s.groups(a["other"])
     if bool((divisor > 0).any()) or a.get("rounding_mode") is not None:
         s.freeze_through(call)
@@ -396,7 +382,7 @@ OPERATIONS = [
     *entries("zeros zeros_like new_zeros zero_", "zeros", "input", _zero_scales, _zero_paths, constant=True),
     *entries(
         "add __radd__ __add__ __iadd__ sub subtract __sub__ __isub__ rsub __rsub__",
-        "add", "input other alpha", add_scales, add_paths, view="shift", constant=True,
+        "add", "input other alpha", add_scales, add_paths, view="shift", constant=_weight_offset,
     ),
     *entries(
         "maximum minimum fmax fmin", "maximum", "input other", add_scales, partial(add_paths, maximum=True),
@@ -405,12 +391,13 @@ OPERATIONS = [
     *entries("where", "where", "input condition other", _where_scales, add_paths, namespaces=[Tensor]),
     *entries(
         "mul multiply __mul__ __rmul__ __imul__",
-        "mul", "input other", _mul_scales, _mul_paths, view="factor", constant=True,
+        "mul", "input other", _mul_scales, _mul_paths, view="factor", constant=_weight_factor,
     ),
     *entries("masked_fill", "mask", "input mask value", _masked_scales, _masked_paths),
     *entries("glu", "glu", "input dim", _glu_scales, _glu_paths),
     *entries(
         "div divide true_divide __truediv__ __itruediv__ __div__",
-        "div", "input other rounding_mode", _div_scales, partial(_mul_paths, divide=True), view="factor", constant=True,
+        "div", "input other rounding_mode", _div_scales, partial(_mul_paths, divide=True), view="factor",
+        constant=partial(_weight_factor, divide=True),
     ),
 ]  # fmt: skip
