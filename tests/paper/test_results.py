@@ -97,17 +97,6 @@ def test_a_result_is_replaced_when_its_successor_is_complete(result, monkeypatch
     assert not results.is_complete(result, since=later)
 
 
-def test_rows_that_a_result_lacks(tmp_path):
-    spec = {**SPEC, "rows": {"alphas": [1.0, 2.0]}}
-    path = tmp_path / f"{runs.key(spec)}.csv"
-    assert runs.key(spec) == runs.key(SPEC)
-    assert results.problem(path, spec) == f"{path}: missing."
-    results.write_result(path, TABLE, spec, RECORD)
-    assert results.problem(path, spec) is None
-    more = {**spec, "rows": {"alphas": [1.0, 2.0, 3.0]}}
-    assert results.problem(path, more) == f"{path}: lacks the rows {{'alphas': [3.0]}}."
-
-
 def test_a_file_is_replaced_as_a_whole_or_not_at_all(tmp_path):
     path = tmp_path / "figure.pdf"
     results.write_text(path, "old")

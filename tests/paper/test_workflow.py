@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
-from paper import jobs, plan, results, runs, workflow
+from paper import config, jobs, plan, results, runs, workflow
 from paper.cli import PaperError
 from paper.workflow import Workflow
 
@@ -95,9 +95,7 @@ def test_verdicts_are_given_at_the_papers_own_settings_alone(flow, monkeypatch):
     assert flow("paper", device="cpu", figures={"dpi": 100}).judged("mlp_depth")
 
 
-def test_what_snakemake_merged_is_what_is_used(flow, tmp_path):
-    from paper import config
-
+def test_what_snakemake_merged_is_what_is_used(flow):
     base = config.load(ROOT / "config.yaml")
     for given, explicit, over in (
         ({}, {}, {}),

@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Self
 
@@ -57,22 +56,6 @@ class Sent(Tree):
     def environment(self) -> dict[str, str]:
         given = {**super().environment(), **self.cluster.environment()}
         return {**given, "PYTHONPATH": os.environ.get("PYTHONPATH", "")}  # where the executor may be
-
-    def plain(self) -> dict[str, tuple[bytes, int]]:
-        """The same results by the plain programs, without Snakemake and Slurm."""
-        specs = "specs.json"
-        for words in (
-            ("paper.plan", "--preset", "tiny", "--folder", ".", "--output", specs),
-            ("paper.data", "generated"),
-            ("paper.training", specs, "--device", "cpu"),
-            ("paper.experiments", "measure", specs, "--device", "cpu"),
-        ):
-            given = {**self.environment(), "PYTHONPATH": f"{self.folder}/src"}
-            done = subprocess.run(
-                [sys.executable, "-m", *words], cwd=self.folder, env=given, capture_output=True, text=True
-            )
-            assert done.returncode == 0, done.stderr
-        return self.results()
 
 
 class Running:

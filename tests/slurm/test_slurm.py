@@ -11,6 +11,7 @@ import yaml
 
 from tests.slurm.cluster import Cluster, wait_for
 from tests.slurm.runs import Running, Sent, numbers, trained
+from tests.workflow.tree import Tree
 
 pytestmark = pytest.mark.slurm
 TABLES = [f"results/tiny/aggregate/{name}.csv" for name in ("toy", "timing", "mlp_depth")]
@@ -25,7 +26,9 @@ def fresh(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Sent:
 @pytest.fixture(scope="module")
 def expected(fresh: Sent, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """The tables of a local run."""
-    found = numbers(fresh.again(tmp_path_factory.mktemp("local") / "tree").plain())
+    local = Tree(fresh.again(tmp_path_factory.mktemp("local") / "tree").folder)
+    local.run(*TABLES)
+    found = numbers(local.results())
     assert len(found) == 4 + 1
     return found
 

@@ -43,14 +43,6 @@ def test_a_target_is_forced_with_all_it_needs_by_F(tree: Tree):
     assert {"download generated", "init mlp", "rescale mlp", "measure toy", "figure toy", "all"} <= due
 
 
-def test_until_and_batch_and_a_file_as_target(tree: Tree):
-    tree.set("experiments.toy.lr", 0.01)
-    assert set(tree.due("--until", "measure")) == {"measure toy"}
-    assert set(tree.due("figures/tiny/toy.pdf")) == {"measure toy", "aggregate toy", "figure toy"}
-    assert set(tree.due("--batch", "all=1/2")) < set(tree.due())
-    assert "figure toy" in tree.due("-j", "2", "toy")
-
-
 def test_more_runs_than_a_command_line_holds(tree: Tree):
     """A job names its batch; its runs are not on its command line."""
     tree.set("runs_per_job", {"fully_connected": 10_000})

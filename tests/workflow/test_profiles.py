@@ -1,6 +1,5 @@
-"""Profiles: their keys are Snakemake's; what cluster jobs ask for comes from profiles/slurm alone."""
+"""Profiles: their keys are Snakemake's."""
 
-import re
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,6 @@ from snakemake.cli import get_argument_parser
 from tests.workflow.tree import ROOT
 
 PROFILES = sorted((ROOT / "profiles").iterdir())
-CLUSTER = ("mem_mb", "runtime", "slurm_", "partition", "account")
 
 
 @pytest.mark.parametrize("profile", PROFILES, ids=lambda path: path.name)
@@ -20,10 +18,3 @@ def test_keys_are_known(profile: Path):
     assert {key for key in set(content) - known if not key.startswith("slurm-")} == set()
     assert "rerun-triggers" not in content, "Snakemake's own"
     assert "nolock" not in content
-
-
-def test_rules_hold_no_cluster_values():
-    """A site sets them in a profile, where its default-resources reach sbatch."""
-    for path in [ROOT / "Snakefile", *(ROOT / "workflow/rules").glob("*.smk")]:
-        text = path.read_text()
-        assert not [word for word in CLUSTER if re.search(rf"\b{word}(?!s)", text)], path

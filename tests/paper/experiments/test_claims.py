@@ -185,11 +185,8 @@ def test_head_starts():
 # ---- all claims
 
 
-def test_ids_are_unique_and_few():
+def test_ids_are_unique():
     assert len(CLAIMS) == sum(len(found.claims) for found in EXPERIMENTS.values())
-    kinds = [claim.kind for _, claim in CLAIMS.values()]
-    assert kinds.count("paper") <= 48
-    assert kinds.count("ours") <= 25
 
 
 def recorded():

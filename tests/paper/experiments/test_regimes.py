@@ -7,7 +7,6 @@ from torch import nn
 
 import pathcond
 from paper import results
-from paper.cli import PaperError
 from paper.experiments import regimes
 from paper.seeds import generator
 from tests.paper.experiments.tables import ROOT, settings
@@ -70,14 +69,3 @@ def test_printed_root_fails_where_it_cancels(table):
     for size, fails in ((1e-2, False), (1e-12, True)):
         g = {"0.weight": torch.full((1, 50), size**2), "2.weight": torch.ones(1, 1), "other": torch.ones(1)}
         assert regimes.printed_root_fails(graph, {name: t.double() for name, t in g.items()}) is fails
-
-
-def test_widths_follow_alpha():
-    spread = [max(regimes.hidden_widths(8, 256, alpha, seed)) for alpha in (0.1, 1e6) for seed in range(5)]
-    assert min(spread[:5]) > 80
-    assert max(spread[5:]) <= 33
-    assert regimes.hidden_widths(4, 4, 1.0, 0) == [1, 1, 1, 1]
-    thirds = torch.full((3,), 1 / 3, dtype=torch.float64)
-    assert regimes.largest_remainder(thirds, 4) == [2, 1, 1]
-    with pytest.raises(PaperError, match=r"3 neurons for 4 layers"):
-        regimes.hidden_widths(4, 3, 1.0, 0)

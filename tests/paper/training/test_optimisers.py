@@ -36,18 +36,14 @@ SETTINGS = {
 
 def torchs(name, module, lr):
     """The same optimizers, built by hand from torch.optim."""
+    settings = dict(SETTINGS[name])
+    kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}.get(settings.pop("name"))
     parameters = list(module.parameters())
-    matrices = [p for p in parameters if p.ndim == 2]
-    return {
-        "momentum": lambda: [torch.optim.SGD(parameters, lr, momentum=0.9)],
-        "nesterov": lambda: [torch.optim.SGD(parameters, lr, momentum=0.9, nesterov=True)],
-        "adam": lambda: [torch.optim.Adam(parameters, lr)],
-        "adamw": lambda: [torch.optim.AdamW(parameters, lr, weight_decay=0.1)],
-        "muon decay": lambda: [
-            torch.optim.Muon(matrices, lr, weight_decay=0.5, adjust_lr_fn="match_rms_adamw"),
-            torch.optim.AdamW([p for p in parameters if p.ndim != 2], lr, weight_decay=0.5),
-        ],
-    }[name]()
+    if kind is not None:
+        return [kind(parameters, lr, **settings)]
+    matrices, rest = ([p for p in parameters if (p.ndim == 2) == flat] for flat in (True, False))
+    muon = torch.optim.Muon(matrices, lr, adjust_lr_fn="match_rms_adamw", **settings)
+    return [muon, torch.optim.AdamW(rest, lr, **settings)]
 
 
 def train(module, mine, trainer, epoch, after=lambda: None):

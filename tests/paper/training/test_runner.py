@@ -129,21 +129,3 @@ def test_runs_at_different_epochs_train_separately():
     on_cpu = options_on_gpu()
     on_cpu.device = CPU
     assert [len(part) for part in runner._by_epoch(members, on_cpu)] == [1] * 4
-
-
-# ---- several processes
-
-
-def test_a_run_that_another_process_trains_comes_last(options):
-    """The other process gives up, so that both are trained here."""
-    first, second = KINDS["mlp"], KINDS["enorm"]
-    with runner.lock_runs(options.checkpoints, [first], lambda: False) as locked:
-        assert locked
-        options.stop = lambda: result_path(options.results, second).exists()
-        with pytest.raises(TimeUp):
-            train([first, second], options)
-        assert not result_path(options.results, first).exists()
-    options.stop = lambda: False
-    train([first, second], options)
-    assert result_path(options.results, first).exists()
-    assert not left(options)

@@ -40,15 +40,9 @@ def alone(run):
 
 def watch(trainer, epoch):
     """Numbers of the images of each step of an epoch, (runs, batch) each."""
-    seen, step = [], trainer._step
-
-    def note(index):
-        seen.append(index.clone())
-        step(index)
-
-    trainer._step = note
+    seen = []
+    trainer._step = lambda index: seen.append(index.clone())
     trainer.epoch(epoch)
-    trainer._step = step
     return seen
 
 
@@ -56,7 +50,7 @@ def watch(trainer, epoch):
 
 
 def test_methods_share_the_order_of_a_seed_and_seeds_do_not():
-    runs = [(make_spec(MLP, method), seed) for method in METHODS for seed in (0, 4, 1)]
+    runs = [(make_spec(MLP, method), seed) for method in METHODS[:2] for seed in (0, 4, 1)]
     assert [index.shape[1] for index in watch(alone(runs[0]), 1)] == [16, 16, 16, 7]
     trainer = together(*runs)
     orders = [torch.cat(watch(trainer, epoch), 1) for epoch in (1, 2)]
