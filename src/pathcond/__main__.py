@@ -62,7 +62,7 @@ def _transformers() -> Any:
     except ImportError as error:
         raise PathCondError(
             "expected the package transformers, which reads configurations and builds models, got none. "
-            "Install it: pip install transformers"
+            "Install it: pip install transformers; or run: uvx --with transformers pathcond"
         ) from error
     return transformers
 

@@ -1019,4 +1019,7 @@ class Constants:
         if call.mutates and call.fn is not WRITE:
             changed = [inputs[r] for r in self._reads(value)]
             results = (results + [t for t in changed if t is not None])[: len(call.outs)]
+        shapes = [self._trace.values[out].shape for out in call.outs[: len(results)]]
+        if [tuple(t.shape) for t in results] != shapes:  # as `nonzero`, recorded as if all entries were true
+            results = [None] * len(call.outs)
         self._cache |= dict(zip(call.outs, results, strict=False))

@@ -266,6 +266,29 @@ def test_experts_that_read_parts_are_analyzed_unless_their_sizes_decide() -> Non
         pathcond.scale_groups(model, x)
 
 
+class _VisibleBlocks(nn.Module):
+    """For each token the mean of pairs of the tokens before it, selected by a constant mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 6), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, found = F.relu(self.a(x)), []
+        for row in torch.ones(5, 5, dtype=torch.bool).tril():
+            seen = row.nonzero()[:, 0]
+            pairs = seen.shape[0] // 2
+            if pairs:
+                found.append(h[:, seen[: 2 * pairs].view(pairs, 2)].mean((1, 2)))
+        return self.b(torch.stack(found, 1))
+
+
+def test_the_number_of_true_entries_of_a_constant_may_be_another_than_recorded() -> None:
+    torch.manual_seed(0)
+    model, x = _VisibleBlocks(), torch.randn(2, 5, 3)
+    assert_function_kept(model, x, pathcond.extract_graph(model, x), 1e-5)
+
+
 def test_fused_experts_are_named_as_linear_layers() -> None:
     part = pathcond.ParamSlice
     halves = torch.cat((torch.full((3, 6), -1), torch.arange(18).reshape(3, 6)), 1)[:, :, None]
