@@ -7,13 +7,10 @@ from typing import Any, Literal
 
 from torch import nn
 
-from pathcond.checks import check_choice
 from pathcond.diag_g import path_total
 
 
-def count_paths(
-    model: nn.Module, example_input: Any, *, pooling: Literal["paper", "all"] = "paper", log10: bool = False
-) -> float:
+def count_paths(model: nn.Module, example_input: Any, *, pooling: Literal["paper", "all"] = "paper") -> float:
     """Number of paths from inputs and biases to outputs, from one forward pass on ones with all parameters 1.
 
     Args:
@@ -21,14 +18,6 @@ def count_paths(
         example_input: gives the shapes; use a batch of one.
         pooling: ``paper``: a max-pool takes the maximum and an average pool the mean, which gives the paper's table.
             ``all``: a pool counts each of its inputs, which gives the true number of paths.
-        log10: return the decimal logarithm, which always fits a float.
-
-    Returns:
-        The number of paths, a float; infinite above 1e308.
     """
-    check_choice("pooling", pooling, ("paper", "all"))
     total = path_total(model, example_input, "plain" if pooling == "paper" else "all")
-    log = total.log + math.log(float(total.t))
-    if log10:
-        return log / math.log(10)
-    return math.ldexp(float(total.t), round(total.log / math.log(2))) if log < 709 else math.inf
+    return math.ldexp(float(total.t), round(total.log / math.log(2)))
