@@ -56,7 +56,7 @@ def _reachable(model: nn.Module, code: bool) -> _State:
         seen.add(id(thing))
         if kind in _USUAL_BOXES or isinstance(thing, _BOXES):
             found.boxes.append(thing)
-            pending.extend(thing.values() if isinstance(thing, dict) else thing)
+            pending.extend(dict.values(thing) if isinstance(thing, dict) else _elements(thing))
         elif isinstance(thing, Tensor):
             found.tensors.append(thing)
         elif isinstance(thing, tuple):
@@ -67,6 +67,13 @@ def _reachable(model: nn.Module, code: bool) -> _State:
             with suppress(Exception):  # some objects raise when they are inspected
                 pending.append(vars(thing))
     return found
+
+
+def _elements(box: Any) -> list[Any]:
+    """Keys and values, or elements, as a container holds them: methods of a subclass may load what is not there yet."""
+    if isinstance(box, dict):
+        return [*dict.keys(box), *dict.values(box)]
+    return list(next(kind for kind in _BOXES if isinstance(box, kind)).__iter__(box))
 
 
 def _behind(thing: Any, found: _State) -> list[Any]:
@@ -104,19 +111,15 @@ def _untouched(model: nn.Module, tensors: bool) -> Iterator[Callable[[], bool]]:
     other tensors among the attributes are restored too. Yields a function that tells whether any attribute, variable
     or container has other elements than before.
     """
-    boxes: list[tuple[Any, Any]] = []
     found = _reachable(model, code=True)
-    for box in found.boxes:
-        with suppress(Exception):  # a container that cannot be copied is not restored
-            boxes.append((box, box.copy()))
+    boxes = [(box, _elements(box)) for box in found.boxes]
     own = {id(thing) for m in model.modules() for thing in (vars(m), *vars(m).values())}
     loose = [t for t in held_tensors(model) if not t.is_inference()] if tensors else []
     saved = [(t, t._version, t.detach().clone()) for t in loose]
     try:
         yield (
             lambda: (
-                len(boxes) < len(found.boxes)
-                or any(not _same(box, content) for box, content in boxes)
+                any(not _same(box, content) for box, content in boxes)
                 or any(not _same(_present(*pair), pair[1]) for pair in found.variables)
             )
         )
@@ -124,10 +127,14 @@ def _untouched(model: nn.Module, tensors: bool) -> Iterator[Callable[[], bool]]:
         for holder, values in found.variables:
             _restore(holder, values)
         for box, content in [pair for pair in boxes if not _same(*pair)]:
-            now, then = ([*x, *x.values()] if isinstance(x, dict) else list(x) for x in (box, content))
-            if id(box) in own or _has_tensor(now, then) or _has_tensor(then, now):
+            now = _elements(box)
+            if id(box) in own or _has_tensor(now, content) or _has_tensor(content, now):
+                half = len(content) // 2
                 box.clear()
-                box.update(content) if isinstance(box, (dict, set)) else box.extend(content)
+                if isinstance(box, dict):
+                    box.update(zip(content[:half], content[half:], strict=True))
+                else:
+                    box.update(content) if isinstance(box, set) else box.extend(content)
         with torch.no_grad():
             for tensor, version, content in saved:
                 if tensor._version != version:
@@ -159,12 +166,9 @@ def _restore(holder: Any, values: dict[str, Any]) -> None:
 
 
 def _same(box: Any, content: Any) -> bool:
-    """Whether a container has the elements of a copy of it, and in their order."""
-    if not content:
-        return not box
-    if len(box) != len(content) or not all(map(is_, box, content)):
-        return False
-    return not isinstance(box, dict) or all(map(is_, box.values(), content.values()))
+    """Whether a container, or the variables of a mapping, have the elements they had, in their order."""
+    now, then = _elements(box), _elements(content)
+    return len(now) == len(then) and all(map(is_, now, then))
 
 
 def _has_tensor(these: list[Any], those: list[Any]) -> bool:

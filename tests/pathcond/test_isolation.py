@@ -1,7 +1,8 @@
 """Runs leave nothing behind: caches, objects, nested containers, hooks; what cannot be restored is reported."""
 
 import copy
-from collections import deque
+import warnings
+from collections import OrderedDict, deque
 from functools import lru_cache
 
 import pytest
@@ -12,6 +13,17 @@ from torch import Tensor, nn
 import pathcond
 from tests.cases import Lambda, mlp, random_scales
 
+
+class Lazy(OrderedDict):
+    """A registry that loads its entries when they are listed, as those of transformers do; here this fails."""
+
+    def values(self):
+        raise ImportError
+
+    keys = items = copy = __iter__ = values
+
+
+REGISTRY = Lazy(one=1)
 TABLES: dict[int, Tensor] = {}
 SEEN: list[Tensor] = []
 
@@ -60,6 +72,14 @@ def untouched(model: Lambda) -> bool:
     loose = type(model.loose) is Tensor and model.loose.tolist() == [0.0] * 4
     empty = model.state.last is None and not (model.state.all["h"] or model.nested["k"] or model.attributes)
     return empty and model.cache is None and model.n == 0 and loose and float(model.kept.abs().sum()) == 0
+
+
+def test_a_registry_that_the_code_names_is_not_loaded():
+    model = Lambda(lambda s, x: s.m(x) * len(REGISTRY), m=mlp(4, 6, 3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # for example that a variable differs from call to call
+        assert pathcond.rescale_(model, torch.randn(5, 4)).units == 6
+    assert dict.__len__(REGISTRY) == 1
 
 
 def test_a_failing_forward_leaves_the_model_as_found():
