@@ -73,7 +73,8 @@ def _elements(box: Any) -> list[Any]:
     """Keys and values, or elements, as a container holds them: methods of a subclass may load what is not there yet."""
     if isinstance(box, dict):
         return [*dict.keys(box), *dict.values(box)]
-    return list(next(kind for kind in _BOXES if isinstance(box, kind)).__iter__(box))
+    base: Any = next(kind for kind in _BOXES if isinstance(box, kind))
+    return list(base.__iter__(box))
 
 
 def _behind(thing: Any, found: _State) -> list[Any]:
