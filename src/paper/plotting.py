@@ -483,7 +483,8 @@ def legend(
         spare.set_axis_off()
         spare.legend(handles=handles, loc="center", handlelength=2.6)
     else:
-        columns = len(handles) if len(handles) < 6 else 4
+        wide = sum(len(str(handle.get_label())) for handle in handles) > 90  # characters in one row
+        columns = 4 if wide or len(handles) > 5 else len(handles)
         figure.legend(handles=handles, loc="outside upper center", ncols=columns, handlelength=2.6)
 
 

@@ -43,32 +43,34 @@ def _longer(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def plot(table: pd.DataFrame) -> plotting.Figure:
-    """MLPs by depth: epochs and best test accuracy, epochs without BatchNorm; and CIFAR-NV: two by two panels."""
-    figure, axes = plotting.panels(2, 2, plotting.PAGE, 4.6)
+    """MLPs by depth: epochs and best test accuracy; below, if they are there, epochs without BatchNorm and CIFAR-NV."""
     mlps, without = _with_batchnorm(table), table[table["network"].str.endswith(NO_BATCHNORM)]
-    for place, rows, title in (
-        (axes[0], mlps, "Train accuracy reaches the target"),
-        (axes[2], without, "No BatchNorm"),
-    ):
-        if len(rows):
-            plotting.reach(place, rows, "hidden_layers")
-            plotting.epochs_axis(place, rows)
-            place.set_title(title)
+    conv = table[(table["network"] == "cifar_nv") & (table["panel"] == "run")]
+    lines = 2 if len(without) or len(conv) else 1  # a small preset leaves both out
+    figure, axes = plotting.panels(lines, 2, plotting.PAGE, 0.6 + 2.0 * lines)
+    _epochs(axes[0], mlps, "Train accuracy reaches the target")
     percent = mlps.assign(**{name: 100 * mlps[name] for name in mlps if name.startswith("best_test_accuracy")})
     plotting.accuracies(axes[1], percent, "hidden_layers", "best_test_accuracy")
-    axes[1].set(ylabel="best test accuracy (%)", title="Best test accuracy")
-    for place, rows in ((axes[0], mlps), (axes[1], mlps), (axes[2], without)):
-        place.set_xlabel("hidden layers")
-        place.set_xticks(sorted(rows["hidden_layers"].unique()))
-    conv = table[(table["network"] == "cifar_nv") & (table["panel"] == "run")]
+    axes[1].set(xlabel="hidden layers", ylabel="best test accuracy (%)", title="Best test accuracy")
+    axes[1].set_xticks(sorted(mlps["hidden_layers"].unique()))
+    if len(without):
+        _epochs(axes[2], without, "No BatchNorm")
     if len(conv):
         plotting.best_tests(axes[3], {"CIFAR-NV": conv})
         axes[3].set_title("CIFAR-NV")
-    for place, rows in ((axes[2], without), (axes[3], conv)):
+    for place, rows in zip(axes[2:], (without, conv), strict=False):
         place.set_visible(bool(len(rows)))
     plotting.letters([place for place in axes if place.get_visible()])
     plotting.legend(figure, mlps, markers=True)
     return figure
+
+
+def _epochs(axes: plotting.Axes, rows: pd.DataFrame, title: str) -> None:
+    """Epochs to the target by depth."""
+    plotting.reach(axes, rows, "hidden_layers")
+    plotting.epochs_axis(axes, rows)
+    axes.set(xlabel="hidden layers", title=title)
+    axes.set_xticks(sorted(rows["hidden_layers"].unique()))
 
 
 _CLAIMS = (
