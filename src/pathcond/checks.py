@@ -126,27 +126,6 @@ def check_shapes(parameters: Mapping[str, Tensor], shapes: Mapping[str, tuple[in
             )
 
 
-def check_dense(inputs: Sequence[Tensor]) -> None:
-    """Refuse sparse inputs: a forward pass on them cannot be recorded."""
-    for t in inputs:
-        if t.layout != torch.strided:
-            raise PathCondError(f"expected a dense example input, got layout {t.layout}. Use to_dense().")
-
-
-def mismatch(model: nn.Module, inputs: Sequence[Tensor]) -> str:
-    """A sentence for an error message if the inputs' devices or dtypes are not the model's; else empty."""
-    if not inputs:
-        return (
-            "The example input holds no tensor: pass one (of a DataLoader, next(iter(loader))[0]), a tuple of "
-            "arguments, or a dict of keyword arguments. "
-        )
-    many = "Each element of the example input is one argument: of a batch (x, y), pass x. " if len(inputs) > 1 else ""
-    own, given = ({f"{t.dtype} on {t.device.type}" for t in part} for part in (model.parameters(), inputs))
-    if given <= own:
-        return many
-    return f"{many}The model has {', '.join(sorted(own))}; its input is {', '.join(sorted(given))}. "
-
-
 def largest_entries(named: Mapping[str, Tensor]) -> dict[str, float]:
     """Largest absolute entry of every floating-point tensor, by name; synchronizes once per device."""
     by_device: dict[torch.device, dict[str, Tensor]] = {}
@@ -157,11 +136,10 @@ def largest_entries(named: Mapping[str, Tensor]) -> dict[str, float]:
     with torch.no_grad():
         for device, tensors in by_device.items():
             if device.type == "cuda":
-                norms = torch._foreach_norm(list(tensors.values()), math.inf)  # pyright: ignore[reportPrivateImportUsage]
-                tops = stacked(norms)
+                tops = torch._foreach_norm(list(tensors.values()), math.inf)  # pyright: ignore[reportPrivateImportUsage]
             else:
-                tops = stacked([end for t in tensors.values() for end in torch.aminmax(t)]).view(-1, 2).abs().amax(1)
-            found |= dict(zip(tensors, tops.tolist(), strict=True))
+                tops = [torch.maximum(high, -low) for low, high in map(torch.aminmax, tensors.values())]
+            found |= dict(zip(tensors, torch.cat([top.view(1) for top in tops]).tolist(), strict=True))
     return found
 
 
@@ -189,12 +167,6 @@ def check_finite(model: nn.Module, parameters: Mapping[str, Tensor]) -> dict[str
     return largest
 
 
-def stacked(scalars: Sequence[Tensor]) -> Tensor:
-    """Scalars of one device as a vector, in float64 if their dtypes differ."""
-    alike = len({t.dtype for t in scalars}) == 1
-    return torch.stack(list(scalars) if alike else [t.double() for t in scalars])
-
-
 def shared_memory(model: nn.Module, others: Sequence[Tensor] = ()) -> tuple[dict[str, str], list[str]]:
     """The first name of each parameter that is there twice, and those that share memory in part, or with ``others``."""
     spans: dict[int, list[tuple[int, int, str, Any]]] = {}
@@ -204,9 +176,13 @@ def shared_memory(model: nn.Module, others: Sequence[Tensor] = ()) -> tuple[dict
         if not p.numel():
             continue
         layout = (p.storage_offset(), tuple(p.shape), p.stride(), p.dtype)
-        if any(stride == 0 and n > 1 for n, stride in zip(p.shape, p.stride(), strict=True)):
+        axes = list(zip(p.shape, p.stride(), strict=True))
+        if any(stride == 0 and n > 1 for n, stride in axes):
             overlapping.add(name)
-        key, first, last = memory_span(p)
+        storage, size = p.untyped_storage(), p.element_size()
+        key = storage._cdata if p.is_meta else storage.data_ptr()  # meta tensors have no address
+        first = int(p.storage_offset()) * size
+        last = first + (sum((n - 1) * stride for n, stride in axes) + 1) * size - 1
         for other_first, other_last, other, other_layout in spans.setdefault(key, []):
             if name and layout == other_layout:
                 alias[name] = other
@@ -215,12 +191,3 @@ def shared_memory(model: nn.Module, others: Sequence[Tensor] = ()) -> tuple[dict
         if name:
             spans[key].append((first, last, name, layout))
     return alias, sorted(overlapping - {""})
-
-
-def memory_span(t: Tensor) -> tuple[int, int, int]:
-    """A tensor's storage, and its first and last byte there."""
-    first = int(t.storage_offset()) * t.element_size()
-    reach = sum((n - 1) * stride for n, stride in zip(t.shape, t.stride(), strict=True))
-    storage = t.untyped_storage()
-    key = storage._cdata if t.device.type == "meta" else storage.data_ptr()  # meta tensors have no address
-    return key, first, first + (reach + 1) * t.element_size() - 1

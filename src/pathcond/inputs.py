@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from pathcond.checks import PathCondError, mismatch
+from pathcond.checks import PathCondError
 
 _OPAQUE = (nn.Module, type, ModuleType, FunctionType, MethodType, torch.Generator, torch.dtype, DataLoader, Iterator)
 _DEEPEST = 4  # objects within objects that are searched for tensors
@@ -84,13 +84,12 @@ def map_tensors(change: Callable[[Tensor], Any], tree: Any, inside: frozenset[in
         for key, item in tree.items():
             made[key] = map_tensors(change, item, inside)
         return made
-    if isinstance(tree, _OPAQUE) or id(tree) in inside or len(inside) > _DEEPEST:
+    held = _attributes(tree)
+    if not held or id(tree) in inside or len(inside) > _DEEPEST:
         return tree
-    names = [f.name for f in fields(tree)] if is_dataclass(tree) else list(getattr(tree, "__dict__", ()))
-    held = {name: getattr(tree, name) for name in names if hasattr(tree, name)}
     mapped = {name: map_tensors(change, item, inside | {id(tree)}) for name, item in held.items()}
     changed = {name: item for name, item in mapped.items() if item is not held[name]}
-    if not any(True for item in changed.values() for _ in tensors_in(item)):
+    if not tensors_in(changed):
         return tree
     made = copy(tree)
     for name, item in changed.items():
@@ -98,21 +97,47 @@ def map_tensors(change: Callable[[Tensor], Any], tree: Any, inside: frozenset[in
     return made
 
 
-def tensors_in(tree: Any) -> list[Tensor]:
-    """Every tensor that :func:`map_tensors` finds, in order."""
+def tensors_in(tree: Any, deepest: float = _DEEPEST, other: Callable[[Any], None] = lambda _: None) -> list[Tensor]:
+    """Every tensor that :func:`map_tensors` finds, in order; ``other`` is called with what may hold none."""
     found: list[Tensor] = []
-
-    def note(tensor: Tensor) -> Tensor:
-        found.append(tensor)
-        return tensor
-
-    map_tensors(note, tree)
+    seen: set[int] = set()
+    pending: list[tuple[Any, int]] = [(tree, 0)]
+    while pending:
+        item, depth = pending.pop()
+        if isinstance(item, Tensor):
+            found.append(item)
+        elif id(item) not in seen:
+            seen.add(id(item))
+            box = isinstance(item, (tuple, list, dict))
+            parts = item if box else _attributes(item) if depth <= deepest else {}
+            if parts is None:
+                other(item)
+            else:
+                parts = list(parts.values() if isinstance(parts, dict) else parts)
+                pending += [(part, depth + (not box)) for part in reversed(parts)]
     return found
+
+
+def _attributes(thing: Any) -> dict[str, Any] | None:
+    """The fields of a dataclass, or the attributes of another object; None for one that has none or is not searched."""
+    if isinstance(thing, _OPAQUE) or not hasattr(thing, "__dict__") and not is_dataclass(thing):
+        return None
+    names = [f.name for f in fields(thing)] if is_dataclass(thing) else list(vars(thing))
+    return {name: getattr(thing, name) for name in names if hasattr(thing, name)}
 
 
 def hint_on(error: Exception, model: nn.Module, example_input: Any) -> str:
     """What may be wrong with an example input on which a model raised an error, in words; else empty."""
-    hint = mismatch(model, tensors_in(as_arguments(example_input)))
+    inputs = tensors_in(as_arguments(example_input))
+    if not inputs:
+        return (
+            "The example input holds no tensor: pass one (of a DataLoader, next(iter(loader))[0]), a tuple of "
+            "arguments, or a dict of keyword arguments. "
+        )
+    hint = "Each element of the example input is one argument: of a batch (x, y), pass x. " if len(inputs) > 1 else ""
+    own, given = ({f"{t.dtype} on {t.device.type}" for t in part} for part in (model.parameters(), inputs))
+    if not given <= own:
+        hint += f"The model has {', '.join(sorted(own))}; its input is {', '.join(sorted(given))}. "
     if isinstance(error, TypeError) and isinstance(examples_in(example_input)[0], Mapping):
         hint += "A dict is passed as keyword arguments; pass (batch,) where the forward pass takes the dict itself. "
     return hint

@@ -17,6 +17,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor, nn
 
+from pathcond.inputs import tensors_in
 from pathcond.progress import progress
 
 _BOXES = (list, dict, set, deque)
@@ -173,18 +174,9 @@ def _same(box: Any, content: Any) -> bool:
 
 
 def _has_tensor(these: list[Any], those: list[Any]) -> bool:
-    """Whether these hold a tensor, also nested in tuples, lists and dicts, in an element that those do not have."""
+    """Whether these hold a tensor, also nested, in an element that those do not have."""
     known = {id(thing) for thing in those}
-    pending = [thing for thing in these if id(thing) not in known]
-    for _ in range(_MOST):
-        if not pending:
-            return False
-        thing = pending.pop()
-        if isinstance(thing, Tensor):
-            return True
-        if isinstance(thing, (list, tuple, dict)):
-            pending.extend(thing.values() if isinstance(thing, dict) else thing)
-    return False
+    return bool(tensors_in([thing for thing in these if id(thing) not in known]))
 
 
 @contextmanager

@@ -40,7 +40,11 @@ def optimizer_buffers(
     """
     if optimizer is None:
         return {name: [] for name in names}
-    holders = parameters_by_memory(model, names)
+    parameters = dict(model.named_parameters())
+    holders = {name: [parameters[name]] for name in names if name in parameters}
+    for other, name in shared_memory(model)[0].items():  # the same values, but a state of its own
+        if name in holders:
+            holders[name].append(parameters[other])
     if not isinstance(optimizer, optim.Optimizer):
         raise PathCondError(
             f"expected optimizer to be a torch.optim.Optimizer or None, got {type(optimizer).__name__}."
@@ -63,14 +67,4 @@ def optimizer_buffers(
                         "such an optimizer, or pass optimizer=None to leave the state as it is."
                     )
                 found[name].append((value, powers[key]))
-    return found
-
-
-def parameters_by_memory(model: nn.Module, names: Iterable[str]) -> dict[str, list[nn.Parameter]]:
-    """The named parameters, each with others on the same memory, which share its values but not optimizer state."""
-    parameters = dict(model.named_parameters())
-    found = {name: [parameters[name]] for name in names if name in parameters}
-    for other, name in shared_memory(model)[0].items():
-        if name in found:
-            found[name].append(parameters[other])
     return found

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map
 
 from pathcond.checks import PathCondError, RecordError
 from pathcond.graph import ScaleGraph
-from pathcond.inputs import Inputs, as_arguments, examples_in, hint_on, map_tensors
+from pathcond.inputs import as_arguments, examples_in, hint_on, map_tensors
 from pathcond.isolation import caller_device, full_precision, isolated
 from pathcond.tracing import outputs_in, place_of
 
@@ -69,14 +69,11 @@ class Check:
 
         Raises:
             PathCondError: the model no longer runs; or its output changed where it should be kept, and by far more than
-                rounding or a random forward pass explain. The weights are then what they were, bit for bit.
+                rounding or a random forward pass explain. The caller then restores the weights.
         """
         try:
             change = self.change()
-        except BaseException as error:
-            self.restore()
-            if not isinstance(error, Exception):
-                raise  # Ctrl-C
+        except Exception as error:
             raise RecordError(
                 f"expected a model that runs after it was rescaled as it did before, got {type(error).__name__}: "
                 f"{error}. The weights were restored. Pass check=False, or a submodule without the part that failed."
@@ -122,12 +119,17 @@ class Check:
         found = [torch.view_as_real(t.resolve_conj()) if t.is_complex() else t for t in found]
         return [t.detach().to_dense().clone() for t in found if t.is_floating_point()]
 
-    def restore(self) -> None:
-        """Give the parameters the values they had."""
+    def restore(self, seed: int | None = None) -> None:
+        """Give the parameters the values they had; with a seed, rounded differently."""
+        parameters = dict(self.model.named_parameters())
+        drawn = torch.Generator().manual_seed(seed or 0)
         with torch.inference_mode(False), torch.no_grad():
-            for name, p in self.model.named_parameters():
-                if name in self.saved and not torch.equal(p, self.saved[name]):
-                    p.copy_(self.saved[name])
+            for name, value in self.saved.items():
+                if seed is not None:
+                    steps = torch.randint(-2, 3, value.shape, generator=drawn).to(value)
+                    value = value * (1 + torch.finfo(value.dtype).eps * steps)
+                if not torch.equal(parameters[name], value):
+                    parameters[name].copy_(value)
         torch.clear_autocast_cache()
 
     def noise(self, enough: float) -> float:
@@ -136,24 +138,12 @@ class Check:
         The first two are plain, the others with its weights rounded differently. Restores the weights.
         """
         noise = 0.0
-        try:
-            for run in range(6):
-                self.restore()
-                if run > 1:
-                    self._perturb_rounding(run)
+        for seed in (None, None, 2, 3, 4, 5):
+            if noise < enough:
+                self.restore(seed)
                 noise = max(noise, self.change())
-                if noise >= enough:
-                    break
-        finally:
-            self.restore()
+        self.restore()
         return noise
-
-    def _perturb_rounding(self, seed: int) -> None:
-        drawn = torch.Generator().manual_seed(seed)
-        with torch.inference_mode(False), torch.no_grad():
-            for name, p in self.model.named_parameters():
-                if name in self.saved:
-                    p.mul_(1 + torch.finfo(p.dtype).eps * torch.randint(-2, 3, p.shape, generator=drawn).to(p))
 
     def _remarks(self) -> tuple[str, ...]:
         """A remark if the output is the same for every example, so that the check shows nothing."""
@@ -197,7 +187,6 @@ def trial(model: nn.Module, example_input: Any, names: Iterable[str]) -> Iterato
     Where a copy would be too large, cannot be made or does not run, it is the model itself; its parameters are then
     restored bit for bit.
     """
-    names = list(names)
     check = _check_of_copy(model, example_input) or Check(model, example_input)
     check.save(names)
     try:
@@ -210,13 +199,9 @@ def _check_of_copy(model: nn.Module, example_input: Any) -> Check | None:
     entries = sum(t.numel() for t in (*model.parameters(), *model.buffers()))
     if 8 * entries > _LARGEST_COPY:
         return None
-    widened = [
-        map_tensors(lambda t: t.double() if t.is_floating_point() else t, as_arguments(example))
-        for example in examples_in(example_input)
-    ]
-    inputs = Inputs(*(kwargs or args for args, kwargs in widened))
+    widened = map_tensors(lambda t: t.double() if t.is_floating_point() else t, example_input)
     try:
         with torch.inference_mode(False):
-            return Check(deepcopy(model).double(), inputs, wide=True)
+            return Check(deepcopy(model).double(), widened, wide=True)
     except Exception:  # noqa: BLE001 - models that cannot be copied, or do not run in float64, are checked as they are
         return None

@@ -14,6 +14,13 @@ def plot(report: Any, axes: Any = None) -> Any:
     """Draw the scale of every channel by module: one point per channel, 1 is the scale before.
 
     Orange points are at the bound, gray crosses have no path; frozen channels are counted above their module.
+
+    Args:
+        report: what is drawn.
+        axes: matplotlib axes to draw on; None for a new figure.
+
+    Returns:
+        The axes. Needs matplotlib.
     """
     try:
         import matplotlib.pyplot as plt

@@ -36,7 +36,7 @@ from pathcond.output_check import Check
 from pathcond.progress import at_step
 from pathcond.roles import weights_of
 from pathcond.saved_scales import Scales
-from pathcond.solvers import Result, Solution, SolverOptions, balance_norms, balance_paths
+from pathcond.solvers import Solution, SolverOptions, balance_norms, balance_paths
 
 # docs/when-to-use.md has the evidence for both.
 DEFAULT_CLAMP = 1.5  # bound on |log lambda| of the sweeps
@@ -58,10 +58,6 @@ class Rescaling:
         frozen: hidden channels whose scale must not change, and why.
         objective: F before, then after each sweep; with damping, then F at the damped scales. With
             ``objective="norms"`` the sum of squared weights.
-        mean_update: mean absolute change of the log-scales in each sweep.
-        residual: largest absolute entry of the gradient of F / p at the end; zero at the optimum. With ``"norms"`` that
-            of the logarithm of the sum.
-        result: how the solver ended.
         damping: the factor by which the log-scales of the sweeps were multiplied.
         seconds: wall time by step: ``graph``, ``diag_g`` (for ``"paths"``), ``solve``, ``apply``, ``check``.
         output_change: largest change of the model's output on the example input, relative to its largest entry;
@@ -73,7 +69,7 @@ class Rescaling:
         norms: Euclidean norm of each scaled parameter, before and after.
         fixed: mask of the units that ``trainable_only`` leaves alone, shape (units,).
         graph: the scale graph, which later calls can reuse.
-        solution: the result of the solver.
+        solution: the result of the solver, with its residual and how it ended.
     """
 
     units: int
@@ -82,9 +78,6 @@ class Rescaling:
     no_path: int
     frozen: tuple[Frozen, ...]
     objective: tuple[float, ...]
-    mean_update: tuple[float, ...]
-    residual: float
-    result: Result
     damping: float
     seconds: Mapping[str, float]
     output_change: float | None
@@ -151,47 +144,37 @@ class Rescaling:
     def rows(self) -> list[tuple[str, ...]]:
         """The cells of :meth:`table`, its head first."""
         rows = [("module", "units", "moved", "lambda", "norm before", "after", "not moved because")]
-        dead = torch.zeros(self.units + 1, dtype=torch.bool)
-        dead[torch.tensor([h + 1 for h in self.solution.dead], dtype=torch.int64)] = True
-        moving = torch.cat((torch.zeros(1, dtype=torch.bool), self.solution.log_scales.cpu().abs() > _MOVED))
+        why = self._why_not_moved()
         first: dict[int, str] = {}  # the module in which a unit is counted
         for name in self.modules:
             numbers = self.graph.layers.get(name, torch.zeros(0, dtype=torch.int64))
-            units = self.graph.unit_of(numbers[numbers != 0])
-            scales = self.scales[name][numbers != 0] if len(units) else torch.zeros(0)
-            everyone = units.unique().tolist()
-            free = torch.tensor([h for h in everyone if first.setdefault(h, name) == name], dtype=torch.int64)
+            units = self.graph.unit_of(numbers[numbers != 0]).unique().tolist()
+            free = Counter(why[h - 1] for h in units if first.setdefault(h, name) == name)
             frozen = self.graph.frozen_by_module.get(name, ())
             reasons = [f"{entry.channels} frozen at '{entry.where or 'the model'}': {entry.reason}" for entry in frozen]
-            shared = Counter(first[h] for h in everyone if first[h] != name)
+            shared = Counter(first[h] for h in units if first[h] != name)
             reasons += [f"{n} counted at '{other or 'the model'}', which shares them" for other, n in shared.items()]
-            held = self.fixed[free - 1]
-            moved, kept, stuck = (int(mask.sum()) for mask in (moving[free], held, dead[free] & ~held))
-            if kept:
-                reasons.append(f"{kept} touch a parameter that does not train")
-            if stuck:
-                reasons.append(f"{stuck} without a path at these weights")
-            if best := len(free) - moved - kept - stuck:
-                reasons.append(f"{best} at their best scale already")
-            span = f"{float(scales.min()):.3g} .. {float(scales.max()):.3g}" if len(scales) else ""
+            reasons += [f"{n} {reason}" for reason, n in free.items() if reason]
+            scales = self.scales[name][numbers != 0] if units else torch.zeros(0)
+            span = f"{float(scales.min()):.3g} .. {float(scales.max()):.3g}" if units else ""
             before, after = self._norms(name)
-            count = len(free) + sum(entry.channels for entry in frozen)
-            rows.append((name or "(model)", str(count), str(moved), span, before, after, "; ".join(reasons)))
+            count = free.total() + sum(entry.channels for entry in frozen)
+            rows.append((name or "(model)", str(count), str(free[""]), span, before, after, "; ".join(reasons)))
         return rows
 
-    def plot(self, axes: Any = None) -> Any:
-        """Draw the scale of every channel by module, those at the bound and those without a path marked.
+    def _why_not_moved(self) -> list[str]:
+        """The reason of each unit that did not move; empty for the others."""
+        dead, fixed = set(self.solution.dead), self.fixed.tolist()
+        return [
+            "touch a parameter that does not train" if fixed[h]
+            else "without a path at these weights" if h in dead
+            else "" if size > _MOVED
+            else "at their best scale already"
+            for h, size in enumerate(self.solution.log_scales.abs().tolist())
+        ]  # fmt: skip
 
-        Args:
-            axes: matplotlib axes to draw on; None for a new figure.
-
-        Returns:
-            The axes. Needs matplotlib.
-        """
-        return plotting.plot(self, axes)
-
-    def _repr_html_(self) -> str:
-        return plotting.to_html(self)
+    plot = plotting.plot
+    _repr_html_ = plotting.to_html
 
     @property
     def modules(self) -> list[str]:
@@ -215,7 +198,7 @@ class Rescaling:
         lines = [
             f"rescaled {self.moved} of {self.units} units ({still}), largest |log lambda| {self.max_log_scale:.3g}",
             f"objective {self.objective_before:.6g} -> {self.objective_after:.6g} in {self.solution.steps} steps "
-            f"(residual {self.residual:.1e}; {self.result.value}){damped}",
+            f"(residual {self.solution.residual:.1e}; {self.solution.result.value}){damped}",
         ]
         if self.at_bound:
             when = " before damping" if damped else ""
@@ -250,9 +233,8 @@ def rescale_(
 
     Args:
         model: any module that can be run on ``example_input``.
-        example_input: a tensor, a tuple or list of positional arguments, or a dict of keyword arguments. A real
-            batch is best, because the statistics of normalizations are measured on it. The forward pass on it must
-            take every branch that the model is used with.
+        example_input: as in :func:`pathcond.extract_graph`. A real batch is best, because the statistics of
+            normalizations are measured on it.
         optimizer: the optimizer whose state is rescaled with the parameters; see :func:`pathcond.apply_scales_`.
         objective: what the scales are chosen for, in ten sweeps over all units. ``paths``: diag(G) as close to a
             constant as possible, as in the paper. ``norms``: a small sum of squared weights; biases have no part in it,
@@ -339,19 +321,19 @@ def rescale_with(
             solution = balance_norms(graph, _weights(model, example_input, graph), options, fixed)
     if bool(fixed.any()):
         notes += (f"{int(fixed.sum())} units keep their scale, because a parameter that they touch does not train",)
-    with clock("apply"):
-        before = _norms(model, graph)
-        if checked is not None:
-            checked.save(graph.params)
-        try:
-            scale_parameters_(model, graph, solution.log_scales, force=False)
-        except BaseException:
+    scale = partial(scale_parameters_, model, graph, solution.log_scales, force=False)
+    try:
+        with clock("apply"):
+            before = _norms(model, graph)
             if checked is not None:
-                checked.restore()
-            raise
-    with clock("check"):
-        again = partial(scale_parameters_, model, graph, solution.log_scales, force=False)
-        change, more = checked.after(graph, again) if checked is not None else (None, ())
+                checked.save(graph.params)
+            scale()
+        with clock("check"):
+            change, more = checked.after(graph, scale) if checked is not None else (None, ())
+    except BaseException:  # also Ctrl-C
+        if checked is not None:
+            checked.restore()
+        raise
     if optimizer is not None:
         with clock("apply"):
             scale_optimizer_state_(model, graph, solution.log_scales, optimizer)
@@ -368,9 +350,6 @@ def rescale_with(
         no_path=len(solution.dead),
         frozen=graph.frozen,
         objective=solution.objective,
-        mean_update=solution.mean_update,
-        residual=solution.residual,
-        result=solution.result,
         damping=options.damping,
         seconds=clock.seconds,
         output_change=change,

@@ -22,13 +22,10 @@ class Teleport:
     (:func:`pathcond.apply_scales_`). Gradients are not rescaled, so clear them before the next backward pass.
 
     Args:
-        model: any module that can be run on ``example_input``.
-        example_input: as in :func:`pathcond.rescale_`; a reference to it is kept.
+        model, example_input, optimizer, objective, clamp, damping, trainable_only: as in :func:`pathcond.rescale_`, for
+            each rescaling; references are kept. The paper's Algorithm 1 has ``damping=1``.
         every: number of calls from one rescaling to the next; the first comes with call number ``every``.
         sweeps: number of sweeps over all units in each rescaling.
-        optimizer: the optimizer whose state is rescaled with the parameters; None to touch no state.
-        objective, clamp, damping, trainable_only: as in :func:`pathcond.rescale_`, for each rescaling. The paper's
-            Algorithm 1 has ``damping=1``.
         graph: a graph extracted earlier. With ``batchnorm="exclude"`` repeated rescaling does not converge: use the
             default, ``affine``.
 

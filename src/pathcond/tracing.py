@@ -11,15 +11,16 @@ from __future__ import annotations
 import gc
 import hashlib
 import logging
+import math
+import pickle
 import random
 import sys
 import traceback
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import FunctionType
 from typing import Any
 from unittest.mock import patch
@@ -34,7 +35,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from pathcond.checks import RecordError, check_dense
+from pathcond.checks import PathCondError, RecordError
 from pathcond.inputs import Sizes, as_arguments, hint_on, map_tensors, tensors_in
 from pathcond.isolation import caller_device, held_tensors, isolated
 
@@ -221,9 +222,7 @@ def _watched(result: Any, tensor: Any = None) -> Any:
 
 # ---- properties of torch functions
 
-_METHODS = (
-    """dim ndimension _is_view is_inference is_conj is_neg is_floating_point is_complex element_size get_device"""
-)
+_METHODS = "dim ndimension _is_view is_inference is_conj is_neg is_floating_point is_complex element_size get_device"
 _ATTRIBUTES = """dtype device ndim layout is_cuda is_sparse is_quantized requires_grad is_leaf _version grad_fn is_meta
     is_mkldnn is_nested"""
 _OF_SIZES = "size numel nelement stride storage_offset is_contiguous __len__ untyped_storage"
@@ -235,18 +234,13 @@ _UNSEEN = {Tensor.__len__: "len()", Tensor.stride: "stride()", Tensor.untyped_st
 _QUERIES |= {getattr(Tensor, name).__get__ for name in _ATTRIBUTES.split()}
 
 _NORMS = {F.batch_norm, torch.batch_norm, F.instance_norm, torch.instance_norm}
-_NONZERO = {torch.nonzero, Tensor.nonzero}
 _GROUPED = {f for f in (getattr(F, "grouped_mm", None), getattr(torch, "_grouped_mm", None)) if f is not None}
 
 
 # Functions that read only the shape, dtype and device of their first argument, and the one that takes a shape instead.
-_LIKE_ANOTHER: dict[Any, Any] = {
-    **{
-        getattr(torch, f"{name}_like"): getattr(torch, name)
-        for name in ("zeros", "ones", "empty", "full", "rand", "randn")
-    },
-    **{getattr(Tensor, f"new_{name}"): getattr(torch, name) for name in ("zeros", "ones", "empty", "full")},
-}
+_FILLED = ("zeros", "ones", "empty", "full")
+_LIKE_ANOTHER = {getattr(torch, f"{name}_like"): getattr(torch, name) for name in (*_FILLED, "rand", "randn")}
+_LIKE_ANOTHER |= {getattr(Tensor, f"new_{name}"): getattr(torch, name) for name in _FILLED}
 _RESHAPED = {Tensor.expand_as: Tensor.expand, Tensor.view_as: Tensor.view, Tensor.reshape_as: Tensor.reshape}
 _FILL_POSITION = {torch.full_like: 1, Tensor.new_full: 2}
 
@@ -315,10 +309,6 @@ def _values(tensor: FakeTensor) -> Any:
 _SPLITS = {torch.split, Tensor.split, torch.split_with_sizes, Tensor.split_with_sizes}
 
 
-def _counted(sizes: Any) -> bool:
-    return isinstance(sizes, list) and any(isinstance(size, _Count) for size in sizes)
-
-
 def _split_by_counts(x: Tensor, sizes: list[Any], dim: int = 0) -> list[Tensor]:
     """Parts of sizes that depend on values: entries that cannot be known, as many as fit."""
     whole, parts = x.shape[dim], len(sizes)
@@ -331,7 +321,7 @@ def _written_out(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     """A function made of others that have rules, for one that has none; else None."""
     if function is torch.einsum and len(flatten(args)) > 2 and "->" in args[0] and "..." not in args[0]:
         return _einsum
-    if function in _SPLITS and any(map(_counted, (*args, *kwargs.values()))):
+    if function in _SPLITS and any(isinstance(leaf, _Count) for leaf in tree_leaves((args, kwargs))):
         return _split_by_counts
     return _COMPOSED.get(function)
 
@@ -346,10 +336,10 @@ def _without_running(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any
         return torch.empty_like(x)
     if function in _GROUPED and isinstance(x, Tensor) and (x.ndim, args[1].ndim) == (2, 3):
         return x.new_empty(x.shape[0], args[1].shape[2])
-    if isinstance(x, FakeTensor) and (function in _NONZERO or (function is torch.where and len(args) == 1)):
-        if function is torch.where or kwargs.get("as_tuple"):
-            return tuple(x.new_empty(x.numel(), dtype=torch.int64) for _ in x.shape)
-        return x.new_empty(x.numel(), x.ndim, dtype=torch.int64)
+    where = function is torch.where and len(args) == 1
+    if isinstance(x, FakeTensor) and (where or function in (torch.nonzero, Tensor.nonzero)):
+        found = x.new_empty(x.numel(), x.ndim, dtype=torch.int64)
+        return tuple(found.unbind(1)) if where or kwargs.get("as_tuple") else found
     return None
 
 
@@ -388,7 +378,7 @@ def name_of(function: Any) -> str:
 
 
 _PLAIN_OUTPUTS = (
-    str, bytes, bool, int, float, complex, type, nn.Module, torch.Size, torch.dtype, torch.device, torch.layout
+    str, bytes, int, float, complex, type, type(None), nn.Module, torch.dtype, torch.device, torch.layout
 )  # fmt: skip
 
 # ---- recording
@@ -416,8 +406,8 @@ class Tape:
     known: dict[int, Known] = field(default_factory=dict)
     epochs: dict[int, int] = field(default_factory=dict)
 
-    def new_value(self, tensor: Tensor, leaf: Leaf | None = None) -> int:
-        """Number a new value."""
+    def new_value(self, tensor: Tensor | Value, leaf: Leaf | None = None) -> int:
+        """Number a new value, of the shape of a tensor or of another value."""
         self.values.append(Value(tuple(tensor.shape), tensor.dtype, leaf))
         return len(self.values) - 1
 
@@ -427,7 +417,7 @@ class Tape:
         if entry.epoch < self._epoch(tensor) and entry.parent is not None and entry.view is not None:
             base = self.read(self.known[entry.parent].tensor)
             old = entry.view.call
-            outs = tuple(self.new_value_like(v) for v in old.outs)
+            outs = tuple(self.new_value(self.values[v]) for v in old.outs)
             stale = refs([*old.args, old.kwargs])[0].id
             args, kwargs = tree_map(lambda leaf: Ref(base) if leaf == Ref(stale) else leaf, (old.args, old.kwargs))
             call = Call(old.fn, args, kwargs, outs, old.where)
@@ -446,11 +436,6 @@ class Tape:
     def is_leaf(self, tensor: Tensor) -> bool:
         """Whether a known tensor still holds what it held before the pass."""
         return self.values[self.known[id(tensor)].value].leaf is not None
-
-    def new_value_like(self, value: int) -> int:
-        """Number a new value of the same shape."""
-        self.values.append(Value(self.values[value].shape, self.values[value].dtype))
-        return len(self.values) - 1
 
     def _epoch(self, tensor: Tensor) -> int:
         return self.epochs.get(tensor.untyped_storage()._cdata, 0)
@@ -489,7 +474,7 @@ class Tape:
         entry.value, entry.epoch = value, self.epochs[storage]
         for child, parent, view in chain:
             base = self.known[parent]
-            out = self.new_value_like(base.value)
+            out = self.new_value(self.values[base.value])
             args = (Ref(base.value), Ref(child.value), view)
             self.calls.append(Call(WRITE, args, {}, (out,), module_at_work(self.module_names)))
             base.value, base.epoch = out, self.epochs[storage]
@@ -529,7 +514,8 @@ class _Functions(TorchFunctionMode):
         if func in _QUERIES:
             result = func(*args, **kwargs)
             self.sized |= func in _SIZED
-            if func in _UNSEEN and _of_model(sys._getframe(1)):
+            asks = _caller("pathcond.", "torch._tensor.", "torch.overrides.") if func in _UNSEEN else None
+            if asks and not asks.f_globals.get("__name__", "").startswith("torch."):
                 with torch._C.DisableTorchFunctionSubclass():
                     self.unseen.setdefault(_UNSEEN[func], []).append(tuple(args[0].shape))
             return _watched(result, None if func is Tensor.size else args[0]) if func in _SIZED else result
@@ -540,7 +526,8 @@ class _Functions(TorchFunctionMode):
                 result = written_out(*args, **kwargs)
             self.turns = turns
             return result
-        self.turns[_place(sys._getframe(1))] += 1
+        place = _caller("pathcond.", "torch.")
+        self.turns[place and (place.f_code, place.f_lasti)] += 1
         self.depth += 1
         try:
             if self.fakes or writes(func, kwargs):
@@ -580,21 +567,12 @@ class _Functions(TorchFunctionMode):
         return self.fakes[id(x)][1]
 
 
-def _of_model(frame: Any) -> bool:
-    """Whether the code that called torch is the model's, not that of torch or of this library."""
-    while frame is not None:
-        module = frame.f_globals.get("__name__", "")
-        if module not in (__name__, "torch._tensor", "torch.overrides"):
-            return module.partition(".")[0] != "torch"
+def _caller(*skipped: str) -> Any:
+    """The innermost frame whose module is none of these and in none of these packages."""
+    frame = sys._getframe(2)
+    while frame is not None and (frame.f_globals.get("__name__", "") + ".").startswith(skipped):
         frame = frame.f_back
-    return False
-
-
-def _place(frame: Any) -> Any:
-    """The innermost place of code that is neither torch's nor this library's."""
-    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("torch", "pathcond"):
-        frame = frame.f_back
-    return frame and (frame.f_code, frame.f_lasti)
+    return frame
 
 
 class _Kernels(TorchDispatchMode):
@@ -623,10 +601,7 @@ def record(model: nn.Module, example_input: Any, training: bool | None = None) -
 
 
 class Recorder:
-    """Records forward passes of a model on fake copies of its tensors, made once.
-
-    Args:
-        model: any module; it is left exactly as found, also when its forward pass raises.
+    """Records forward passes of a model on fake copies of its tensors; it is left as found, also when a pass raises.
 
     Attributes:
         later: two calls in a row as one trace, where the second makes other calls than the first.
@@ -637,8 +612,7 @@ class Recorder:
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
-        self.leaves = {id(p): Leaf("param", n) for n, p in model.named_parameters()}
-        self.leaves |= {id(b): Leaf("buffer", n) for n, b in model.named_buffers()}
+        self.leaves: dict[int, Leaf] = {}
         self.tensors: dict[str, Tensor] = {}
         self.stored: dict[str, None] = {}
         self.later: list[Trace] = []
@@ -649,18 +623,13 @@ class Recorder:
         for kind, named in (("param", model.named_parameters()), ("buffer", model.named_buffers())):
             for name, tensor in named:
                 self.tensors[name] = _fake(self.fake, tensor)
-                self.leaves[id(self.tensors[name])] = Leaf(kind, name)
+                self.leaves[id(tensor)] = self.leaves[id(self.tensors[name])] = Leaf(kind, name)
 
     def record(self, example_input: Any, training: bool | None = None, sizes: Sizes | None = None) -> Trace:
-        """Record one pass.
+        """Record one pass in one mode (None: as it is), on an input with other sizes of some axes.
 
         If the pass changes attributes of the model or variables that its code names, a second call follows. Where it
         makes other calls than the first, both together are one of the traces in ``later``.
-
-        Args:
-            example_input: a tensor, a tuple or list of positional arguments, or a dict of keyword arguments.
-            training: the mode to record, for all submodules; ``None`` records the model as it is.
-            sizes: other sizes of some axes of the input's tensors.
 
         Raises:
             RecordError: the pass raised, or its control flow depends on values; the message names the line of code.
@@ -677,19 +646,14 @@ class Recorder:
 
     def doubts(self) -> list[str]:
         """What the passes did that makes the next call another function of the weights."""
-        found = []
-        if self.stored:
-            found.append(
-                f"the forward pass stores the result of {', '.join([*self.stored][:3])} outside of the model (a class, "
-                "a global, a cache): a tensor without values may be there until it is stored again. If later calls "
-                "read it, the function may change"
-            )
-        if self.draws:
-            found.append(
-                "the forward pass draws random numbers of Python or NumPy: where they choose between branches, only "
-                "the branches taken were recorded"
-            )
-        return found
+        doubts = {
+            f"the forward pass stores the result of {', '.join([*self.stored][:3])} outside of the model (a class, a "
+            "global, a cache): a tensor without values may be there until it is stored again. If later calls read it, "
+            "the function may change": bool(self.stored),
+            "the forward pass draws random numbers of Python or NumPy: where they choose between branches, only the "
+            "branches taken were recorded": self.draws,
+        }
+        return [doubt for doubt, found in doubts.items() if found]
 
     def unseen_sizes(self) -> list[str]:
         """Questions for sizes whose answers changed with the input's size and cannot be followed."""
@@ -712,9 +676,11 @@ class Recorder:
         with (
             torch.inference_mode(False),
             isolated(self.model, training, tensors=False) as changed,
-            _quiet(),
+            patch.object(logging.getLogger("torch._subclasses.fake_tensor"), "disabled", True),  # repeats errors
+            warnings.catch_warnings(),
             patch.dict(_recording, now=functions),
         ):
+            warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
             _plain_averages(self.model)
             drawn = _drawn()
             inputs = tuple(tape.read(t) for t in fakes)
@@ -732,9 +698,8 @@ class Recorder:
             except Exception as error:
                 made = [(known.tensor, known.value) for known in self._made(tape)]
                 self._replace_fakes(Trace(tuple(tape.values), tuple(tape.calls), inputs, ()), made)
-                raise RecordError(
-                    explain(error, tape.module_names, hint_on(error, self.model, example_input))
-                ) from error
+                hint = hint_on(error, self.model, example_input)
+                raise RecordError(explain(error, tape.module_names, hint)) from error
             self.draws |= drawn != _drawn()
             self.sized |= functions.sized
             self.comparisons += functions.comparisons
@@ -752,7 +717,8 @@ class Recorder:
         """The arguments of a call with fake tensors in them, some axes in other sizes; and these tensors."""
         args = as_arguments(example_input)
         given = tensors_in(args)
-        check_dense(given)
+        if any(t.layout != torch.strided for t in given):
+            raise PathCondError("expected a dense example input, got a sparse one. Use to_dense().")
         swap = {
             id(t): _fake(self.fake, t, self.home, {k: n for (j, k), n in sizes.items() if i == j})
             for i, t in enumerate(given)
@@ -815,25 +781,10 @@ def _plain_averages(model: nn.Module) -> None:
             module.momentum = 0.1
 
 
-def _drawn() -> tuple[Any, Any]:
+def _drawn() -> bytes:
     """The states of the random generators of Python and NumPy."""
     numpy = sys.modules.get("numpy")
-    state = numpy.random.get_state(legacy=False)["state"] if numpy else {}
-    return random.getstate(), [getattr(part, "tolist", lambda part=part: part)() for part in state.values()]
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence logs that repeat a :class:`RecordError`, and warnings about the addresses of fake tensors."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    found = logger.disabled
-    try:
-        logger.disabled = True
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
-            yield
-    finally:
-        logger.disabled = found
+    return pickle.dumps((random.getstate(), numpy.random.get_state() if numpy else None))
 
 
 def _fake(
@@ -857,32 +808,16 @@ def _fake(
 
 def outputs_in(result: Any) -> list[Tensor]:
     """The tensors a forward pass returned: in containers, in dataclasses, and in the attributes of other objects."""
-    found: list[Tensor] = []
-    seen: set[int] = set()
-    pending = [result]
-    while pending:
-        item = pending.pop()
-        if isinstance(item, Tensor):
-            found.append(item)
-            continue
-        if item is None or isinstance(item, _PLAIN_OUTPUTS) or id(item) in seen:
-            continue
-        seen.add(id(item))
-        if isinstance(item, Mapping):
-            pending += reversed(list(item.values()))
-        elif isinstance(item, (list, tuple, set, frozenset)):
-            pending += reversed(list(item))
-        elif is_dataclass(item) and not isinstance(item, type):
-            pending += reversed([getattr(item, f.name) for f in fields(item)])
-        elif hasattr(item, "__dict__") and not callable(item):
-            pending += reversed(list(vars(item).values()))
-        else:
+
+    def refuse(item: Any) -> None:
+        if not isinstance(item, _PLAIN_OUTPUTS):
             raise RecordError(
                 f"expected tensors in containers or objects with attributes as the model's output, got "
                 f"{type(item).__name__}, in which tensors could hide. Wrap the model in a module whose forward returns "
                 "the tensors themselves."
             )
-    return found
+
+    return tensors_in(result, math.inf, refuse)
 
 
 # ---- errors while recording
