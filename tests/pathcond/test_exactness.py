@@ -205,69 +205,7 @@ def test_indices_in_a_dataclass_are_an_input():
     assert graph.units == 1  # the channels share one scale, because any order may come
 
 
-# ---- state
-
-
-class Counter(nn.Module):
-    calls = 0
-
-    def __init__(self, kind: str) -> None:
-        super().__init__()
-        self.a, self.b, self.kind, self.n, self.box = linear(), linear(6, 2), kind, 0, []
-        self.register_buffer("last", torch.zeros(6, dtype=D))
-        self.double()
-
-    def odd(self, h: Tensor) -> bool:
-        if self.kind == "attribute":
-            self.n += 1
-            return self.n % 2 == 1
-        if self.kind == "class":
-            Counter.calls += 1
-            return Counter.calls % 2 == 1
-        if self.kind == "container":
-            self.box.append(1)
-            return len(self.box) % 2 == 1
-        self.last = h.mean(0)
-        return True
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = F.relu(self.a(x)) + (self.last if self.kind == "buffer" else 0)
-        return self.b(h if self.odd(h) else h.tanh())
-
-
-@pytest.mark.parametrize("kind", ["attribute", "class", "container", "buffer"])
-def test_a_second_call_that_differs_from_the_first(kind):
-    torch.manual_seed(0)
-    model = Counter(kind)
-    assert pathcond.extract_graph(model, normal(3, 8)).units == 0
-    assert (model.n, Counter.calls, model.box, float(model.last.sum())) == (0, 0, [], 0.0)
-
-
-def test_tensors_that_hooks_keep_for_the_next_call():
-    kept = []
-
-    def hook(module, args, out):
-        kept.append(out)
-        return out + kept[-2] if len(kept) > 1 else out
-
-    model = mlp(8, 6, 2).double()
-    model[0].register_forward_hook(hook)
-    assert pathcond.extract_graph(model, normal(3, 8)).units == 0
-    assert not kept
-
-
-def test_state_in_hooks_and_closures():
-    count = 0
-
-    def hook(module, args, out):
-        nonlocal count
-        count += 1
-        return out if count % 2 else out.tanh()
-
-    model = mlp(8, 6, 2).double()
-    model[1].register_forward_hook(hook)
-    assert pathcond.extract_graph(model, normal(3, 8)).units == 0
-    assert count == 0
+# ---- sizes and random numbers
 
 
 SIZES: dict[str, Callable[[Tensor], int]] = {  # ways of code to learn the size of its input as a plain number
@@ -341,34 +279,6 @@ def test_the_batch_stays_with_a_normalization_and_an_operation_in_place():
     before = x.clone()
     pathcond.rescale_(model, x)
     assert torch.equal(x, before)
-
-
-class Cached(nn.Module):
-    cache: dict[str, Tensor] = {}  # noqa: RUF012 - a cache of the class is what is tested
-    slot: Any = None
-
-    def __init__(self, fail: bool) -> None:
-        super().__init__()
-        self.a, self.b, self.fail = nn.Linear(8, 6), nn.Linear(6, 2), fail
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = F.relu(self.a(x))
-        Cached.cache["x"], Cached.slot = x, h
-        y = self.b(h) + Cached.cache["x"].sum() * 0
-        if self.fail and self.training and float(y.detach().sum()) > 0:
-            return y * 2
-        return y
-
-
-@pytest.mark.parametrize("fail", [False, True])
-def test_a_cache_of_the_class_holds_no_fake_tensor(fail):
-    model, x = Cached(fail), normal(4, 8).float()
-    before = model.eval()(x).detach()
-    Cached.cache.clear()
-    pathcond.rescale_(model.train(), x)
-    assert type(Cached.slot) is not torch._subclasses.fake_tensor.FakeTensor
-    assert all(type(t) is Tensor for t in Cached.cache.values())
-    torch.testing.assert_close(model.eval()(x), before)
 
 
 def softplus_as_relu(monkeypatch: pytest.MonkeyPatch) -> None:

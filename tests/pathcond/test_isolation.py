@@ -39,16 +39,26 @@ def held(n: int) -> Tensor:
     return TABLES[n]
 
 
-def forget() -> None:
-    cached.cache_clear()
-    TABLES.clear()
-
-
 class State:
     last: Tensor | None = None
+    cache: dict[str, Tensor] = {}  # noqa: RUF012 - of the class, as in some models
+    calls = 0
 
     def __init__(self) -> None:
         self.all = {"h": deque(maxlen=3)}
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> None:
+    forget()
+
+
+def forget() -> None:
+    cached.cache_clear()
+    TABLES.clear()
+    SEEN.clear()
+    State.cache.clear()
+    State.last, State.calls = None, 0
 
 
 class Attributes(dict):
@@ -60,7 +70,7 @@ def net(tail) -> Lambda:
     torch.manual_seed(0)
     model = Lambda(lambda s, x: tail(s, F.relu(s.a(x)), x), a=nn.Linear(5, 8), b=nn.Linear(8, 2)).double()
     model.cache, model.loose, model.n = None, torch.zeros(4, dtype=torch.float64), 0
-    model.state, model.nested, model.attributes = State(), {"k": []}, Attributes()
+    model.state, model.nested, model.attributes, model.box = State(), {"k": []}, Attributes(), []
     model.register_buffer("kept", torch.zeros(3, 8, dtype=torch.float64))
     return model
 
@@ -70,7 +80,8 @@ X = torch.randn(3, 5, generator=torch.Generator().manual_seed(1)).double()
 
 def untouched(model: Lambda) -> bool:
     loose = type(model.loose) is Tensor and model.loose.tolist() == [0.0] * 4
-    empty = model.state.last is None and not (model.state.all["h"] or model.nested["k"] or model.attributes)
+    held = (model.state.all["h"], model.nested["k"], model.attributes, model.box, State.cache, State.calls)
+    empty = model.state.last is None is State.last and not any(held)
     return empty and model.cache is None and model.n == 0 and loose and float(model.kept.abs().sum()) == 0
 
 
@@ -128,9 +139,41 @@ def _count(s, h, x):
     return s.b(h) + s.loose.sum()
 
 
-@pytest.mark.parametrize("tail", [_cached, _remember, _buffer, _count])
-def test_state_between_calls(tail):
+def _class(fail):
+    def tail(s, h, x):
+        State.cache["x"], State.last = x, h
+        y = s.b(h) + 0 * State.cache["x"].sum()
+        return 2 * y if fail and s.training and float(y.detach().sum()) > 0 else y
+
+    return tail
+
+
+def _alternate(count):
+    return lambda s, h, x: s.b(h if count(s) % 2 else h.tanh())
+
+
+def _calls(s):
+    State.calls += 1
+    return State.calls
+
+
+STATES = {  # what a network does with its hidden layer, and its free units
+    "table": (_cached, 8),
+    "activations": (_remember, 0),
+    "buffer": (_buffer, 0),
+    "written in place": (_count, 8),
+    "class": (_class(fail=False), 8),
+    "class, without training": (_class(fail=True), 8),
+    "attribute": (_alternate(lambda s: setattr(s, "n", s.n + 1) or s.n), 0),
+    "calls of the class": (_alternate(_calls), 0),
+    "container": (_alternate(lambda s: s.box.append(1) or len(s.box)), 0),
+}
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_state_between_calls(name):
     """The state is restored, and scales are right for the second call too, which reads it."""
+    tail, units = STATES[name]
 
     def twice(model: nn.Module, training: bool) -> Tensor:
         model = copy.deepcopy(model).train(training)
@@ -139,13 +182,16 @@ def test_state_between_calls(tail):
 
     model = net(tail)
     graph = pathcond.extract_graph(model, X)
+    assert graph.units == units
     pathcond.compute_diag_g(model, X)
     assert untouched(model)
     scaled = copy.deepcopy(model)
     pathcond.apply_scales_(scaled, graph, random_scales(graph))
     for mode in (False, True):
         torch.testing.assert_close(twice(scaled, mode), twice(model, mode), rtol=1e-9, atol=1e-9)
+    forget()
     assert pathcond.rescale_(model, X).output_change < 1e-9
+    assert untouched(model)
     assert type(model(X)) is Tensor
 
 
@@ -188,18 +234,32 @@ class Taker:
         self.taken.append(out)
 
 
-@pytest.mark.parametrize("kind", ["closure", "method", "global"])
-def test_hooks_that_gather_activations(kind):
+@pytest.mark.parametrize(
+    ("kind", "units"), [("closure", 8), ("method", 8), ("global", 8), ("read again", 0), ("counter", 0)]
+)
+def test_hooks(kind, units):
     taken: list[Tensor] = []
-    taker = Taker()
-    hooks = {"closure": lambda m, i, o: taken.append(o), "method": taker.hook, "global": lambda m, i, o: SEEN.append(o)}
+    taker, count = Taker(), 0
+
+    def read_again(m, i, o):
+        taken.append(o)
+        return o + taken[-2] if len(taken) > 1 else o
+
+    def counter(m, i, o):
+        nonlocal count
+        count += 1
+        return o if count % 2 else o.tanh()
+
+    hooks = {
+        "closure": lambda m, i, o: taken.append(o), "method": taker.hook, "global": lambda m, i, o: SEEN.append(o),
+        "read again": read_again, "counter": counter,
+    }  # fmt: skip
     model = mlp(5, 8, 2).double()
     model[1].register_forward_hook(hooks[kind])
-    assert pathcond.rescale_(model, X).units == 8
-    assert [taken, taker.taken, SEEN] == [[], [], []]
+    assert pathcond.rescale_(model, X).units == units
+    assert [taken, taker.taken, SEEN, count] == [[], [], [], 0]
     model(X)
-    assert len(taken) + len(taker.taken) + len(SEEN) == 1
-    SEEN.clear()
+    assert len(taken) + len(taker.taken) + len(SEEN) + count == 1
 
 
 def test_batchnorm_that_averages_over_all_batches():
