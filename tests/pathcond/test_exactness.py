@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils import prune
 
 import pathcond
+from pathcond.rules import TABLE
 from tests.cases import assert_function_kept, mlp
 
 D = torch.float64
@@ -79,13 +80,11 @@ def _wide(s: Any, x: Tensor) -> Tensor:
 
 tokens, images = normal(2, 3, 8), normal(2, 2, 4, 4)
 longer, larger = normal(2, 5, 8, seed=1), normal(2, 2, 6, 5, seed=1)
-PARTS = {"a": (8, 6), "b": (6, 2)}
-TABLE = (7, 6)
 READ_IN_PART: dict[str, tuple[Callable[[], nn.Module], Any, tuple[Any, ...]]] = {
     "positions": (lambda: Net(lambda s, x: s.b(F.relu(s.a(x) + s.pos[: x.shape[1]])), a=linear(), b=linear(6, 2),
-                                pos=TABLE), tokens, (longer, normal(2, 7, 8))),
+                                pos=(7, 6)), tokens, (longer, normal(2, 7, 8))),
     "last positions": (lambda: Net(lambda s, x: s.b(F.relu(s.a(x) + s.pos[-x.shape[1] :])), a=linear(),
-                                     b=linear(6, 2), pos=TABLE), tokens, (longer,)),
+                                     b=linear(6, 2), pos=(7, 6)), tokens, (longer,)),
     "crop": (lambda: Net(_crop, a=nn.Conv2d(2, 6, 1), b=nn.Conv2d(6, 2, 1), pos=(1, 6, 9, 9)), images, (larger,)),
     "kernel": (lambda: Net(
         lambda s, x: s.b(F.conv1d(F.relu(s.a(x)).mT, s.k[..., : x.shape[1]]).flatten(1)), a=linear(), b=linear(4, 2),
@@ -141,7 +140,7 @@ def test_positions_are_free_once_all_are_read():
     """The whole table is read on an input of its length, which is tried where the model takes it."""
     make, x, others = READ_IN_PART["positions"]
     assert pathcond.extract_graph(make(), x).units == 6
-    cut = Net(lambda s, x: s.b(F.relu(s.a(x) + s.pos[: min(x.shape[1], 6)])), a=linear(), b=linear(6, 2), pos=TABLE)
+    cut = Net(lambda s, x: s.b(F.relu(s.a(x) + s.pos[: min(x.shape[1], 6)])), a=linear(), b=linear(6, 2), pos=(7, 6))
     graph = pathcond.extract_graph(cut, x)
     assert (graph.units, graph.frozen_channels) == (0, 6)
     assert "read a part only" in graph.frozen[0].reason
@@ -273,28 +272,13 @@ def test_a_graph_of_another_network_is_refused(act, tmp_path):
 # ---- the model, its input, and the check
 
 
-def test_the_batch_stays_with_a_normalization_and_an_operation_in_place():
-    x = normal(16, 8).float()
-    model = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(8, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 2))
-    before = x.clone()
-    pathcond.rescale_(model, x)
-    assert torch.equal(x, before)
-
-
-def softplus_as_relu(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pathcond.rules import TABLE
-
-    monkeypatch.setitem(TABLE, F.softplus, TABLE[F.relu])
-
-
 def test_a_small_change_is_no_rounding(monkeypatch):
     """Softplus with a large beta is a ReLU up to 0.4%, far above rounding in float32."""
-    softplus_as_relu(monkeypatch)
+    monkeypatch.setitem(TABLE, F.softplus, TABLE[F.relu])
     torch.manual_seed(0)
     model = mlp(8, 32, 2, act=lambda: nn.Softplus(beta=60.0))
-    x = torch.randn(64, 8)
     with pytest.raises(pathcond.PathCondError, match="changed by"):
-        pathcond.rescale_(model, x)
+        pathcond.rescale_(model, torch.randn(64, 8))
 
 
 def test_a_constant_output_is_noted():
@@ -331,15 +315,11 @@ def test_sharded_models_are_refused(version, one_process):
 # ---- operations
 
 
-def pruned(model: nn.Module) -> nn.Module:
+def test_pruned_layers_are_rescaled():
+    model = mlp(8, 6, 2).double()
     prune.l1_unstructured(model[0], "weight", 0.3)
     prune.ln_structured(model[2], "weight", 0.5, n=2, dim=1)
-    return model
-
-
-def test_pruned_layers_are_rescaled():
-    model, x = pruned(mlp(8, 6, 2).double()), normal(3, 8)
-    report = pathcond.rescale_(model, x, damping=1.0)
+    report = pathcond.rescale_(model, normal(3, 8), damping=1.0)
     assert (report.units, report.graph.frozen_channels) == (6, 0)
     assert report.output_change < 1e-12
 
