@@ -514,7 +514,7 @@ class _Functions(TorchFunctionMode):
         if func in _QUERIES:
             result = func(*args, **kwargs)
             self.sized |= func in _SIZED
-            asks = _caller("pathcond.", "torch._tensor.", "torch.overrides.") if func in _UNSEEN else None
+            asks = _caller("pathcond.", "torch._tensor", "torch.overrides") if func in _UNSEEN else None
             if asks and not asks.f_globals.get("__name__", "").startswith("torch."):
                 with torch._C.DisableTorchFunctionSubclass():
                     self.unseen.setdefault(_UNSEEN[func], []).append(tuple(args[0].shape))
@@ -570,7 +570,7 @@ class _Functions(TorchFunctionMode):
 def _caller(*skipped: str) -> Any:
     """The innermost frame whose module is none of these and in none of these packages."""
     frame = sys._getframe(2)
-    while frame is not None and (frame.f_globals.get("__name__", "") + ".").startswith(skipped):
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(skipped):
         frame = frame.f_back
     return frame
 
