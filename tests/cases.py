@@ -69,12 +69,9 @@ class Lambda(nn.Module):
 
     def __init__(self, forward: Callable[..., Any], **parts: nn.Module | tuple[int, ...]) -> None:
         super().__init__()
-        self._run = forward
+        self.forward = forward.__get__(self)
         for name, part in parts.items():
             setattr(self, name, nn.Parameter(torch.randn(part)) if isinstance(part, tuple) else part)
-
-    def forward(self, *inputs: Any) -> Any:
-        return self._run(self, *inputs)
 
 
 def outputs(model: nn.Module, x: Any, training: bool) -> Tensor:

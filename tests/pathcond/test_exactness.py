@@ -18,7 +18,7 @@ from torch.nn.utils import prune
 
 import pathcond
 from pathcond.rules import TABLE
-from tests.cases import assert_function_kept, mlp
+from tests.cases import Lambda, assert_function_kept, mlp
 
 D = torch.float64
 
@@ -27,16 +27,9 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, dtype=D, generator=torch.Generator().manual_seed(seed))
 
 
-class Net(nn.Module):
-    """A network whose forward pass is a function with named arguments."""
-
-    def __init__(self, forward: Callable[..., Any], **parts: Any) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        for name, part in parts.items():
-            setattr(self, name, nn.Parameter(torch.randn(part)) if isinstance(part, tuple) else part)
-        self.double()
-        self.forward = forward.__get__(self)
+def net(forward: Callable[..., Any], **parts: Any) -> Lambda:
+    torch.manual_seed(0)
+    return Lambda(forward, **parts).double()
 
 
 def assert_kept(model: nn.Module, graph: pathcond.ScaleGraph, *calls: Any) -> None:
@@ -81,41 +74,41 @@ def _wide(s: Any, x: Tensor) -> Tensor:
 tokens, images = normal(2, 3, 8), normal(2, 2, 4, 4)
 longer, larger = normal(2, 5, 8, seed=1), normal(2, 2, 6, 5, seed=1)
 READ_IN_PART: dict[str, tuple[Callable[[], nn.Module], Any, tuple[Any, ...]]] = {
-    "positions": (lambda: Net(lambda s, x: s.b(F.relu(s.a(x) + s.pos[: x.shape[1]])), a=linear(), b=linear(6, 2),
+    "positions": (lambda: net(lambda s, x: s.b(F.relu(s.a(x) + s.pos[: x.shape[1]])), a=linear(), b=linear(6, 2),
                                 pos=(7, 6)), tokens, (longer, normal(2, 7, 8))),
-    "last positions": (lambda: Net(lambda s, x: s.b(F.relu(s.a(x) + s.pos[-x.shape[1] :])), a=linear(),
+    "last positions": (lambda: net(lambda s, x: s.b(F.relu(s.a(x) + s.pos[-x.shape[1] :])), a=linear(),
                                      b=linear(6, 2), pos=(7, 6)), tokens, (longer,)),
-    "crop": (lambda: Net(_crop, a=nn.Conv2d(2, 6, 1), b=nn.Conv2d(6, 2, 1), pos=(1, 6, 9, 9)), images, (larger,)),
-    "kernel": (lambda: Net(
+    "crop": (lambda: net(_crop, a=nn.Conv2d(2, 6, 1), b=nn.Conv2d(6, 2, 1), pos=(1, 6, 9, 9)), images, (larger,)),
+    "kernel": (lambda: net(
         lambda s, x: s.b(F.conv1d(F.relu(s.a(x)).mT, s.k[..., : x.shape[1]]).flatten(1)), a=linear(), b=linear(4, 2),
         k=(4, 6, 7)), tokens, (longer,)),
-    "mixing": (lambda: Net(
+    "mixing": (lambda: net(
         lambda s, x: s.b(F.relu(s.mix[: x.shape[1], : x.shape[1]] @ F.relu(s.a(x)))).mean(1), a=linear(),
         b=linear(6, 2), mix=(7, 7)), tokens, (longer,)),
-    "slimmable": (lambda: Net(_wide, w=(6, 8), v=(6,), u=(2, 6)), normal(3, 8), (normal(5, 8, seed=1),)),
-    "one step": (lambda: Net(_recurrent, a=linear(), c=linear(6, 6), b=linear(6, 2)), normal(2, 1, 8),
+    "slimmable": (lambda: net(_wide, w=(6, 8), v=(6,), u=(2, 6)), normal(3, 8), (normal(5, 8, seed=1),)),
+    "one step": (lambda: net(_recurrent, a=linear(), c=linear(6, 6), b=linear(6, 2)), normal(2, 1, 8),
                  (tokens, longer)),
-    "one step, joined": (lambda: Net(_joined, c=linear(14, 6), b=linear(6, 2)), normal(2, 1, 8), (tokens,)),
-    "nn.RNN": (lambda: Net(lambda s, x: s.b(s.r(x)[0][:, -1]), r=nn.RNN(8, 6, nonlinearity="relu", batch_first=True),
+    "one step, joined": (lambda: net(_joined, c=linear(14, 6), b=linear(6, 2)), normal(2, 1, 8), (tokens,)),
+    "nn.RNN": (lambda: net(lambda s, x: s.b(s.r(x)[0][:, -1]), r=nn.RNN(8, 6, nonlinearity="relu", batch_first=True),
                              b=linear(6, 2)), normal(2, 1, 8), (tokens,)),
-    "batch of one in channels": (lambda: Net(
+    "batch of one in channels": (lambda: net(
         lambda s, x: s.b(F.relu(s.a(x)).permute(1, 0, 2).reshape(6, -1).t()), a=nn.Conv1d(8, 6, 1), b=linear(6, 2)),
         normal(1, 8, 3), (normal(2, 8, 3, seed=1),)),
-    "batch folded into channels": (lambda: Net(
+    "batch folded into channels": (lambda: net(
         lambda s, x: s.b(F.relu(s.a(x)).view(6, -1).t()), a=nn.Conv1d(8, 6, 1), b=linear(6, 2)),
         normal(1, 8, 3), (normal(2, 8, 3, seed=1),)),
-    "heads of one token": (lambda: Net(_heads, a=linear(), c=linear(6, 6), b=linear(6, 2)), normal(2, 1, 8),
+    "heads of one token": (lambda: net(_heads, a=linear(), c=linear(6, 6), b=linear(6, 2)), normal(2, 1, 8),
                            (tokens, longer)),
-    "channels by length": (lambda: Net(
+    "channels by length": (lambda: net(
         lambda s, x: s.b(h := F.relu(s.a(x))).mean(1) + h[..., : x.shape[1]].sum((1, 2), keepdim=True)[:, 0],
         a=linear(), b=linear(6, 2)), normal(2, 1, 8), (tokens, longer, normal(2, 6, 8))),
-    "channel by length": (lambda: Net(
+    "channel by length": (lambda: net(
         lambda s, x: s.b(h := F.relu(s.a(x))).mean(1) + h[..., x.shape[1]].sum(1, keepdim=True),
         a=linear(), b=linear(6, 2)), normal(2, 1, 8), (tokens, longer)),
-    "branch on the batch": (lambda: Net(
+    "branch on the batch": (lambda: net(
         lambda s, x: s.b(F.relu(s.a(x)) if len(x.shape) and x.shape[0] < 9 else s.a(x).tanh()), a=linear(),
         b=linear(6, 2)), normal(3, 8), (normal(4, 8), normal(9, 8), normal(20, 8))),
-    **{f"branch on {name}": (lambda test=test: Net(
+    **{f"branch on {name}": (lambda test=test: net(
         lambda s, x: s.b(F.relu(s.a(x)) if test(x.shape[1]) else s.a(x).tanh()), a=linear(), b=linear(6, 2)),
         tokens, (normal(2, 2, 8), longer, normal(2, 12, 8))) for name, test in {
             "half the length": lambda n: n // 2 <= 4, "a ratio": lambda n: n / 4 < 2.5,
@@ -140,7 +133,7 @@ def test_positions_are_free_once_all_are_read():
     """The whole table is read on an input of its length, which is tried where the model takes it."""
     make, x, others = READ_IN_PART["positions"]
     assert pathcond.extract_graph(make(), x).units == 6
-    cut = Net(lambda s, x: s.b(F.relu(s.a(x) + s.pos[: min(x.shape[1], 6)])), a=linear(), b=linear(6, 2), pos=(7, 6))
+    cut = net(lambda s, x: s.b(F.relu(s.a(x) + s.pos[: min(x.shape[1], 6)])), a=linear(), b=linear(6, 2), pos=(7, 6))
     graph = pathcond.extract_graph(cut, x)
     assert (graph.units, graph.frozen_channels) == (0, 6)
     assert "read a part only" in graph.frozen[0].reason
@@ -158,7 +151,7 @@ def optional(self, x, shift=None, steps: int = 1):
 
 
 def test_arguments_that_are_left_out_are_said_or_given():
-    model, x, shift = Net(optional, a=linear(), b=linear(6, 2), c=linear(6, 6)), normal(3, 8), normal(3, 6)
+    model, x, shift = net(optional, a=linear(), b=linear(6, 2), c=linear(6, 6)), normal(3, 8), normal(3, 6)
     graph = pathcond.extract_graph(model, x)
     assert graph.exact_for.fixed == ("shift=None", "steps=1")
     assert "shift=None" in str(graph.exact_for)
@@ -169,7 +162,7 @@ def test_arguments_that_are_left_out_are_said_or_given():
 
 @pytest.mark.parametrize("function", ["extract_graph", "rescale_", "scale_groups", "verify_mapping"])
 def test_every_function_takes_several_inputs(function):
-    model, x = Net(optional, a=linear(), b=linear(6, 2), c=linear(6, 6)), normal(3, 8)
+    model, x = net(optional, a=linear(), b=linear(6, 2), c=linear(6, 6)), normal(3, 8)
     inputs = pathcond.Inputs(x, (x, normal(3, 6)))
     if function == "verify_mapping":
         mapping = [{"smooth_layer": "a", "balance_layers": ["b"]}]
@@ -184,7 +177,7 @@ def test_every_function_takes_several_inputs(function):
 
 
 def test_what_examples_give_beside_tensors_is_named():
-    model, x = Net(lambda s, *given, **more: s.b(F.relu(s.a(given[0]))), a=linear(), b=linear(6, 2)), normal(3, 8)
+    model, x = net(lambda s, *given, **more: s.b(F.relu(s.a(given[0]))), a=linear(), b=linear(6, 2)), normal(3, 8)
     assert pathcond.extract_graph(model, (x, [1, 2])).exact_for.fixed == ("given=(tensor, [1, 2])",)
     inputs = pathcond.Inputs((x, [1, 2]), (x, {"mask": x}))
     assert pathcond.extract_graph(model, inputs).exact_for.fixed == ()
@@ -197,7 +190,7 @@ class Batch:
 
 
 def test_indices_in_a_dataclass_are_an_input():
-    model = Net(lambda s, batch: s.b(F.relu(s.a(batch.x))[:, batch.order]), a=linear(), b=linear(6, 2))
+    model = net(lambda s, batch: s.b(F.relu(s.a(batch.x))[:, batch.order]), a=linear(), b=linear(6, 2))
     x, order = normal(3, 8), torch.arange(6)
     graph = pathcond.extract_graph(model, Batch(x, order))
     assert_kept(model, graph, Batch(x, order), Batch(x, order.flip(0)))
@@ -228,7 +221,7 @@ def test_branches_on_sizes_are_seen_or_said(way):
         hidden = F.relu(s.a(x))
         return s.b(hidden if size(x) < 30 else torch.tanh(hidden))
 
-    model, few, many = Net(forward, a=linear(3), b=linear(6, 2)), normal(1, 3), normal(40, 3)
+    model, few, many = net(forward, a=linear(3), b=linear(6, 2)), normal(1, 3), normal(40, 3)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         graph = pathcond.extract_graph(model, few)
@@ -238,7 +231,7 @@ def test_branches_on_sizes_are_seen_or_said(way):
 
 
 def test_random_numbers_of_python_are_said():
-    model = Net(lambda s, x: s.b(F.relu(s.a(x)) if random.random() < 0.5 else s.a(x).tanh()), a=linear(),
+    model = net(lambda s, x: s.b(F.relu(s.a(x)) if random.random() < 0.5 else s.a(x).tanh()), a=linear(),
                   b=linear(6, 2))  # fmt: skip
     random.seed(next(seed for seed in range(20) if random.Random(seed).random() < 0.4))  # the branch of the ReLU
     with pytest.warns(pathcond.PathCondWarning, match="random numbers"):
@@ -326,7 +319,7 @@ def test_pruned_layers_are_rescaled():
 
 def test_a_training_mode_that_draws_is_left_out_with_a_warning():
     """As in BART, whose layers are dropped at random in training."""
-    model = Net(lambda s, x: s.b(F.relu(s.a(x)) if not s.training or torch.rand([]) < 0.9 else s.c(x)), a=linear(),
+    model = net(lambda s, x: s.b(F.relu(s.a(x)) if not s.training or torch.rand([]) < 0.9 else s.c(x)), a=linear(),
                   b=linear(6, 2), c=linear()).train()  # fmt: skip
     with pytest.warns(pathcond.PathCondWarning, match="train mode could not be recorded"):
         graph = pathcond.extract_graph(model, normal(3, 8))
@@ -334,7 +327,7 @@ def test_a_training_mode_that_draws_is_left_out_with_a_warning():
 
 
 def test_a_dict_as_the_only_argument():
-    model, x = Net(lambda s, batch: s.b(F.relu(s.a(batch["x"]))), a=linear(), b=linear(6, 2)), normal(3, 8)
+    model, x = net(lambda s, batch: s.b(F.relu(s.a(batch["x"]))), a=linear(), b=linear(6, 2)), normal(3, 8)
     assert pathcond.rescale_(model, ({"x": x},)).units == 6
     for function in (pathcond.rescale_, pathcond.extract_graph):
         with pytest.raises(pathcond.RecordError, match=r"pass \(batch,\)"):
