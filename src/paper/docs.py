@@ -156,6 +156,12 @@ class Facts:
             rows.append({**gains, "network": LABELS.get(network, network), "epochs": epochs, "accuracy": accuracy})
         return rows
 
+    def inequality(self) -> list[list[Any]]:
+        """Networks, their units, and their sigma in each form that was measured."""
+        found = pd.DataFrame(self.benchmark("inequality")["rows"])
+        table = found.pivot_table(index=["network", "units"], columns="form", values="sigma", sort=False)
+        return [[*name, *(f"{x:.2f}" if x == x else "no mapping" for x in row)] for name, row in table.iterrows()]
+
     def zoo(self) -> str:
         """The first table of docs/zoo.md: counts by family."""
         lines = (self.root / "docs/zoo.md").read_text("utf-8").splitlines()
