@@ -76,7 +76,7 @@ class ExactFor:
     Attributes:
         modes: ``eval``, ``train``, and ``mixed`` if some modules train and others do not; empty where the function is
             kept only approximately.
-        inputs: number of example inputs.
+        inputs: number of example inputs. Inputs of another dtype or number of axes were not tried.
         sizes: other sizes of the first example's tensors on which the model was recorded too, in eval mode; or that no
             call depends on them.
         fixed: arguments that had one plain value in all examples, or were left out: other values were not tried.
