@@ -149,12 +149,7 @@ def check_finite(model: nn.Module, parameters: Mapping[str, Tensor]) -> dict[str
     Raises:
         PathCondError: names the first with NaN or infinite entries.
     """
-    running = {
-        f"{name}.{key}" if name else key: tensor
-        for name, module in model.named_modules()
-        for key in ("running_mean", "running_var")
-        if isinstance(tensor := getattr(module, key, None), Tensor)
-    }
+    running = {name: b for name, b in model.named_buffers() if name.endswith(("running_mean", "running_var"))}
     named = {**parameters, **running}
     largest = largest_entries(named)
     for name, top in largest.items():

@@ -51,9 +51,6 @@ class Inputs:
             raise PathCondError(f"expected one or more example inputs in Inputs(...), got {examples!r}.")
         self.examples = examples
 
-    def __repr__(self) -> str:
-        return f"Inputs of {len(self.examples)} examples"
-
 
 def examples_in(example_input: Any) -> tuple[Any, ...]:
     """The example inputs, one by one."""

@@ -25,7 +25,6 @@ from pathcond.checks import (
     check_finite,
     check_flags,
     check_model,
-    check_shapes,
 )
 from pathcond.diag_g import has_normalization, scaled_diag_g
 from pathcond.graph import ExactFor, Frozen, ScaleGraph, extract_graph
@@ -384,7 +383,6 @@ def _choose_statistics(
 def _weights(model: nn.Module, example_input: Any, graph: ScaleGraph) -> dict[str, Tensor]:
     """The weights that touch a unit, by name: parameters that multiply data, with their offsets."""
     parameters = dict(model.named_parameters())
-    check_shapes(parameters, graph.shapes)
     names = [name for name in weights_of(model, example_input, graph) if parameters[name].numel()]
     offsets = {name: graph.params[name].offset for name in names}
     return {n: parameters[n].detach().double() + o if o else parameters[n].detach() for n, o in offsets.items()}

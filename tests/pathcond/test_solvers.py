@@ -258,7 +258,7 @@ def test_magnitudes_far_apart(exponent):
     model, x = far_apart(exponent)
     report = pathcond.rescale_(model, x, objective="norms", clamp=None)
     assert report.max_log_scale == pytest.approx(exponent * math.log(10), rel=0.1)
-    assert report.residual < 1e-9
+    assert report.solution.residual < 1e-9
     assert report.output_change < 1e-9
 
 
