@@ -166,9 +166,9 @@ class Rescaling:
         dead, fixed = set(self.solution.dead), self.fixed.tolist()
         return [
             "touch a parameter that does not train" if fixed[h]
-            else "without a path at these weights" if h in dead
+            else "have no path through them at these weights (zero-initialized layers)" if h in dead
             else "" if size > _MOVED
-            else "at their best scale already"
+            else "are at their best scale already"
             for h, size in enumerate(self.solution.log_scales.abs().tolist())
         ]  # fmt: skip
 
@@ -403,12 +403,7 @@ def _warn_if_few(report: Rescaling) -> None:
         return
     most = sorted(report.frozen, key=lambda entry: -entry.channels)[:3]
     reasons = [f"{e.channels} channels are frozen at '{e.where or 'the model'}': each {e.reason}" for e in most]
-    if report.no_path:
-        reasons += [
-            f"{report.no_path} units have no path through them at the present weights (zero-initialized layers)"
-        ]
-    if rest := report.units - report.no_path - report.moved:
-        reasons += [f"{rest} units are at their best scale already"]
+    reasons += [f"{n} units {why}" for why, n in Counter(report._why_not_moved()).items() if why]
     warnings.warn(
         f"rescale_ moved {report.moved} of {report.units} units: " + "; ".join(reasons) + ".",
         PathCondWarning,
