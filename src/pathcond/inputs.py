@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import inspect
 import reprlib
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import fields, is_dataclass
+from functools import partial
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -16,7 +18,9 @@ from torch.utils.data import DataLoader
 
 from pathcond.checks import PathCondError
 
-_OPAQUE = (nn.Module, type, ModuleType, FunctionType, MethodType, torch.Generator, torch.dtype, DataLoader, Iterator)
+_OPAQUE = (
+    nn.Module, type, ModuleType, FunctionType, MethodType, partial, torch.Generator, torch.dtype, DataLoader, Iterator
+)  # fmt: skip
 _DEEPEST = 4  # objects within objects that are searched for tensors
 
 
@@ -105,7 +109,7 @@ def tensors_in(tree: Any, deepest: float = _DEEPEST, other: Callable[[Any], None
             found.append(item)
         elif id(item) not in seen:
             seen.add(id(item))
-            box = isinstance(item, (tuple, list, dict))
+            box = isinstance(item, (tuple, list, dict, set, frozenset, deque))
             parts = item if box else _attributes(item) if depth <= deepest else {}
             if parts is None:
                 other(item)

@@ -243,7 +243,7 @@ _R = TypeVar("_R")
 
 
 def on_cpu(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Run a public function with the CPU as default device , the caller's in :func:`caller_device`; with progress."""
+    """Run a public function with the CPU as default device, the caller's in :func:`caller_device`; with progress."""
 
     @wraps(function)
     def run(*args: _P.args, **kwargs: _P.kwargs) -> _R:

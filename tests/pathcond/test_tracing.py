@@ -1,8 +1,9 @@
 """The tracer: which models, inputs and outputs can be recorded, and the errors for the others."""
 
 import io
-from collections import namedtuple
+from collections import deque, namedtuple
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 import torch
@@ -102,8 +103,10 @@ def test_outputs_in_attributes_are_outputs():
     assert pathcond.rescale_(model, X).output_change < 1e-5
     with pytest.raises(pathcond.RecordError, match="at least one tensor"):
         pathcond.extract_graph(net(lambda s, x: None), X)
-    with pytest.raises(pathcond.RecordError, match="in which tensors could hide"):
-        pathcond.extract_graph(net(lambda s, x: iter([s.a(x)])), X)
+    assert pathcond.extract_graph(net(lambda s, x: deque([{s.b(h := F.relu(s.a(x)))}, {"h": h}])), X).units == 0
+    for hide in (iter, partial(partial, print), lambda hidden: lambda: hidden):
+        with pytest.raises(pathcond.RecordError, match="in which tensors could hide"):
+            pathcond.extract_graph(net(lambda s, x, hide=hide: (s.b(h := F.relu(s.a(x))), hide([h]))), X)
 
 
 # ---- calls
