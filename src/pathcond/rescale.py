@@ -173,6 +173,7 @@ class Rescaling:
         ]  # fmt: skip
 
     plot = plotting.plot
+    """``report.plot(axes)``: draw the scale of every channel by module, on new axes if none are given."""
     _repr_html_ = plotting.to_html
 
     @property
