@@ -2,14 +2,20 @@
 
 import copy
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
 
 import pathcond
+from pathcond.inputs import as_arguments
+from pathcond.isolation import isolated
+from pathcond.output_check import CastsToFloat64
+from pathcond.tracing import outputs_in
 
 Given = tuple[int, ...] | Tensor
 D = torch.float64
@@ -80,6 +86,20 @@ def outputs(model: nn.Module, x: Any, training: bool) -> Tensor:
     torch.manual_seed(7)
     with torch.no_grad():
         return model(*x) if isinstance(x, tuple) else model(x)
+
+
+def outputs_in_mode(model: nn.Module, example_input: Any, training: bool) -> list[Tensor]:
+    """Outputs in a mode, with the same random draws each time; the model is left as it was.
+
+    Where weights are in float64, casts to float32 become casts to float64.
+    """
+    casts = CastsToFloat64() if any(p.dtype is D for p in model.parameters()) else nullcontext()
+    devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
+    args, kwargs = as_arguments(example_input)
+    buffers = {name: b.clone() for name, b in model.named_buffers()}
+    with isolated(model, training, devices, seed=0), casts:
+        found = outputs_in(functional_call(model, buffers, args, kwargs))
+    return [t for t in found if t.is_floating_point()]
 
 
 def change(before: list[Tensor], after: list[Tensor]) -> float:

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 import pathcond
-from paper import docs, results, verdicts
+from paper import verdicts
 from paper.experiments import EXPERIMENTS
 
 ROOT = Path(__file__).parents[1]
@@ -102,20 +102,3 @@ def test_claims_that_are_named_exist(page):
     named = set(re.findall(rf"`((?:{begins})_[a-z0-9_]+)`", text)) - set(EXPERIMENTS)
     assert len(named) > 2
     assert named <= CLAIMS
-
-
-@pytest.mark.parametrize("name", list(EXPERIMENTS))
-def test_gallery_shows_every_experiment(name):
-    """A section with the paper's figure in words, every claim, and our figure as PNG and PDF with its table."""
-    experiment = EXPERIMENTS[name]
-    sections = re.split(r"^## ", (ROOT / "docs/gallery.md").read_text(), flags=re.MULTILINE)
-    (section,) = [section for section in sections if section.startswith(f"{experiment.title}\n")]
-    ours = ["**The paper** does not study this", "**We see**:"]
-    papers = ["**The paper shows**: ", "**We see**:", "**What differs, and why**: "]
-    assert [text for text in (ours if experiment.where == "ours" else papers) if text not in section] == []
-    assert [claim.id for claim in experiment.claims if f"(claims.md#{claim.id})" not in section] == []
-    files = {suffix: ROOT / f"docs/figures/{name}.{suffix}" for suffix in ("png", "pdf", "csv")}
-    assert all(f"(figures/{path.name})" in section for path in files.values())
-    assert name in results.read_json(ROOT / docs.SOURCES)
-    assert files["pdf"].read_bytes().startswith(b"%PDF")
-    assert len(pd.read_csv(files["csv"])) > 1

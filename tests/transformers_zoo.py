@@ -20,35 +20,27 @@ import fnmatch
 import gc
 import json
 import math
-import random
 import re
 import sys
 import time
 import warnings
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 import transformers
 from torch import Tensor, nn
-from torch.func import functional_call
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 import pathcond
 from pathcond.apply import scale_parameters_
-from pathcond.inputs import as_arguments
-from pathcond.isolation import isolated
 from pathcond.output_check import trial
-from pathcond.registry import tiny_model
-from pathcond.tracing import outputs_in
-from tests.cases import change
+from pathcond.registry import tiny_model, tiny_sizes
+from tests.cases import change, outputs_in_mode
 
 hf: Any = transformers  # its configuration classes take more than their signatures tell
 ROOT = Path(__file__).parents[1]
@@ -183,210 +175,159 @@ class DiT(nn.Module):
         return self.head(self.norm(x))
 
 
-def _nn_transformer(c: Any) -> nn.Module:
-    layers = c.num_hidden_layers
-    return nn.Transformer(
-        c.hidden_size, c.num_attention_heads, layers, layers, c.intermediate_size, batch_first=True
-    )  # fmt: skip
-
-
 @dataclass(frozen=True)
 class Architecture:
-    """A family of models: its configuration class, its model class, its inputs, and the symmetries that exist."""
+    """A family of models: a class of transformers or a function, the symmetries that exist, its inputs.
 
-    config: str
+    ``tiny`` are the sizes of the tiny model that :func:`pathcond.registry.tiny_sizes` does not know.
+    """
+
     model: Callable[[Any], nn.Module] | str
     symmetries: Callable[[Any], int]
     inputs: Callable[[Any, int], Any] = lambda c, length: _tokens(length)
+    tiny: dict[str, Any] = field(default_factory=dict)
+
+
+def _sizes(width: int, mlp: int, layers: int, heads: int, **more: Any) -> dict[str, Any]:
+    sizes = {"hidden_size": width, "intermediate_size": mlp, "num_hidden_layers": layers, "num_attention_heads": heads}
+    return {**sizes, **more}
 
 
 ARCHITECTURES: dict[str, Architecture] = {
-    "gpt2": Architecture("GPT2Config", "GPT2LMHeadModel", _pre_norm),
-    "opt": Architecture("OPTConfig", "OPTForCausalLM", lambda c: _pre_norm(c) + _layers(c) * c.ffn_dim),
-    "llama": Architecture("LlamaConfig", "LlamaForCausalLM", _gated),
-    "mistral": Architecture("MistralConfig", "MistralForCausalLM", _gated),
-    "qwen2": Architecture("Qwen2Config", "Qwen2ForCausalLM", _gated),
+    "gpt2": Architecture("GPT2LMHeadModel", _pre_norm),
+    "opt": Architecture("OPTForCausalLM", lambda c: _pre_norm(c) + _layers(c) * c.ffn_dim),
+    "llama": Architecture("LlamaForCausalLM", _gated),
+    "mistral": Architecture("MistralForCausalLM", _gated),
+    "qwen2": Architecture("Qwen2ForCausalLM", _gated),
     "qwen3": Architecture(  # gains of the QK-norm, shared by all heads
-        "Qwen3Config", "Qwen3ForCausalLM",
-        lambda c: _gated(c) - _layers(c) * (c.num_key_value_heads - 1) * (_head(c) // 2)),
-    "gemma2": Architecture("Gemma2Config", "Gemma2ForCausalLM", _gated),
+        "Qwen3ForCausalLM", lambda c: _gated(c) - _layers(c) * (c.num_key_value_heads - 1) * (_head(c) // 2)),
+    "gemma2": Architecture("Gemma2ForCausalLM", _gated),
     "mixtral": Architecture(
-        "MixtralConfig", "MixtralForCausalLM",
-        lambda c: _gated(c) + _layers(c) * (c.num_local_experts - 1) * c.intermediate_size),
+        "MixtralForCausalLM", lambda c: _gated(c) + _layers(c) * (c.num_local_experts - 1) * c.intermediate_size),
     "cohere": Architecture(  # one norm for attention and MLP
-        "CohereConfig", "CohereForCausalLM", lambda c: _gated(c) - _layers(c) * c.hidden_size),
+        "CohereForCausalLM", lambda c: _gated(c) - _layers(c) * c.hidden_size, tiny={"num_key_value_heads": 4}),
     "phi": Architecture(  # one norm for attention and MLP
-        "PhiConfig", "PhiForCausalLM", lambda c: _layers(c) * (2 * c.hidden_size + _partly_rotary(c)) + _last(c)),
-    "phi3": Architecture("Phi3Config", "Phi3ForCausalLM", _gated),
-    "bloom": Architecture("BloomConfig", "BloomForCausalLM", _pre_norm),
+        "PhiForCausalLM", lambda c: _layers(c) * (2 * c.hidden_size + _partly_rotary(c)) + _last(c),
+        tiny={"num_key_value_heads": 4}),
+    "phi3": Architecture("Phi3ForCausalLM", _gated),
+    "bloom": Architecture("BloomForCausalLM", _pre_norm),
     "falcon": Architecture(  # one head of keys and values, one norm for attention and MLP
-        "FalconConfig", "FalconForCausalLM", lambda c: _layers(c) * (c.hidden_size + _head(c) + _head(c) // 2)),
+        "FalconForCausalLM", lambda c: _layers(c) * (c.hidden_size + _head(c) + _head(c) // 2)),
     "gpt_neox": Architecture(
-        "GPTNeoXConfig", "GPTNeoXForCausalLM",
-        lambda c: _layers(c) * (3 * c.hidden_size + _partly_rotary(c)) + _last(c)),
+        "GPTNeoXForCausalLM", lambda c: _layers(c) * (3 * c.hidden_size + _partly_rotary(c)) + _last(c)),
     "nemotron": Architecture(  # squared ReLU
-        "NemotronConfig", "NemotronForCausalLM",
+        "NemotronForCausalLM",
         lambda c: _layers(c) * (
             2 * c.hidden_size + c.num_key_value_heads * _head(c) + c.intermediate_size
             + _partly_rotary(c) * c.num_key_value_heads // c.num_attention_heads) + _last(c)),
-    "bert": Architecture(
-        "BertConfig", "BertForSequenceClassification", lambda c: _attention(c) + c.hidden_size),
+    "bert": Architecture("BertForSequenceClassification", lambda c: _attention(c) + c.hidden_size),
     "distilbert": Architecture(  # and a hidden ReLU layer of the head
-        "DistilBertConfig", "DistilBertForSequenceClassification", lambda c: _attention(c) + 2 * c.hidden_size),
-    "roberta": Architecture(
-        "RobertaConfig", "RobertaForSequenceClassification", lambda c: _attention(c) + c.hidden_size),
-    "t5": Architecture("T5Config", "T5ForConditionalGeneration", _t5,
-                       lambda c, length: {**_tokens(length), **_decoder(length)}),
+        "DistilBertForSequenceClassification", lambda c: _attention(c) + 2 * c.hidden_size,
+        tiny={"dim": 32, "hidden_dim": 48}),
+    "roberta": Architecture("RobertaForSequenceClassification", lambda c: _attention(c) + c.hidden_size),
+    "t5": Architecture(
+        "T5ForConditionalGeneration", _t5, lambda c, length: {**_tokens(length), **_decoder(length)},
+        {"d_kv": 8, "d_ff": 48, "decoder_start_token_id": 0}),
     "whisper": Architecture(
-        "WhisperConfig", "WhisperForConditionalGeneration",
-        lambda c: c.d_model * (4 * c.encoder_layers + 7 * c.decoder_layers),
+        "WhisperForConditionalGeneration", lambda c: c.d_model * (4 * c.encoder_layers + 7 * c.decoder_layers),
         lambda c, length: {
-            "input_features": _normal(2, c.num_mel_bins, 2 * c.max_source_positions), **_decoder(length)}),
+            "input_features": _normal(2, c.num_mel_bins, 2 * c.max_source_positions), **_decoder(length)},
+        {"max_source_positions": 10, "max_target_positions": 16, "num_key_value_heads": 4,
+         "decoder_start_token_id": 0}),
     "clip": Architecture(
-        "CLIPConfig", "CLIPModel",
+        "CLIPModel",
         lambda c: _pre_norm(c.text_config) + _pre_norm(c.vision_config) + c.vision_config.hidden_size,
-        lambda c, length: {**_tokens(length), **_images(c.vision_config, length)}),
-    "vit": Architecture("ViTConfig", "ViTForImageClassification", lambda c: _pre_norm(c) + c.hidden_size, _images),
-    "swin": Architecture("SwinConfig", "SwinForImageClassification", _swin, _images),
-    "segformer": Architecture("SegformerConfig", "SegformerForSemanticSegmentation", _segformer, _images),
+        lambda c, length: {**_tokens(length), **_images(c.vision_config, length)},
+        {"text_config": _sizes(32, 48, 2, 4, vocab_size=64, max_position_embeddings=16, bos_token_id=0, eos_token_id=1),
+         "vision_config": _sizes(32, 48, 2, 4, image_size=16, patch_size=8), "projection_dim": 16}),
+    "vit": Architecture("ViTForImageClassification", lambda c: _pre_norm(c) + c.hidden_size, _images,
+                        {"image_size": 16, "patch_size": 8}),
+    "swin": Architecture(
+        "SwinForImageClassification", _swin, _images,
+        {"image_size": 32, "embed_dim": 16, "depths": [2, 2], "window_size": 4,
+         **dict.fromkeys(("num_heads", "num_attention_heads"), [2, 4])}),
+    "segformer": Architecture(
+        "SegformerForSemanticSegmentation", _segformer, _images,
+        {"depths": [1] * 4, "hidden_sizes": [8, 16, 24, 32], "num_attention_heads": [1, 2, 3, 4],
+         "decoder_hidden_size": 16, "num_labels": 3, "image_size": 64}),
     "wav2vec2": Architecture(
-        "Wav2Vec2Config", "Wav2Vec2ForCTC", lambda c: _attention(c) + c.hidden_size + c.conv_dim[-1],
-        lambda c, length: {"input_values": _normal(2, 40 * math.prod(c.conv_stride))}),
+        "Wav2Vec2ForCTC", lambda c: _attention(c) + c.hidden_size + c.conv_dim[-1],
+        lambda c, length: {"input_values": _normal(2, 40 * math.prod(c.conv_stride))},
+        {"conv_dim": (16, 16), "conv_stride": (5, 2), "conv_kernel": (10, 3), "num_feat_extract_layers": 2,
+         "num_conv_pos_embeddings": 8, "num_conv_pos_embedding_groups": 2, "mask_time_length": 2}),
     "mamba": Architecture(  # norm, input to depthwise convolution, step sizes, B against C
-        "MambaConfig", "MambaForCausalLM",
-        lambda c: _layers(c) * (c.hidden_size + c.intermediate_size + c.time_step_rank + c.state_size)),
+        "MambaForCausalLM",
+        lambda c: _layers(c) * (c.hidden_size + c.intermediate_size + c.time_step_rank + c.state_size),
+        tiny={"intermediate_size": 64, "state_size": 4}),
     "dit": Architecture(
-        "", DiT, lambda c: _attention(c) + c.hidden_size,
-        lambda c, length: (_normal(2, 4, c.image_size, c.image_size), _normal(2, c.frequencies))),
+        DiT, lambda c: _attention(c) + c.hidden_size,
+        lambda c, length: (_normal(2, 4, c.image_size, c.image_size), _normal(2, c.frequencies)),
+        _sizes(32, 48, 2, 4, image_size=8, frequencies=8)),
     "nn_transformer": Architecture(
-        "", _nn_transformer,
+        lambda c: nn.Transformer(c.hidden_size, c.num_attention_heads, c.num_hidden_layers, c.num_hidden_layers,
+                                 c.intermediate_size, batch_first=True),
         lambda c: 3 * _attention(c) + 2 * _layers(c) * c.intermediate_size + c.hidden_size,
-        lambda c, length: (_normal(2, length - 1, c.hidden_size), _normal(2, length - 2, c.hidden_size))),
+        lambda c, length: (_normal(2, length - 1, c.hidden_size), _normal(2, length - 2, c.hidden_size)),
+        _sizes(32, 48, 2, 4)),
 }  # fmt: skip
-
-
-def _text(vocabulary: int) -> dict[str, Any]:
-    return {"vocab_size": vocabulary, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
-
-
-def _sizes(width: int, mlp: int, layers: int, heads: int) -> dict[str, Any]:
-    return {
-        "hidden_size": width, "intermediate_size": mlp, "num_hidden_layers": layers, "num_attention_heads": heads,
-    }  # fmt: skip
-
-
-def _decoder_only(width: int, mlp: int, layers: int, heads: int, shared: int, vocabulary: int) -> dict[str, Any]:
-    return {**_sizes(width, mlp, layers, heads), "num_key_value_heads": shared, **_text(vocabulary)}
-
-
-def _gpt2(width: int, layers: int, heads: int) -> dict[str, Any]:
-    return {"n_embd": width, "n_layer": layers, "n_head": heads}
-
-
-def _opt(width: int, mlp: int, layers: int, heads: int) -> dict[str, Any]:
-    return {
-        "hidden_size": width, "ffn_dim": mlp, "num_hidden_layers": layers, "num_attention_heads": heads,
-        "word_embed_proj_dim": width,
-    }  # fmt: skip
-
-
-def _whisper(width: int, mlp: int, layers: int, heads: int) -> dict[str, Any]:
-    parts = {f"{part}_{key}": value for part in ("encoder", "decoder") for key, value in
-             (("layers", layers), ("attention_heads", heads), ("ffn_dim", mlp))}  # fmt: skip
-    return {"d_model": width, "decoder_start_token_id": 0, **parts}
-
-
-_TINY = _sizes(32, 48, 2, 4)
-_TINY_DECODER = _decoder_only(32, 48, 2, 4, 2, 64)
-_SHORT = {"max_position_embeddings": 16}
-TINY: dict[str, tuple[str, dict[str, Any]]] = {name: (name, size) for name, size in {
-    "gpt2": {**_gpt2(32, 2, 4), "n_inner": 48, "n_positions": 16, **_text(64)},
-    "opt": {**_opt(32, 48, 2, 4), **_SHORT, **_text(64)},
-    "llama": _TINY_DECODER,
-    "mistral": _TINY_DECODER,
-    "qwen2": _TINY_DECODER,
-    "qwen3": {**_TINY_DECODER, "head_dim": 8},
-    "gemma2": {**_TINY_DECODER, "head_dim": 8},
-    "mixtral": {**_TINY_DECODER, "num_local_experts": 4},
-    "cohere": _decoder_only(32, 48, 2, 4, 4, 64),
-    "phi": {**_TINY, **_text(64)},
-    "phi3": _TINY_DECODER,
-    "bloom": {"hidden_size": 32, "n_layer": 2, "n_head": 4, **_text(64)},
-    "falcon": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, **_text(64)},
-    "gpt_neox": {**_TINY, **_text(64)},
-    "nemotron": _TINY_DECODER,
-    "bert": {**_TINY, **_SHORT, **_text(64)},
-    "distilbert": {"dim": 32, "hidden_dim": 48, "n_layers": 2, "n_heads": 4, **_SHORT, **_text(64)},
-    "roberta": {**_TINY, **_SHORT, **_text(64)},
-    "t5": {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0,
-           **_text(64)},
-    "whisper": {**_whisper(32, 48, 2, 4), "num_mel_bins": 8, "max_source_positions": 10, "max_target_positions": 16,
-                **_text(64)},
-    "clip": {"text_config": {**_TINY, "projection_dim": 16, **_SHORT, **_text(64)},
-             "vision_config": {**_TINY, "projection_dim": 16, "image_size": 16, "patch_size": 8}, "projection_dim": 16},
-    "vit": {**_TINY, "image_size": 16, "patch_size": 8},
-    "swin": {"image_size": 32, "patch_size": 4, "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4],
-             "window_size": 4},
-    "segformer": {"depths": [1] * 4, "hidden_sizes": [8, 16, 24, 32], "num_attention_heads": [1, 2, 3, 4],
-                  "decoder_hidden_size": 16, "num_labels": 3, "image_size": 64},
-    "wav2vec2": {**_TINY, "conv_dim": (16, 16), "conv_stride": (5, 2), "conv_kernel": (10, 3),
-                 "num_feat_extract_layers": 2, "num_conv_pos_embeddings": 8, "num_conv_pos_embedding_groups": 2,
-                 "mask_time_length": 2, **_text(64)},
-    "mamba": {"hidden_size": 32, "state_size": 4, "num_hidden_layers": 2, "expand": 2, **_text(64)},
-    "dit": {**_TINY, "image_size": 8, "frequencies": 8},
-    "nn_transformer": _TINY,
-}.items()}  # fmt: skip
-
+# Models of published sizes: their architecture, and where they differ from the defaults of its configuration class.
 REAL: dict[str, tuple[str, dict[str, Any]]] = {
-    "gpt2_124m": ("gpt2", {**_gpt2(768, 12, 12), "vocab_size": 50257}),
-    "gpt2_xl": ("gpt2", {**_gpt2(1600, 48, 25), "vocab_size": 50257}),
-    "opt_125m": ("opt", {**_opt(768, 3072, 12, 12), "vocab_size": 50272}),
-    "llama_1b": ("llama", _decoder_only(2048, 5632, 22, 32, 4, 32000)),  # TinyLlama
-    "llama_8b": ("llama", _decoder_only(4096, 14336, 32, 32, 8, 128256)),
-    "mistral_7b": ("mistral", _decoder_only(4096, 14336, 32, 32, 8, 32000)),
-    "qwen2_0.5b": ("qwen2", {**_decoder_only(896, 4864, 24, 14, 2, 151936), "tie_word_embeddings": True}),
-    "qwen3_0.6b": ("qwen3", {**_decoder_only(1024, 3072, 28, 16, 8, 151936), "head_dim": 128,
-                             "tie_word_embeddings": True}),
-    "gemma2_2b": ("gemma2", {**_decoder_only(2304, 9216, 26, 8, 4, 256000), "head_dim": 256}),
-    "mixtral_8x7b": ("mixtral", {**_decoder_only(4096, 14336, 32, 32, 8, 32000), "num_local_experts": 8}),
-    "aya_8b": ("cohere", _decoder_only(4096, 14336, 32, 32, 8, 256000)),
-    "phi_1": ("phi", {**_sizes(2048, 8192, 24, 32), **_text(51200)}),
-    "phi3_mini": ("phi3", _decoder_only(3072, 8192, 32, 32, 32, 32064)),
-    "bloom_560m": ("bloom", {"hidden_size": 1024, "n_layer": 24, "n_head": 16, **_text(250880)}),
-    "falcon_7b": ("falcon", {"hidden_size": 4544, "num_hidden_layers": 32, "num_attention_heads": 71, **_text(65024)}),
-    "pythia_160m": ("gpt_neox", {**_sizes(768, 3072, 12, 12), **_text(50304)}),
-    "minitron_4b": ("nemotron", {**_decoder_only(3072, 9216, 32, 24, 8, 256000), "head_dim": 128}),
-    "bert_base": ("bert", {**_sizes(768, 3072, 12, 12), "vocab_size": 30522}),
-    "distilbert_base": ("distilbert", {"dim": 768, "hidden_dim": 3072, "n_layers": 6, "n_heads": 12,
-                                       "vocab_size": 30522}),
-    "roberta_base": ("roberta", {**_sizes(768, 3072, 12, 12), "vocab_size": 50265, "max_position_embeddings": 514,
-                                 "type_vocab_size": 1}),
-    "t5_small": ("t5", {"d_model": 512, "d_kv": 64, "d_ff": 2048, "num_layers": 6, "num_heads": 8,
-                        "vocab_size": 32128, "decoder_start_token_id": 0}),
-    "whisper_base": ("whisper", {**_whisper(512, 2048, 6, 8), "num_mel_bins": 80, "max_source_positions": 1500,
-                                 "max_target_positions": 448, "vocab_size": 51865}),
-    "clip_vit_b32": ("clip", {
-        "text_config": {**_sizes(512, 2048, 12, 8), "vocab_size": 49408, "max_position_embeddings": 77},
-        "vision_config": {**_sizes(768, 3072, 12, 12), "image_size": 224, "patch_size": 32}, "projection_dim": 512}),
-    "vit_b16": ("vit", {**_sizes(768, 3072, 12, 12), "image_size": 224, "patch_size": 16, "num_labels": 1000}),
-    "swin_t": ("swin", {"image_size": 224, "patch_size": 4, "embed_dim": 96, "depths": [2, 2, 6, 2],
-                        "num_heads": [3, 6, 12, 24], "window_size": 7, "num_labels": 1000}),
-    "segformer_b0": ("segformer", {"depths": [2] * 4, "hidden_sizes": [32, 64, 160, 256],
-                                   "num_attention_heads": [1, 2, 5, 8], "decoder_hidden_size": 256, "num_labels": 150,
-                                   "image_size": 512}),
-    "wav2vec2_base": ("wav2vec2", {**_sizes(768, 3072, 12, 12), "conv_dim": (512,) * 7, "vocab_size": 32}),
-    "mamba_130m": ("mamba", {"hidden_size": 768, "state_size": 16, "num_hidden_layers": 24, "expand": 2,
-                             "vocab_size": 50280}),
-    "dit_s2": ("dit", {**_sizes(384, 1536, 12, 6), "image_size": 32, "frequencies": 256}),
+    "gpt2_124m": ("gpt2", {}),
+    "gpt2_xl": ("gpt2", {"n_embd": 1600, "n_layer": 48, "n_head": 25}),
+    "opt_125m": ("opt", {}),
+    "llama_1b": ("llama", _sizes(2048, 5632, 22, 32, num_key_value_heads=4)),  # TinyLlama
+    "llama_8b": ("llama", _sizes(4096, 14336, 32, 32, num_key_value_heads=8, vocab_size=128256)),
+    "mistral_7b": ("mistral", {}),
+    "qwen2_0.5b": ("qwen2", _sizes(896, 4864, 24, 14, num_key_value_heads=2, tie_word_embeddings=True)),
+    "qwen3_0.6b": ("qwen3", _sizes(1024, 3072, 28, 16, num_key_value_heads=8, tie_word_embeddings=True)),
+    "gemma2_2b": ("gemma2", {}),
+    "mixtral_8x7b": ("mixtral", {}),
+    "aya_8b": ("cohere", _sizes(4096, 14336, 32, 32, num_key_value_heads=8)),
+    "phi_1": ("phi", {}),
+    "phi3_mini": ("phi3", {}),
+    "bloom_560m": ("bloom", {"hidden_size": 1024, "n_layer": 24, "n_head": 16}),
+    "falcon_7b": ("falcon", {}),
+    "pythia_160m": ("gpt_neox", _sizes(768, 3072, 12, 12, vocab_size=50304)),
+    "minitron_4b": ("nemotron", _sizes(3072, 9216, 32, 24, num_key_value_heads=8, head_dim=128)),
+    "bert_base": ("bert", {}),
+    "distilbert_base": ("distilbert", {}),
+    "roberta_base": ("roberta", {"max_position_embeddings": 514, "type_vocab_size": 1}),
+    "t5_small": ("t5", {"decoder_start_token_id": 0}),
+    "whisper_base": ("whisper", {
+        "d_model": 512, "decoder_start_token_id": 0, **dict.fromkeys(("encoder_layers", "decoder_layers"), 6),
+        **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 8),
+        **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 2048)}),
+    "clip_vit_b32": ("clip", {}),
+    "vit_b16": ("vit", {"num_labels": 1000}),
+    "swin_t": ("swin", {"num_labels": 1000}),
+    "segformer_b0": ("segformer", {"num_labels": 150, "image_size": 512}),
+    "wav2vec2_base": ("wav2vec2", {}),
+    "mamba_130m": ("mamba", {"num_hidden_layers": 24}),
+    "dit_s2": ("dit", _sizes(384, 1536, 12, 6, image_size=32, frequencies=256)),
     "nn_transformer_base": ("nn_transformer", _sizes(512, 2048, 6, 8)),
 }  # fmt: skip
 
 
+def config_of(name: str) -> Any:
+    """The configuration of a model of a published size, or of a tiny one, which has its architecture's name."""
+    architecture_name, sizes = REAL.get(name, (name, {}))
+    architecture = ARCHITECTURES[architecture_name]
+    if callable(architecture.model):
+        return SimpleNamespace(**(sizes or architecture.tiny))
+    kind = getattr(hf, architecture.model).config_class
+    if name in ARCHITECTURES:
+        shorter = {"max_position_embeddings": 16, "n_positions": 16}
+        sizes = {key: shorter.get(key, size) for key, size in tiny_sizes(kind).items()}
+        for key in ("tie_word_embeddings", "use_cache"):
+            sizes.pop(key, None)  # as its class has it
+        sizes |= architecture.tiny
+    return kind(**sizes)
+
+
 def build(name: str, device: str = "cpu") -> tuple[nn.Module, Any, int]:
     """A model in eval mode, every parameter away from zero, one and each other; an input; the symmetries that exist."""
-    architecture_name, size = (REAL | TINY)[name]
-    architecture = ARCHITECTURES[architecture_name]
-    config = getattr(hf, architecture.config)(**size) if architecture.config else SimpleNamespace(**size)
+    config, tiny = config_of(name), name in ARCHITECTURES
+    architecture = ARCHITECTURES[name if tiny else REAL[name][0]]
     make = architecture.model if callable(architecture.model) else getattr(hf, architecture.model)
     torch.manual_seed(0)
     with warnings.catch_warnings(), torch.device(device):
@@ -395,45 +336,14 @@ def build(name: str, device: str = "cpu") -> tuple[nn.Module, Any, int]:
     if device != "meta":
         with torch.no_grad():
             for p in model.parameters():
-                if name in TINY or p.ndim < 2:  # in larger models matrices of this size would saturate softmax
+                if tiny or p.ndim < 2:  # in larger models matrices of this size would saturate softmax
                     p.add_(torch.randn_like(p), alpha=0.2)
-    example_input = architecture.inputs(config, 7 if name in TINY else 32)
+    example_input = architecture.inputs(config, 7 if tiny else 32)
     example_input = tree_map(lambda x: x.to(device) if isinstance(x, Tensor) else x, example_input)
     return model, example_input, architecture.symmetries(config)
 
 
 # ---- measurement
-
-
-class _Float64(TorchFunctionMode):
-    """Casts to float32 become casts to float64: some models compute in float32 for weights of any dtype."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        args, kwargs = tree_map(lambda x: torch.float64 if x is torch.float32 else x, (args, kwargs or {}))
-        return (Tensor.double if func is Tensor.float else func)(*args, **kwargs)
-
-
-def outputs(model: nn.Module, example_input: Any, training: bool) -> list[Tensor]:
-    """Outputs in a mode, with the same random draws each time; the model is left as it was."""
-    casts = _Float64() if any(p.dtype is torch.float64 for p in model.parameters()) else nullcontext()
-    config = getattr(model, "config", None)
-    experts = getattr(config, "_experts_implementation", None)
-    torch.manual_seed(0)
-    random.seed(0)
-    np.random.seed(0)
-    args, kwargs = as_arguments(example_input)
-    buffers = {name: b.clone() for name, b in model.named_buffers()}
-    try:
-        model.train(training)
-        if experts is not None and config is not None:
-            config._experts_implementation = "eager"  # grouped products know no float64
-        with isolated(model, None), casts:
-            found = outputs_in(functional_call(model, buffers, args, kwargs))
-    finally:
-        model.eval()
-        if experts is not None and config is not None:
-            config._experts_implementation = experts
-    return [t for t in found if t.is_floating_point()]
 
 
 @dataclass(frozen=True)
@@ -509,14 +419,17 @@ def check(name: str, device: str = "cpu") -> Row:
     for entry in graph.frozen:
         counts[entry.reason] = counts.get(entry.reason, 0) + entry.channels
     if device != "meta":
-        rounded = outputs(model, example_input, False)
+        rounded = outputs_in_mode(model, example_input, False)
         model = model.double()
+        if hasattr(model, "config"):
+            model.config._experts_implementation = "eager"  # grouped products know no float64
         wide = tree_map(lambda x: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x, example_input)
-        before = [outputs(model, wide, training) for training in (False, True)]
+        modes = (False, True)
+        before = [outputs_in_mode(model, wide, mode) for mode in modes]
         measured["rounding"] = change(before[0], rounded)
         u = torch.randn(graph.units, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) / 2
         pathcond.apply_scales_(model, graph, u)
-        errors = [change(b, outputs(model, wide, training)) for b, training in zip(before, (False, True), strict=True)]
+        errors = [change(b, outputs_in_mode(model, wide, mode)) for b, mode in zip(before, modes, strict=True)]
         measured.update(eval_error=errors[0], train_error=errors[1])
     return Row(
         name, device, parameters, symmetries, graph.units, seconds,
@@ -584,7 +497,7 @@ def check_causal(model_type: str) -> CausalModel:
 
 def recorded_causal() -> list[CausalModel]:
     """The causal language models that were measured."""
-    return [CausalModel(**row) for row in json.loads(CAUSAL.read_text())] if CAUSAL.exists() else []
+    return [CausalModel(**row) for row in json.loads(CAUSAL.read_text())]
 
 
 def _causal_section(rows: list[CausalModel]) -> list[str]:
@@ -613,15 +526,15 @@ def _causal_section(rows: list[CausalModel]) -> list[str]:
 # ---- record and page
 
 
-def recorded(path: Path = RECORD) -> list[Row]:
+def recorded() -> list[Row]:
     """The rows that were measured, tiny models first."""
-    return [Row(**row) for row in json.loads(path.read_text())] if path.exists() else []
+    return [Row(**row) for row in json.loads(RECORD.read_text())]
 
 
 def record(row: Row) -> None:
     """Put a row into the record, in place of the earlier one of the same model and device."""
     rows = [old for old in recorded() if (old.model, old.device) != (row.model, row.device)] + [row]
-    order = [*TINY, *REAL]
+    order = [*ARCHITECTURES, *REAL]
     rows.sort(key=lambda r: (order.index(r.model), r.device != "meta", r.device))
     RECORD.write_text("[\n" + ",\n".join(json.dumps(asdict(r)) for r in rows) + "\n]\n")
 
@@ -661,7 +574,7 @@ def _hardware(rows: list[Row]) -> str:
 
 def markdown(rows: list[Row]) -> str:
     """The page: tiny models, models of published sizes, frozen units by reason, notes of the graphs."""
-    tiny, real = [row for row in rows if row.model in TINY], [row for row in rows if row.model in REAL]
+    tiny, real = [row for row in rows if row.model in ARCHITECTURES], [row for row in rows if row.model in REAL]
     notes: dict[str, list[str]] = {}
     models: dict[str, list[str]] = {}
     for row in tiny:
@@ -728,17 +641,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", nargs="+", default=["*"], metavar="PATTERN", help="shell patterns of model names")
     parser.add_argument("--real", choices=("meta", "cpu", "cuda"), help="measure published sizes there, not tiny ones")
-    parser.add_argument("--add", type=Path, metavar="RECORD", help="add a record's GPU rows; measure nothing")
     parser.add_argument("--causal", action="store_true", help="every causal language model of transformers, tiny")
     options = parser.parse_args(arguments)
     if options.causal:
         return _measure_causal(options.only)
-    if options.add:
-        for row in (row for row in recorded(options.add) if row.device == "cuda"):
-            record(row)
-        PAGE.write_text(markdown(recorded()))
-        return 0
-    sizes = REAL if options.real else TINY
+    sizes = REAL if options.real else ARCHITECTURES
     names = [name for name in sizes if any(fnmatch.fnmatch(name, pattern) for pattern in options.only)]
     if not names:
         parser.error(f"--only: expected a pattern of {', '.join(sizes)}; got {' '.join(options.only)}")

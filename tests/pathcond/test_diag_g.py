@@ -236,7 +236,7 @@ def test_float32_repeats_in_float64_what_underflows():
 def test_hundreds_of_layers(std):
     """Path norms far outside float64: entries still follow the recursion in logarithms."""
     torch.manual_seed(0)
-    width, depth = 4, 400
+    width, depth = 4, 250
     model = nn.Sequential(*[m for _ in range(depth) for m in (nn.Linear(width, width), nn.ReLU())]).double()
     for p in model.parameters():
         nn.init.normal_(p, 0, std)

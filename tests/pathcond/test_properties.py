@@ -111,7 +111,7 @@ def powered(draw: st.DrawFn) -> list[tuple[str, int, int]]:
 
 
 programs = st.one_of(st.lists(steps, min_size=2, max_size=14), powered())
-many = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+many = settings(max_examples=14, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 few = settings(many, max_examples=8)
 
 

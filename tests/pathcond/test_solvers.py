@@ -85,11 +85,11 @@ def test_bad_entries_are_named():
         pathcond.solve(graph, {**g, "0.weight": torch.ones(2)})
 
 
-@pytest.mark.parametrize("variance", [1e-6, 1.0])
+@pytest.mark.parametrize("variance", [1e-6, 1e2])
 def test_hundreds_of_layers(variance):
     """Path sums that no float64 holds: the objective falls from sweep to sweep."""
     torch.manual_seed(0)
-    model = mlp(*[4] * 301).double()
+    model = mlp(*[4] * 151).double()
     for p in model.parameters():
         p.data.normal_(0, math.sqrt(variance))
     x = torch.ones(1, 4).double()

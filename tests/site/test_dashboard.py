@@ -1,14 +1,9 @@
 """The dashboard in a browser, on a desktop and a phone, light and dark: tiles, filters, sorting, figures, and runs."""
 
-import shutil
-from pathlib import Path
-
 import pytest
 
-ROOT = Path(__file__).parents[2]
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-QUIET = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
-SCREENS = {"desktop": {"width": 1280, "height": 900}, "phone": {"width": 390, "height": 844}}
+from tests.site.test_site import BROWSER, QUIET, ROOT, SCREENS
+
 pytestmark = [
     pytest.mark.site,
     pytest.mark.skipif(BROWSER is None, reason="needs Chromium (Debian: apt install chromium)"),

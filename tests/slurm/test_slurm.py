@@ -2,20 +2,42 @@
 
 import os
 import re
+import shutil
 import signal
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import yaml
 
-from tests.slurm.cluster import Cluster, wait_for
+from tests.slurm.cluster import Cluster, lacking, wait_for
 from tests.slurm.runs import Running, Sent, numbers, trained
 from tests.workflow.tree import Tree
 
 pytestmark = pytest.mark.slurm
 TABLES = [f"results/tiny/aggregate/{name}.csv" for name in ("toy", "timing", "mlp_depth")]
 TRAINED = TABLES[2]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    reason = lacking()
+    if reason:
+        pytest.skip(reason)
+    # A folder of short name that every user may enter: Slurm and munge ask for both.
+    folder = Path(tempfile.mkdtemp(prefix="slurm-"))
+    folder.chmod(0o755)
+    started = Cluster(folder)
+    before = signal.signal(signal.SIGTERM, lambda *_: pytest.exit("terminated"))
+    try:
+        started.start()
+        yield started
+    finally:
+        started.stop()
+        signal.signal(signal.SIGTERM, before)
+        shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="module")

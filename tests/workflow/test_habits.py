@@ -2,7 +2,7 @@
 
 import re
 
-from tests.workflow.tree import Tree
+from tests.workflow.tree import TABLES, Tree
 
 
 def content(tree: Tree) -> dict[str, tuple[bytes, int]]:
@@ -27,12 +27,12 @@ def test_forced_training_runs_again(tree: Tree):
     assert [job for job in due if job.startswith("train")]
     assert {"aggregate mlp_depth", "figure mlp_depth_lrs"} <= set(due)
     assert not [job for job in due if job.startswith(("measure", "aggregate toy"))]
-    tree.run("-R", "train", "--no-hooks")
+    tree.run(*TABLES, "-R", "train", "--no-hooks")
     now = tree.results()
     for name, (table, when) in before.items():
         assert now[name][0] == table
         assert (now[name][1] > when) == ("/train/" in name), name
-    assert tree.due() == {}
+    assert tree.due(*TABLES) == {}
 
 
 def test_a_target_is_forced_with_all_it_needs_by_F(tree: Tree):

@@ -12,8 +12,8 @@ from tests.workflow.tree import ROOT, Tree, git, jobs, once
 
 # Commands of docs/pipeline.md, and others that force jobs; without a GPU none may start training.
 COMMANDS = {
-    "-n": 0, "--summary": 0, "--list-changes params": 0, "--list-changes input": 0, "--rulegraph": 0, "--lint": 0,
-    "--touch -F toy": 0, "--touch -F": 0, "toy": 0, "figures/paper/architectures.pdf": 0,
+    "-n": 0, "toy --summary": 0, "toy --list-changes params": 0, "toy --list-changes input": 0, "--lint": 0,
+    "toy --rulegraph": 0, "--touch -F toy": 0, "--touch -F": 0, "toy": 0, "figures/paper/architectures.pdf": 0,
     "toy --rerun-triggers mtime": 0, "timing -R timing --quiet rules": 0, "toy -R toy --no-hooks": 0,
     "mlp_depth -R train": 1, "mlp_depth -F": 1, "-R rescale init -n": 0, "mlp_depth -R mlp_depth -n": 0,
     "mlp_depth --config device=cuda -R train": 1, "--config preset=papr": 1, "cifar_nv -F --keep-going": 1,

@@ -4,16 +4,13 @@ And its size, without a browser.
 """
 
 import re
-import shutil
 
 import pytest
 from playwright.sync_api import Page, sync_playwright
 
 from paper.experiments import EXPERIMENTS
+from tests.site.test_site import BROWSER, QUIET
 from tests.workflow.tree import FEW, Tree
-
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-QUIET = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
 
 
 def page_of(page: Page, category: str) -> tuple[str, list[int], list[str]]:

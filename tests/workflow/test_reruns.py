@@ -7,9 +7,7 @@ import shutil
 import time
 
 from tests.faults.harm import flip
-from tests.workflow.tree import FEW, Tree
-
-TRAINED = ("mlp_depth", "mlp_depth_lrs")
+from tests.workflow.tree import FEW, TABLES, TRAINED, Tree
 
 
 def after(*experiments: str) -> set[str]:
@@ -35,7 +33,7 @@ def test_a_setting_changed_and_changed_back(tree: Tree):
     assert len(tree.files("results/tiny/measure/toy/*.csv")) == 2
     tree.set("experiments.toy.lr", 0.02)
     before = tree.results()
-    assert not [job for job in tree.run() if job.startswith("measure")]
+    assert not [job for job in tree.run("toy") if job.startswith("measure")]
     assert changed(before, tree.results()) == set()
 
 
@@ -44,7 +42,7 @@ def test_one_more_seed_learning_rate_and_method_train_exactly_the_new_runs(tree:
     tree.set("experiments.mlp_depth.seeds", [0, 1, 2])
     tree.set("experiments.mlp_depth_lrs.mlp.lrs", [1e-3, 1e-1, 1e-2])
     tree.set("experiments.mlp_depth.methods", ["baseline", "enorm", "pathcond", "rows"])
-    tree.run()
+    tree.run(*TABLES)
     new = changed(before, tree.results())
     assert sum("-seed2-" in name for name in new) == 2 * 4  # depths, methods
     assert sum("-lr0.01-" in name for name in new) == 3 * 2  # methods, seeds
@@ -56,7 +54,7 @@ def test_one_more_alpha_and_seed_of_regimes(tree: Tree):
     before = tree.results()
     tree.set("experiments.regimes.more_alphas", [3.0])
     tree.set("experiments.regimes.seeds", [0, 1, 2])
-    tree.run("regimes")
+    tree.run("results/tiny/aggregate/regimes.csv")
     now = tree.results()
     for name in changed(before, now):
         assert "/regimes/" in name
@@ -72,7 +70,7 @@ def test_sweeps(tree: Tree):
     families = {job for job in due if job.startswith(("init", "rescale"))}
     assert families == {"rescale mlp"}  # the start weights are the same
     assert not [job for job in due if job.startswith("measure")]
-    tree.run()
+    tree.run(*TABLES)
     new = changed(before, tree.results())
     assert new
     assert all("/pathcond-" in name for name in new)
@@ -130,11 +128,10 @@ def test_a_deleted_or_damaged_run_is_named_with_the_command_that_computes_it(tre
     for index in re.findall(r"results/tiny/train/mlp_depth\S+\.json", done.stdout.split("`rm ")[1].split("`")[0]):
         (tree.folder / index).unlink()
     tree.run("mlp_depth", "-R", "aggregate")  # the same command
-    tree.run()
     now = tree.results()
     assert changed(runs, now) == {deleted, damaged, unrecorded}
     assert all(now[name][0] == runs[name][0] for name in runs)
-    assert tree.due() == {}
+    assert tree.due("mlp_depth") == {}
 
 
 def test_fresh_clone_beside_results(tree: Tree):
@@ -147,11 +144,11 @@ def test_fresh_clone_beside_results(tree: Tree):
         when = time.time() - chance.uniform(0, 1e6)
         os.utime(path, (when, when))
     before = tree.results()
-    done = tree.run()
-    assert {job.split()[0] for job in done} == {"aggregate", "claim", "figure", "claims", "page", "all"}
+    assert {job.split()[0] for job in tree.due()} == {"aggregate", "claim", "figure", "claims", "page", "all"}
+    assert set(tree.run("mlp_depth")) == {*after("mlp_depth"), "mlp_depth"} - {"claims", "page", "all"}
     assert tree.results() == before
     assert not tree.files("results/data/*")
-    assert tree.due() == {}
+    assert tree.due("mlp_depth") == {}
 
 
 def test_newer_data_do_not_make_runs_old(tree: Tree):

@@ -19,6 +19,8 @@ ROOT = Path(__file__).parents[2]
 PARTS = ("Snakefile", "config.yaml", "config", "environment.yml", "workflow", "profiles", "src")
 # Experiments that cover every rule: measured by part, with rows, timed; trained, with runs that two experiments share.
 FEW = ("toy", "regimes", "timing", "mlp_depth", "mlp_depth_lrs")
+TRAINED = ("mlp_depth", "mlp_depth_lrs")
+TABLES = tuple(f"results/tiny/aggregate/{name}.csv" for name in TRAINED)  # quicker than figures and claims
 
 
 class Tree:

@@ -10,7 +10,9 @@ from paper.experiments.architectures import TABLE_1
 from tests.paper.experiments.tables import ROOT
 
 
-@pytest.mark.parametrize("network", TABLE_1)
+@pytest.mark.parametrize(
+    "network", [pytest.param(name, marks=[pytest.mark.slow] * (name in ("resnet50", "vgg16"))) for name in TABLE_1]
+)
 def test_the_paper_s_row_and_recorded_counts(network, tmp_path):
     table = architectures.measure({"networks": [network], "image": 32}, torch.device("cpu"))
     (path,) = (ROOT / "results/paper/measure/architectures").glob("*.csv")

@@ -5,9 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
-import pathcond
 from paper.cli import PaperError
 from paper.experiments import criteria
 
@@ -44,24 +42,6 @@ def test_derivatives_are_those_of_autograd(length):
     }  # fmt: skip
     for name, value in expected.items():
         assert criteria.CRITERIA[name](theta[None], 0.7).item() == pytest.approx(value.item(), rel=1e-9), name
-
-
-@pytest.mark.parametrize("length", [2, 3, 4])
-def test_pathcond_is_the_objective_of_the_library(length):
-    model = nn.Sequential(*(nn.Linear(1, 1, bias=False, dtype=torch.float64) for _ in range(length)))
-    example = torch.ones(1, 1, dtype=torch.float64)
-    generator = torch.Generator().manual_seed(0)
-    theta = torch.randn(length, generator=generator, dtype=torch.float64)
-    for layer, value in zip(model, theta, strict=True):
-        nn.init.constant_(layer.weight, float(value))
-    graph = pathcond.extract_graph(model, example)
-    g = pathcond.compute_diag_g(model, example, graph=graph)
-    solution = pathcond.solve(graph, g, method="optimum")
-    logs = torch.cat((solution.log_scales, torch.zeros(1))) - torch.cat((torch.zeros(1), solution.log_scales))
-    rescaled = theta * logs.exp()
-    start, end = (criteria.CRITERIA["pathcond"](point[None], 1.0).log().item() for point in (theta, rescaled))
-    assert (end - start) * length == pytest.approx(solution.objective[-1] - solution.objective[0], abs=1e-8)
-    np.testing.assert_allclose(rescaled.abs(), theta.abs().log().mean().exp(), rtol=1e-6)
 
 
 def test_a_minimum_outside_the_range_is_refused():

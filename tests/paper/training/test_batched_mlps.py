@@ -75,6 +75,11 @@ def test_enorm_balances_its_runs_after_every_step(name):
         pair.check()
 
 
+def test_enorm_needs_a_chain_of_layers():
+    with pytest.raises(PaperError, match="expected a chain of layers"):
+        chain(models.make({"kind": "resnet18_c", "width": 0.03}, 0))
+
+
 def test_enorm_passes_over_units_with_nothing_on_one_side():
     module = models.make(BARE, 0).double()
     with torch.no_grad():
@@ -87,19 +92,3 @@ def test_enorm_passes_over_units_with_nothing_on_one_side():
     enorm_by_unit(module)
     assert_same(found, module)
     assert torch.equal(found[1].bias[:2], module[1].bias[:2])
-
-
-def test_a_chain_of_convolutions_is_balanced_too():
-    module = (
-        models.make({"kind": "cifar_nv", "width": 0.1, "image": 8}, 0).double().to(memory_format=torch.channels_last)
-    )
-    layers, twin = chain(module), copy.deepcopy(module)
-    began = layers[0].weight.clone()
-    weights = [layer.weight.detach().movedim(1, -1)[None] for layer in layers]
-    torch_layers.enorm_cycle(weights, [layer.bias.detach()[None, None] for layer in layers])
-    enorm_by_unit(twin)
-    assert_same(module, twin)
-    assert not torch.allclose(layers[0].weight, began)
-
-    with pytest.raises(PaperError, match="expected a chain of layers"):
-        chain(models.make({"kind": "resnet18_c", "width": 0.03}, 0))

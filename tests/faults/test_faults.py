@@ -1,11 +1,13 @@
-"""Snakemake and its jobs killed in the middle, and two Snakemakes at once: the end is the same, byte for byte."""
+"""Killed jobs and Snakemakes, two Snakemakes at once, damaged files, full disks: the end is the same, byte for byte."""
 
 import os
+import re
 import signal
 import time
 
 import pytest
 
+from tests.faults.harm import files, fill, flip, small_disk
 from tests.faults.small import Small, jobs_of, kill, wait_for, wait_until_gone
 
 pytestmark = pytest.mark.faults
@@ -114,4 +116,31 @@ def test_a_second_one_is_refused_while_the_first_lives(fresh: Small, undisturbed
     assert "cannot be locked" in done.stdout
     assert fresh.snakemake("-n", "toy").returncode == 0  # a dry run needs no lock
     assert first.wait(300) == 0, fresh.said()
+    finish_and_compare(fresh, undisturbed)
+
+
+def test_a_damaged_data_file_is_named_by_the_job_that_reads_it(finished: Small, undisturbed: Small):
+    path = finished.folder / "results/data/generated.pt"
+    flip(path)
+    damaged = path.read_bytes()
+    assert finished.snakemake().returncode == 0  # nothing that reads it is planned
+    done = finished.snakemake("mlp_depth", "-R", "train")
+    assert done.returncode == 1
+    assert "results/data/generated.pt" in done.stdout
+    assert path.read_bytes() == damaged
+    path.unlink()
+    finished.run("mlp_depth", "-R", "train")
+    finish_and_compare(finished, undisturbed)
+
+
+def test_a_workflow_on_a_full_disk(fresh: Small, undisturbed: Small):
+    """Data, checkpoints, results and figures find no room, one after the other; each time the same command resumes."""
+    for part in ("results/data", "results/checkpoints", "results/tiny/train", "figures/tiny"):
+        with small_disk(fresh.folder / part):
+            fill(fresh.folder / part)
+            done = fresh.snakemake()
+            assert done.returncode == 1
+            assert re.search(rf"error: .*{part}/.*No space left on device", done.stdout), done.stdout[-4000:]
+            assert "Traceback" not in done.stdout
+            assert files(fresh.folder / part) == {"filler"}
     finish_and_compare(fresh, undisturbed)
