@@ -3,18 +3,16 @@
 python -m paper.report --preset PRESET --output FOLDER
 
 The report is one file that holds each page and each table, so figures have few colors and tables are short
-(:func:`short`). The full ones are under `figures` and `results`.
+(:func:`short`). The full ones are under `figures` and `results`. No page repeats a file that the report has anyway.
 """
 
 import argparse
 import base64
-import html
 import io
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
-from urllib.parse import quote
+from typing import TYPE_CHECKING, Any
 
 import jinja2
 import pandas as pd
@@ -25,16 +23,20 @@ from paper.experiments import EXPERIMENTS
 from paper.verdicts import counted
 from paper.workflow import Workflow
 
+if TYPE_CHECKING:
+    from PIL import Image
+
 TEMPLATES = Path("workflow/templates")
-FACTS = ("hardware", "torch", "python", "commit")  # of each run in the table of runtimes
-LONGEST_TABLE = 200  # rows that a page shows; the CSV file has all
+FACTS = ("hardware", "torch", "python", "commit")  # of the runs in the table of runtimes
+LONGEST_TABLE = 200  # rows that a page shows
+LONGEST_FILE = 2000  # rows of a CSV file in the report; of longer tables it has every n-th row
 COLOURS = 64
 # The report opens on the dashboard, which lies above Snakemake's menu until it is closed.
 LANDING = """<style>.dashboard {{ position: fixed; inset: 0; z-index: 1000; background: #fff; }}
 .dashboard iframe {{ width: 100%; height: 100%; border: 0; }}
 .dashboard button {{ position: absolute; top: .6rem; right: 1.4rem; padding: .3rem .8rem; border-radius: .3rem;
 background: #1e293b; color: #fff; }}</style>
-<div class="dashboard"><iframe title="Dashboard" srcdoc="{}"></iframe>
+<div class="dashboard"><iframe title="Dashboard" srcdoc='{}'></iframe>
 <button type="button" onclick="this.parentNode.remove()">All files and settings</button></div>
 """
 
@@ -50,15 +52,14 @@ def pages(flow: Workflow) -> Iterator[tuple[str, str]]:
     plan, chosen = flow.plan, flow.config
     claims = results.read_json(folder / "claims.json")
     # Pictures are made smaller while the tables are read and written.
-    pictures = ThreadPoolExecutor().map(few_colours, [drawn / f"{name}.png" for name in EXPERIMENTS])
+    pictures = ThreadPoolExecutor().map(smaller, [drawn / f"{name}.png" for name in EXPERIMENTS])
     tables, shown = {}, {}
     provenance = {key: results.read_provenance(folder / f"{key}.csv") for key in plan.specs}
     for (name, experiment), picture in zip(EXPERIMENTS.items(), pictures, strict=True):
         full = folder / f"aggregate/{name}.csv"
         tables[name], shown[name] = results.read_table(full), _base64(picture)
         table = short(tables[name])
-        csv = written(table)
-        yield f"{name}.csv", csv
+        yield f"{name}.csv", written(table.iloc[:: -(-len(table) // LONGEST_FILE) or 1])
         yield (
             f"{name}.html",
             template.render(
@@ -67,9 +68,7 @@ def pages(flow: Workflow) -> Iterator[tuple[str, str]]:
                 title=experiment.title,
                 place="Ours" if experiment.where == "ours" else f"{experiment.where} of the paper",
                 caption=flow.caption(name),
-                png=shown[name],
-                pdf=_base64(results.read_bytes(drawn / f"{name}.pdf")),
-                csv=quote(csv, safe=",;:+"),  # base64 would be a third longer
+                picture=shown[name],
                 full=full.as_posix(),
                 claims=[claim for claim in claims if claim["experiment"] == name],
                 judged=flow.judged(name),
@@ -83,10 +82,10 @@ def pages(flow: Workflow) -> Iterator[tuple[str, str]]:
             ),
         )
     page = dashboard.page(
-        environment, claims, tables, lambda name: f"data:image/png;base64,{shown[name]}", None, flow.preset
+        environment, claims, tables, lambda name: f"data:image/webp;base64,{shown[name]}", None, flow.preset
     )
     yield "dashboard.html", page
-    yield "landing.html", LANDING.format(html.escape(page))
+    yield "landing.html", LANDING.format(page.replace("&", "&amp;").replace("'", "&#39;"))
     yield (
         "claims.html",
         template.render(
@@ -105,10 +104,8 @@ def pages(flow: Workflow) -> Iterator[tuple[str, str]]:
             runs=len(provenance),
             seconds=sum(entry["seconds"] for entry in provenance.values()),
             cost=cost(provenance.values()),
-            rows=[
-                [key.rpartition("-")[0], f"{entry['seconds']:.1f}", *(str(entry.get(name) or "") for name in FACTS)]
-                for key, entry in provenance.items()
-            ],
+            rows=grouped(provenance),
+            folder=folder.as_posix(),
             marks=MARKS,
         ),
     )
@@ -127,12 +124,23 @@ def written(table: pd.DataFrame) -> str:
 
 def few_colours(figure: Path) -> bytes:
     """A figure as PNG with few colors, a third of its size."""
+    content = io.BytesIO()
+    _quantized(figure).save(content, "png", optimize=True)
+    return content.getvalue()
+
+
+def smaller(figure: Path) -> bytes:
+    """A figure as WebP with few colors, a quarter of its size; the report has each twice."""
+    content = io.BytesIO()
+    _quantized(figure).convert("RGB").save(content, "webp", lossless=True)
+    return content.getvalue()
+
+
+def _quantized(figure: Path) -> "Image.Image":
     from PIL import Image
 
-    content = io.BytesIO()
     with Image.open(figure) as image:
-        image.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(content, "png", optimize=True)
-    return content.getvalue()
+        return image.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -154,6 +162,16 @@ def cost(found: Iterable[Mapping[str, Any]]) -> list[tuple[str, str, int, str]]:
         count, seconds = sums.get(place, (0, 0.0))
         sums[place] = count + 1, seconds + entry["seconds"]
     return [(*place, count, f"{seconds:.1f}") for place, (count, seconds) in sorted(sums.items())]
+
+
+def grouped(found: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
+    """Folder, number of runs, seconds and `FACTS`: one row for all runs of a folder that share the facts."""
+    sums: dict[tuple[str, ...], tuple[int, float]] = {}
+    for key, entry in found.items():
+        group = key.rpartition("/")[0], *(str(entry.get(name) or "") for name in FACTS)
+        count, seconds = sums.get(group, (0, 0.0))
+        sums[group] = count + 1, seconds + entry["seconds"]
+    return [[folder, str(count), f"{seconds:.1f}", *facts] for (folder, *facts), (count, seconds) in sums.items()]
 
 
 def _base64(content: bytes) -> str:
