@@ -590,7 +590,8 @@ def markdown(rows: list[Row]) -> str:
     by_model = [[row for row in real if row.model == name] for name in dict.fromkeys(row.model for row in real)]
     parts = [
         "# Transformers",
-        f"Random weights; {len(ARCHITECTURES)} architectures, each tiny and at the size of a published model.",
+        f"Look up how many scales of a transformer can be changed without changing its function. There are "
+        f"{len(ARCHITECTURES)} architectures with random weights, each tiny and at the size of a published model.",
         "- `free scales`: those that the library finds, of the scales that can be changed exactly; these are counted "
         "from the model's configuration (heads, widths, layers), without the library.\n"
         "- `moved`: units that `rescale_` with `damping=1` moved. Queries against keys often stay: paths end at the "

@@ -222,6 +222,7 @@ def markdown(rows: list[Row]) -> str:
     notes = [f"- `{row.model}` ({row.family}): {row.note}" for row in rows if row.note]
     parts = [
         "# The model zoo",
+        "Look up whether a model of torchvision or timm can be rescaled, and what stands in the way. "
         f"Default initialization, {BATCH} random images, {versions}. `free`: hidden units that may be rescaled; "
         "`moved`: those that `rescale_` with `damping=1` changed by more than 0.1%; `frozen`: hidden channels "
         "without a free scale. `eval` and `train`: largest change of the output under random scales in float64, "

@@ -221,17 +221,22 @@ def tables(facts: Facts) -> dict[Path, str]:
 
 
 def sources(facts: Facts, texts: Mapping[Path, str]) -> dict[str, str]:
-    """By figure, a checksum of its short table, settings and note.
+    """By figure, a checksum of its short table, settings, note, and of the code that draws it.
 
     Smoothed curves, which the short table lacks, differ between processors in their last digits.
     """
+
+    def code(*names: str) -> str:
+        return "".join((facts.root / "src/paper" / name).read_text("utf-8") for name in (*names, "plotting.py"))
+
     found = {}
     for name in facts.experiments:
         settings = json.dumps(facts.config.plain[name], sort_keys=True)
         note = workflow.note(PRESET, facts.config.plain[name])
-        drawn = f"{texts[FIGURES / f'{name}.csv']}{settings}{note}"
+        drawn = f"{texts[FIGURES / f'{name}.csv']}{settings}{note}{code('methods.py', *workflow.modules(name))}"
         found[name] = hashlib.sha256(drawn.encode()).hexdigest()
-    found[FOREST] = hashlib.sha256(json.dumps(forest.numbers(facts.claims)).encode()).hexdigest()
+    drawn = f"{json.dumps(forest.numbers(facts.claims))}{code('forest.py')}"
+    found[FOREST] = hashlib.sha256(drawn.encode()).hexdigest()
     return found
 
 

@@ -172,7 +172,7 @@ def code(stage: str, experiment: str | None = None) -> list[str]:
     folder = Path(__file__).parent
     files = [folder / name for name in ("experiments/__main__.py", "experiments/base.py", "results.py", *_CODE[stage])]
     if experiment is not None:
-        files += [folder / name for name in _with_imported(folder, f"experiments/{experiment}.py")]
+        files += [folder / name for name in modules(experiment)]
     if stage in _TEMPLATES:
         files += sorted((folder.parents[1] / "workflow/templates").glob(_TEMPLATES[stage]))
     # Relative paths, so that Snakemake accepts a moved checkout.
@@ -180,8 +180,12 @@ def code(stage: str, experiment: str | None = None) -> list[str]:
     return [str(path.relative_to(here) if path.is_relative_to(here) else path) for path in files if path.exists()]
 
 
+def modules(experiment: str) -> list[str]:
+    """The file of an experiment, and those of the experiments that it imports, relative to this folder."""
+    return _with_imported(Path(__file__).parent, f"experiments/{experiment}.py")
+
+
 def _with_imported(folder: Path, name: str) -> list[str]:
-    """The file of an experiment, and those of the experiments that it imports."""
     found, path = [name], folder / name
     for one, other in _IMPORTED.findall(path.read_text("utf-8")) if path.exists() else ():
         found += _with_imported(folder, f"experiments/{one or other}.py")
