@@ -37,12 +37,10 @@ WORDS = {
     r"\bis told the\b": "receives, is given",
     r"at the end of the rates\b": "the smallest or largest learning rate tried",
     r"\b(loses?|gains?) -\d": "is ... points lower",
-    r"\btells what\b": "lists what",
-    r"\bis another one\b": "has another cause, or name it",
 }
 # American spelling in pages, templates, comments, docstrings and messages. Names, also those of recorded settings, keep
 # theirs: a word next to a quote, a backtick, a dot or an underscore is a name.
-_STEMS = "optim|initial|normal|equal|quant|regular|general|minim|maxim|synchron|summar|organ|recogn|parametr|character|visual|memor"
+_STEMS = "optim|initial|normal|equal|quant|regular|general|minim|maxim|synchron|summar|organ|recogn|parametr|character"
 BRITISH = re.compile(
     rf"(?<![\w.'\"`/=-])(?:(?:un|re)?(?:{_STEMS})is(?:e[drs]?|ers|ing|ations?)|(?:colour|behaviour|neighbour|favour)\w*|"
     r"licences?|grey|learnt)(?![\w'\"`/=(]|\.\w|: )",
