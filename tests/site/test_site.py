@@ -95,6 +95,16 @@ def test_links_and_anchors_lead_somewhere(site, pages):
                 assert unquote(parts.fragment) in pages[target].anchors, f"{path.name}: {link}"
 
 
+def test_the_page_for_missing_pages_links_from_the_root_of_the_site(site):
+    """It is shown at any address."""
+    text = (site / "404.html").read_text("utf-8")
+    assert '<a href="/index.html">start page</a>' in text
+    page = Reader(text)
+    found = [urlsplit(link).path for link in page.links + page.loaded if not urlsplit(link).scheme]
+    assert all(link.startswith("/") for link in found if link)
+    assert [link for link in found if not (site / unquote(link).lstrip("/")).exists()] == []
+
+
 def test_markdown_is_rendered(pages):
     """A table or list that a code host shows but Python-Markdown does not would end up inside a paragraph."""
     for path, page in pages.items():

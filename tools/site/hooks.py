@@ -12,6 +12,7 @@ import posixpath
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
@@ -118,6 +119,15 @@ def _in_repository(uri: str, target: str) -> str:
     """The path in the repository that a link on a page leads to."""
     source = next((source for source, page in TOP.items() if page == uri), f"docs/{uri}")
     return posixpath.normpath(posixpath.join(posixpath.dirname(source), target))
+
+
+def on_post_template(output: str, /, *, template_name: str, config: MkDocsConfig) -> str:
+    """Name ways out on the page for missing pages, whose menu is closed on a phone."""
+    if template_name != "404.html":
+        return output
+    home = f"{urlsplit(config.site_url or '').path.rstrip('/')}/index.html"
+    words = f'<p>This page does not exist. Go to the <a href="{home}">start page</a>, or search at the top.</p>'
+    return output.replace("</h1>", f"</h1>\n{words}", 1)
 
 
 def _in_site(path: Path) -> str:
