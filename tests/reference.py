@@ -96,14 +96,14 @@ def positive_root(a: float, b: float, c: float) -> float:
 
 
 def signed_matrix(graph: ScaleGraph, g: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """B, shape (p, H), and g as one vector, for units with signs and powers: elements of B are any integers."""
+    """B, shape (p, H), and g as one vector, for units with inverse scales."""
     rows = []
     for name, values in g.items():
         part = torch.zeros(values.numel(), graph.units + 1, dtype=torch.float64)
         scales = graph.params.get(name)
         for numbers, sign in ((scales.row, -1.0), (scales.col, 1.0)) if scales else ():
             number = numbers.expand(values.shape).reshape(-1, 1)
-            part.scatter_add_(1, graph.unit_of(number), sign * graph.power_of(number).double())
+            part.scatter_add_(1, number.abs(), sign * number.sign().double())
         rows.append(part[:, 1:])
     return torch.cat(rows), torch.cat([values.reshape(-1).double() for values in g.values()])
 

@@ -2,7 +2,7 @@
 
 Each architecture is measured at a tiny size and at the size of a published model. For each model the table states how
 many symmetries exist, counted from the configuration by the list of exact scales (values to output projection, queries
-against keys, gains of norms to the layers that read them, hidden channels of ReLU, squared ReLU and gated MLPs), how
+against keys, gains of norms to the layers that read them, hidden channels of ReLU and gated MLPs), how
 many of them ``extract_graph`` finds, and by how much outputs change
 
 1. in float32, under ``pathcond.rescale_`` with all of ten sweeps (``damping=1``);
@@ -215,10 +215,10 @@ ARCHITECTURES: dict[str, Architecture] = {
         "FalconForCausalLM", lambda c: _layers(c) * (c.hidden_size + _head(c) + _head(c) // 2)),
     "gpt_neox": Architecture(
         "GPTNeoXForCausalLM", lambda c: _layers(c) * (3 * c.hidden_size + _partly_rotary(c)) + _last(c)),
-    "nemotron": Architecture(  # squared ReLU
+    "nemotron": Architecture(  # no scale crosses its squared ReLU
         "NemotronForCausalLM",
         lambda c: _layers(c) * (
-            2 * c.hidden_size + c.num_key_value_heads * _head(c) + c.intermediate_size
+            2 * c.hidden_size + c.num_key_value_heads * _head(c)
             + _partly_rotary(c) * c.num_key_value_heads // c.num_attention_heads) + _last(c)),
     "bert": Architecture("BertForSequenceClassification", lambda c: _attention(c) + c.hidden_size),
     "distilbert": Architecture(  # and a hidden ReLU layer of the head

@@ -47,9 +47,8 @@ class ParamScales:
 
     Both are integer tensors that broadcast to the parameter's shape. Unit ``h`` of the graph is number ``h + 1``;
     0 stands for no unit, and a negative number for a unit's inverse scale, which attention keys have to their queries.
-    Numbers above those of the units stand for powers of a unit's scale; see :attr:`ScaleGraph.powers`. The parameter is
-    multiplied by ``exp(log[row] - log[col])``, log lambda by number: log[-n] = -log[n]. With an ``offset``, as in gains
-    written ``1 + weight``, the sum ``offset + parameter`` is multiplied.
+    The parameter is multiplied by ``exp(log[row] - log[col])``, log lambda by number: log[-n] = -log[n]. With an
+    ``offset``, as in gains written ``1 + weight``, the sum ``offset + parameter`` is multiplied.
     """
 
     row: Tensor
@@ -116,9 +115,6 @@ class ScaleGraph:
         trace: the recorded forward pass in eval mode; None in a graph that was pickled.
         signature: a digest of that pass; a model with another one is refused.
         arguments: the arguments of that pass, with tensors on the meta device; None where they are not known.
-        powers: shape (n, 2): number ``units + 1 + i`` is that of unit number ``powers[i, 0]`` at the power
-            ``powers[i, 1]`` of its scale, which weights behind a squared ReLU have. Sorted by power, then unit; without
-            operations of another degree than one, n is 0.
     """
 
     units: int
@@ -132,7 +128,6 @@ class ScaleGraph:
     options: Mapping[str, Any]
     frozen_by_module: Mapping[str, tuple[Frozen, ...]] = field(repr=False)
     trace: Trace | None = field(repr=False)
-    powers: Tensor = field(default_factory=lambda: torch.zeros(0, 2, dtype=torch.int64), repr=False)
     signature: str = ""
     arguments: Any = field(default=None, repr=False)
     _known: WeakKeyDictionary[nn.Module, Any] = field(default_factory=WeakKeyDictionary, repr=False, compare=False)
@@ -197,35 +192,12 @@ class ScaleGraph:
         """Whether each unit is entered or left by one of the named parameters, shape (units,)."""
         found = torch.zeros(self.units + 1, dtype=torch.bool)
         for scales in (self.params[name] for name in names if name in self.params):
-            found[self.unit_of(scales.row)] = found[self.unit_of(scales.col)] = True
+            found[scales.row.abs()] = found[scales.col.abs()] = True
         return found[1:]
-
-    @property
-    def numbers(self) -> int:
-        """The largest number of :class:`ParamScales`: ``units``, and one more for each power of a unit."""
-        return self.units + len(self.powers)
 
     def by_number(self, u: Tensor) -> Tensor:
         """Extend log-scales, shape (units,), so that numbers are indices: 0 gives 0, -n the opposite of n."""
-        if len(self.powers):
-            units, degrees = self.powers.to(u.device).unbind(1)
-            u = torch.cat((u, u[units - 1] * degrees))
         return torch.cat((u.new_zeros(1), u, -u.flip(0)))
-
-    def unit_of(self, numbers: Tensor) -> Tensor:
-        """The unit numbers, from 1 to ``units``, that numbers stand for; 0 for no unit."""
-        numbers = numbers.abs()
-        return torch.where(numbers > self.units, self._beyond(numbers, 0), numbers) if len(self.powers) else numbers
-
-    def power_of(self, numbers: Tensor) -> Tensor:
-        """The powers, negative for inverse scales, that numbers stand for; 1 for no unit."""
-        powers = torch.where(numbers < 0, -1, 1)
-        n = numbers.abs()
-        return powers * torch.where(n > self.units, self._beyond(n, 1), 1) if len(self.powers) else powers
-
-    def _beyond(self, numbers: Tensor, column: int) -> Tensor:
-        """A column of ``powers`` at the numbers beyond those of the units."""
-        return self.powers[(numbers - self.units - 1).clamp(min=0), column]
 
 
 @on_cpu
@@ -560,44 +532,19 @@ def _components(count: int, ties: list[Tensor]) -> Tensor:
 
 
 def _representatives(s: ScalePropagation) -> tuple[Tensor, Tensor]:
-    """For each group the smallest group it is tied to, its root, and the power of the unit's scale that it carries.
+    """For each group the smallest group it is tied to, its root, and -1 where it carries the inverse scale, else 1.
 
-    All powers are 1, unless scales are inverse to one another or cross a square; the smallest of a unit is 1 or -1. A
-    group that would have to carry two powers is frozen.
+    A group that would have to carry its own inverse is frozen.
     """
     root = _components(s.count, s.ties)
-    parent: dict[int, tuple[int, float]] = {}  # a smaller group, and the power of its scale that the group carries
-
-    def find(group: int) -> tuple[int, float]:
-        power = 1.0
-        while group in parent:
-            group, step = parent[group]
-            power *= step
-        return group, power
-
-    met: dict[int, None] = {}
-    for pairs, degree in (*((pairs, -1) for pairs in s.inverse_ties), *((pairs, 2) for pairs in s.square_ties)):
-        for a, b in root[pairs].unique(dim=1).T.tolist():
-            met |= {a: None, b: None}
-            (x, p), (y, q) = find(a), find(b)
-            ratio = degree * p / q  # the scale of y is that of x to this power
-            if x != y:
-                parent[max(x, y)] = (x, ratio) if x < y else (y, 1 / ratio)
-            elif ratio != 1:
-                text = "its own inverse" if ratio == -1 else "another power of itself"
-                s.freeze(torch.tensor([x]), Reason("tie", "", f"would have to be {text}"))
-    found = {node: find(node) for node in sorted(met)}
-    smallest = dict[int, float]()
-    for top, power in found.values():
-        smallest[top] = min(smallest.get(top, 1.0), abs(power))
-    nodes, tops = torch.tensor([(node, top) for node, (top, _) in found.items()], dtype=torch.int64).reshape(-1, 2).T
-    powers = torch.tensor([int(power / smallest[top]) for top, power in found.values()], dtype=torch.int32)
-    joined, carried = torch.zeros(s.count, dtype=torch.bool), torch.ones(s.count, dtype=torch.int32)
-    joined[nodes] = True
-    members = joined[root].nonzero()[:, 0]
-    place = torch.searchsorted(nodes.contiguous(), root[members])
-    root[members], carried[members] = tops[place], powers[place]
-    return root, carried
+    nothing = torch.zeros(2, 0, dtype=torch.int64)
+    pairs = 2 * root[torch.cat([nothing, *s.inverse_ties], 1)]  # node 2 g is group g, and 2 g + 1 its inverse
+    other = torch.tensor([[0], [1]])
+    nodes = _components(2 * s.count, [pairs + other, pairs + 1 - other])
+    own = (nodes[::2] == nodes[1::2])[root]
+    s.freeze(root[own].unique(), Reason("tie", "", "would have to be its own inverse"))
+    found = nodes[2 * root]
+    return found // 2, (1 - 2 * (found % 2)).int()
 
 
 def _joint_uses(s: ScalePropagation) -> dict[str, Use]:
@@ -625,7 +572,11 @@ def _assemble(model: nn.Module, s: ScalePropagation, traces: list[Trace], groups
     s.moves.clear()
     s.share_among_experts()
     uses = _joint_uses(s)
-    root, power = _representatives(s)
+    root, sign = _representatives(s)
+    for name, use in uses.items():
+        row, col = (root[end] * sign[end] for end in (use.row, use.col))
+        twice = torch.isin(row, -col[col != 0]) if bool((row < 0).any() | (col < 0).any()) else row < 0
+        s.freeze(row[twice].abs(), Reason("tie", "", f"would be divided twice in parameter '{name}'"))
     why = torch.full((s.count,), len(s.reasons), dtype=torch.int32)
     for groups, reason in s.frozen:
         why.scatter_reduce_(0, root[groups], torch.full_like(groups, reason, dtype=torch.int32), "amin")
@@ -633,17 +584,17 @@ def _assemble(model: nn.Module, s: ScalePropagation, traces: list[Trace], groups
     for use in (use for each in s.uses.values() for use in each):
         for end, same, inverse in ((use.row, entered, left), (use.col, left, entered)):
             groups = end[end > FROZEN]
-            same[root[groups[power[groups] > 0]]] = True
-            inverse[root[groups[power[groups] < 0]]] = True
+            same[root[groups[sign[groups] > 0]]] = True
+            inverse[root[groups[sign[groups] < 0]]] = True
     s.uses.clear()
     roots = (entered & left & (why == len(s.reasons))).nonzero()[:, 0]  # only roots are marked
-    frozen, by_module = _frozen(s, root, power, why, left, groups_in_eval)
+    frozen, by_module = _frozen(s, root, sign, why, left, groups_in_eval)
     s.frozen.clear()
     del why, entered, left
     number = torch.zeros(s.count, dtype=torch.int32)
     number[roots] = torch.arange(1, len(roots) + 1, dtype=torch.int32)
-    number, powers = _numbers(number[root], power, len(roots))
-    del root, power
+    number = number[root].mul_(sign)
+    del root, sign
     params: dict[str, ParamScales] = {}
     shared: dict[Any, Tensor] = {}  # layers that read the same channels share one tensor
     for name, use in uses.items():
@@ -668,22 +619,8 @@ def _assemble(model: nn.Module, s: ScalePropagation, traces: list[Trace], groups
         options={},
         frozen_by_module=by_module,
         trace=traces[0],
-        powers=powers,
         signature=signature(traces[0]),
     )
-
-
-def _numbers(units: Tensor, power: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Numbers of units at some powers, and :attr:`ScaleGraph.powers` of the graph."""
-    if int(power.abs().amax()) == 1:
-        return units.mul_(power), torch.zeros(0, 2, dtype=torch.int64)
-    power = power.long()
-    key = torch.where((units > 0) & (power.abs() > 1), power.abs() * (count + 1) + units, 0)
-    keys, place = key.unique(return_inverse=True)
-    first = count + 1 - int(keys[0] == 0)  # of the numbers beyond the units
-    numbers = torch.where(key > 0, first + place, units) * power.sign()
-    keys = keys[keys > 0]
-    return numbers, torch.stack((keys % (count + 1), keys // (count + 1)), 1)
 
 
 def _layers(s: ScalePropagation, number: Tensor) -> dict[str, Tensor]:
@@ -691,13 +628,13 @@ def _layers(s: ScalePropagation, number: Tensor) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for layer in s.layers:
         numbers = number[layer.first : layer.first + layer.size].long()
-        if layer.name not in found and not layer.squares and bool(numbers.any()):
+        if layer.name not in found and bool(numbers.any()):
             found[layer.name] = numbers
     return found
 
 
 def _frozen(
-    s: ScalePropagation, root: Tensor, power: Tensor, why: Tensor, left: Tensor, groups_in_eval: int
+    s: ScalePropagation, root: Tensor, sign: Tensor, why: Tensor, left: Tensor, groups_in_eval: int
 ) -> tuple[tuple[Frozen, ...], dict[str, tuple[Frozen, ...]]]:
     """Count the frozen hidden channels by reason and by module; one that several passes or calls make counts once."""
     known = {layer.name for layer in s.layers if layer.first < groups_in_eval}
@@ -705,10 +642,10 @@ def _frozen(
     by_module: dict[str, tuple[Frozen, ...]] = {}
     counted: dict[str, list[tuple[Tensor, Tensor]]] = {}
     for layer in s.layers:
-        if layer.squares or not layer.hidden or (layer.first >= groups_in_eval and layer.name in known):
+        if not layer.hidden or (layer.first >= groups_in_eval and layer.name in known):
             continue
         carried = slice(layer.first, layer.first + layer.size)
-        scales = root[carried], power[carried]
+        scales = root[carried], sign[carried]
         if any(all(map(torch.equal, scales, other)) for other in counted.setdefault(layer.name, [])):
             continue  # the module is called again
         counted[layer.name].append(scales)

@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, repeat, zip_longest
+from itertools import chain, product, repeat, zip_longest
 from typing import Any, Literal
 
 import torch
@@ -40,7 +40,6 @@ class ParamSlice:
             convolutions), or where all entries belong to one channel.
         index: the entries along that axis, as a slice where they are evenly spaced, else one by one.
         inverse: whether the entries follow the inverse factors, as keys do where queries have the factors.
-        degree: power of the factors by which the entries are multiplied or divided: 2 behind a squared ReLU.
         offset: a number that is added to the parameter where it is used, as in gains written ``1 + weight``: the
             factors act on the sum.
         channel: for each of the entries, the number of its channel within the group. With ``axis`` None, a tensor
@@ -54,7 +53,6 @@ class ParamSlice:
     inverse: bool
     offset: float
     channel: Tensor = field(repr=False)
-    degree: int = 1
 
     @property
     def module(self) -> str:
@@ -70,14 +68,12 @@ class ParamSlice:
             text, whole = f"{len(self.index)} of {self.shape[self.axis or 0]}", False
         marks = [":"] * len(self.shape)
         if self.axis is None and bool((self.channel < 0).any()):
-            count = f"{int((self.channel >= 0).sum())} of {self.channel.numel()} channels"
-            return f"{self.parameter} ({count}{f', power {self.degree}' if self.degree > 1 else ''})"
+            return f"{self.parameter} ({int((self.channel >= 0).sum())} of {self.channel.numel()} channels)"
         if not whole:
             marks[self.axis or 0] = text
         sum_with = f"{self.offset:g} + " if self.offset else ""
         place = "" if whole else f"[{', '.join(marks)}]"
-        power = f" (power {self.degree})" if self.degree > 1 else ""
-        return sum_with + self.parameter + place + power + (" (inverse)" if self.inverse else "")
+        return sum_with + self.parameter + place + (" (inverse)" if self.inverse else "")
 
 
 @dataclass(frozen=True)
@@ -96,8 +92,6 @@ class ScaleGroup:
     Attributes:
         name: the module that makes the channels.
         channels: number of channels with a scale of their own.
-        degree: power of the factor by which consumers are divided: 1, or the degree of the operation in front of them,
-            which is 2 for squared ReLU. If consumers differ, it is the largest; each part has a ``degree`` of its own.
         producers: what the factors multiply.
         consumers: what the factors divide.
         where: for frozen channels, the module of the operation that froze them; else empty.
@@ -107,7 +101,6 @@ class ScaleGroup:
 
     name: str
     channels: int
-    degree: int
     producers: tuple[ParamSlice, ...]
     consumers: tuple[ParamSlice, ...]
     where: str = ""
@@ -216,10 +209,9 @@ def scale_groups(
     for group, name in enumerate(names):
         rows, cols = (tuple(part for r, part in members.get(group, ()) if r == role) for role in ("row", "col"))
         units = by_group[group] - 1
-        degree = max((part.degree for part in cols), default=1)
-        free.append(ScaleGroup(name, len(units), degree, rows, cols, units=units, _source=source))
+        free.append(ScaleGroup(name, len(units), rows, cols, units=units, _source=source))
     frozen = [
-        ScaleGroup(name, entry.channels, 1, (), (), entry.where, entry.reason)
+        ScaleGroup(name, entry.channels, (), (), entry.where, entry.reason)
         for name, entries in graph.frozen_by_module.items()
         for entry in entries
     ]
@@ -235,18 +227,17 @@ def _group_numbers(graph: ScaleGraph) -> tuple[Tensor, list[str]]:
     place = {name: index for index, name in enumerate(modules)}
     made_by = torch.full((graph.units + 1,), len(modules))
     for name, scales in graph.params.items():  # for modules with several layers, of which the graph lists the first
-        entered = graph.unit_of(scales.row[scales.row > 0].unique())
+        entered = scales.row[scales.row > 0].unique()
         made_by[entered] = made_by[entered].clamp(max=place[owner(name)])
     for name, numbers in reversed(list(graph.layers.items())):
-        made_by[graph.unit_of(numbers)] = place[name]
+        made_by[numbers.abs()] = place[name]
     draws = torch.Generator().manual_seed(0)
     # A random hash of the module that makes a unit and of the parameters that touch it.
     signature = torch.randint(1 << 40, (len(modules) + 1,), generator=draws)[made_by]
     for scales in graph.params.values():
         for numbers in (scales.row, scales.col):
-            powers = graph.power_of(numbers)
-            for power in [1, -1, *(powers[powers.abs() > 1].unique().tolist())]:
-                touched = graph.unit_of(numbers[(powers == power) & (numbers != 0)]).unique()
+            for sign in (1, -1):
+                touched = numbers[numbers * sign > 0].abs().unique()
                 signature[touched] += torch.randint(1 << 40, (1,), generator=draws)
     kinds, kind = signature[1:].unique(return_inverse=True)
     first = torch.full((len(kinds),), graph.units).scatter_reduce_(0, kind, torch.arange(graph.units), "amin")
@@ -267,22 +258,20 @@ def _members(graph: ScaleGraph, group: Tensor) -> dict[int, list[tuple[str, Para
         shape = graph.shapes[name]
         for role, numbers in (("row", scales.row), ("col", scales.col)):
             axes = [axis for axis, size in enumerate(numbers.shape) if size > 1]
-            units, powers = graph.unit_of(numbers), graph.power_of(numbers)
-            owners, channel = group[units], within[units]
-            for index in owners[owners >= 0].unique().tolist():
-                for power in sorted(
-                    powers[owners == index].unique().tolist(), key=lambda power: (power < 0, abs(power))
-                ):
-                    mask = (owners == index) & (powers == power)
-                    places = mask.reshape(-1).nonzero()[:, 0]
-                    if len(axes) == 1:
-                        axis, entries, which = axes[0], _as_slice(places), channel.reshape(-1)[places]
-                        in_order = order_of_channels[: len(which)]
-                        which = in_order if torch.equal(which, in_order) else which
-                    else:
-                        axis, entries, which = None, slice(0, numbers.numel(), 1), torch.where(mask, channel, -1)
-                    part = ParamSlice(name, shape, axis, entries, power < 0, scales.offset, which, abs(power))
-                    found.setdefault(index, []).append((role, part))
+            owners, channel = group[numbers.abs()], within[numbers.abs()]
+            for index, sign in product(owners[owners >= 0].unique().tolist(), (1, -1)):
+                mask = (owners == index) & (numbers * sign > 0)
+                places = mask.reshape(-1).nonzero()[:, 0]
+                if not len(places):
+                    continue
+                if len(axes) == 1:
+                    axis, entries, which = axes[0], _as_slice(places), channel.reshape(-1)[places]
+                    in_order = order_of_channels[: len(which)]
+                    which = in_order if torch.equal(which, in_order) else which
+                else:
+                    axis, entries, which = None, slice(0, numbers.numel(), 1), torch.where(mask, channel, -1)
+                part = ParamSlice(name, shape, axis, entries, sign < 0, scales.offset, which)
+                found.setdefault(index, []).append((role, part))
     return found
 
 
@@ -310,9 +299,8 @@ def groups_to_awq_mappings(
 
     In such a mapping the output channels of one smooth layer, a norm or a linear layer, are in their order the input
     channels of all balance layers, which are linear. Groups of another form (queries against keys, values that several
-    query heads share, convolutions, channels along a residual connection) have no such mapping and are left out. So are
-    groups of another degree than 1, because these tools divide by the scale itself. Of gains written ``1 + weight`` a
-    tool must scale the sum; llm-compressor does.
+    query heads share, convolutions, channels along a residual connection) have no such mapping and are left out. Of
+    gains written ``1 + weight`` a tool must scale the sum; llm-compressor does.
 
     Args:
         groups: what :func:`scale_groups` found.
@@ -339,7 +327,7 @@ def groups_to_awq_mappings(
 def groups_to_cle_pairs(groups: Iterable[ScaleGroup]) -> list[tuple[str, str]]:
     """Pairs of layers for cross-layer equalization: all outputs of the first are the inputs of the second alone.
 
-    The second may be a depthwise convolution. Groups of another degree than 1 are left out.
+    The second may be a depthwise convolution.
     """
     pairs = []
     for group in groups:
@@ -353,7 +341,7 @@ def groups_to_cle_pairs(groups: Iterable[ScaleGroup]) -> list[tuple[str, str]]:
 
 def _plain(part: ParamSlice) -> bool:
     """Whether each channel of a slice is one index along one axis, multiplied or divided by the factor itself."""
-    return not part.inverse and not part.offset and part.axis is not None and part.degree == 1
+    return not part.inverse and not part.offset and part.axis is not None
 
 
 def _whole(part: ParamSlice, channels: int) -> bool:
@@ -394,7 +382,7 @@ def _split_experts(group: ScaleGroup) -> list[tuple[str, list[str]]]:
     if {part.module for part in group.producers} == {fused[0].module}:  # hidden channels of each expert
         name, count = fused[0].module, fused[0].shape[0]
         weights = [part for part in (*group.producers, *group.consumers) if len(part.shape) == 3]
-        plain = len(weights) == 2 and all(part.degree == 1 and not part.inverse for part in weights)
+        plain = len(weights) == 2 and not any(part.inverse for part in weights)
         if not plain or group.channels % count:
             return []
         order = torch.arange(group.channels).reshape(count, -1)
@@ -543,14 +531,14 @@ def _disagreement(
     made = row.long().expand(graph.shapes[name]).movedim(axis, 0)[-size:]
     while made.ndim > 1:
         made = made[:, 0]
-    units = graph.unit_of(made)
+    units = made.abs()
     if not bool(units.all()):
         reasons = [str(entry) for entry in graph.frozen_by_module.get(owner(name), ())]
         return f"channels of '{owner(name)}' are not free: {'; '.join(reasons) or 'no scale group has them'}", ()
     if graph.params[name].offset and not offset:
         return f"'{name}' is used as {graph.params[name].offset:g} + weight", ()
     u = torch.zeros(graph.units, dtype=torch.float64)
-    u[units - 1] = exponents / graph.power_of(made)
+    u[units - 1] = exponents * made.sign()
     log = graph.by_number(u)
     wanted = {name: (axis, n, divide) for name, axis, n, divide in scaled}
     omitted, other = [], []

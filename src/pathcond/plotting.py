@@ -37,7 +37,7 @@ def plot(report: Any, axes: Any = None) -> Any:
     dead[list(report.solution.dead)] = True
     for place, name in enumerate(names):
         numbers = graph.layers.get(name, torch.zeros(0, dtype=torch.int64))
-        units = graph.unit_of(numbers[numbers != 0]) - 1
+        units = numbers[numbers != 0].abs() - 1
         x = place + 0.5 * torch.linspace(-0.5, 0.5, len(units)) if len(units) > 1 else torch.full((len(units),), place)
         y = report.scales[name].cpu()[numbers != 0] if len(units) else torch.zeros(0)
         for chosen, style in (

@@ -147,7 +147,7 @@ class Rescaling:
         first: dict[int, str] = {}  # the module in which a unit is counted
         for name in self.modules:
             numbers = self.graph.layers.get(name, torch.zeros(0, dtype=torch.int64))
-            units = self.graph.unit_of(numbers[numbers != 0]).unique().tolist()
+            units = numbers[numbers != 0].abs().unique().tolist()
             free = Counter(why[h - 1] for h in units if first.setdefault(h, name) == name)
             frozen = self.graph.frozen_by_module.get(name, ())
             reasons = [f"{entry.channels} frozen at '{entry.where or 'the model'}': {entry.reason}" for entry in frozen]
@@ -239,8 +239,7 @@ def rescale_(
         objective: what the scales are chosen for, in ten sweeps over all units. ``paths``: diag(G) as close to a
             constant as possible, as in the paper. ``norms``: a small sum of squared weights; biases have no part in it,
             but are scaled with their unit, and a gain of a normalization that enters a unit is a weight.
-        clamp: bound on every ``|log lambda|`` of the sweeps, before damping; None for none, as in the paper. Weights
-            behind a squared ReLU are divided by ``lambda**2``.
+        clamp: bound on every ``|log lambda|`` of the sweeps, before damping; None for none, as in the paper.
         damping: factor in (0, 1] by which the log-scales of the sweeps are multiplied, so that
             ``|log lambda| <= damping * clamp``. None means 0.5 for ``paths`` and 1 for ``norms``; 1 is the paper's.
         graph: a graph extracted earlier.

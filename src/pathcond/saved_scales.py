@@ -32,7 +32,7 @@ class Scales:
 
     def save(self, path: str | Path) -> None:
         """Write the scales to a safetensors file; :func:`load_scales` reads it."""
-        tensors = {"log_scales": self.log_scales.detach().double().cpu(), "powers": self.graph.powers.int()}
+        tensors = {"log_scales": self.log_scales.detach().double().cpu()}
         for name, scales in self.graph.params.items():
             tensors[f"row/{name}"], tensors[f"col/{name}"] = scales.row.int(), scales.col.int()
             if scales.offset:
@@ -93,7 +93,6 @@ def load_scales(path: str | Path) -> Scales:
         trace=None,
         signature=facts["signature"],
         arguments=_decoded(facts["arguments"]),
-        powers=tensors.get("powers", torch.zeros(0, 2)).long(),
     )
     return Scales(graph, log_scales)
 

@@ -5,15 +5,14 @@ h minus number that leave it; (Bu)_i is u of the unit that parameter i leaves mi
 
     F(u) = p log(sum_i exp((Bu)_i) g_i) - sum_i (Bu)_i
 
-Along one unit's log-scale the sum is ``sum_k X_k exp(k z) + D``: X_1 leaves the unit, X_-1 enters it, other powers k
-come from squared ReLU and attention, D is the rest. F is least where ``sum_k (k p + A) X_k exp(k z) + A D = 0``.
+Along one unit's log-scale the sum is ``X_1 exp(z) + X_-1 exp(-z) + D``: X_1 leaves the unit, X_-1 enters it, D is the
+rest. F is least where ``(A + p) X_1 exp(z) + (A - p) X_-1 exp(-z) + A D = 0``.
 The sum of squared weights is the same problem at -u with ``w^2`` for g and A = 0, so one :class:`Problem` serves both.
 """
 
 from __future__ import annotations
 
 import math
-from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -30,8 +29,6 @@ from pathcond.isolation import on_cpu
 from pathcond.rules.base import compress
 
 _FEW = 1 << 25  # sums up to which a solve on the CPU is faster than one on a GPU
-_NEAR = 40.0  # largest |u| up to which sums are computed as they are, not as logarithms
-_FAR = 150.0  # so are fractions of the sum above exp(-_FAR)
 _TOLERANCE = 1e-10  # of the largest entry of the gradient of F / p at the optimum
 _AT_BOUND = 1.0 - 1e-12  # a log-scale above this fraction of the bound counts as at the bound
 
@@ -194,22 +191,19 @@ def balance_norms(
 class Block:
     """Sums of g between units: element (b, i, j) of ``m * exp(log)`` is multiplied by the scales of its two ends.
 
-    The ends are shaped (b, i) and (b, j): their units, the powers at which their scales act (-1 where an element
-    enters a unit, 1 where it leaves one), and their slots; see :meth:`Problem.by_slot`.
+    The ends are numbers of units, shaped (b, i) and (b, j): n where an element leaves unit n, -n where it enters it.
     """
 
     m: Tensor
     log: float
-    units: Sequence[Tensor]
-    powers: Sequence[Tensor]
-    slots: Sequence[Tensor]
+    ends: Sequence[Tensor]
 
 
 @dataclass(frozen=True)
 class Side:
     """One end of a block in a layer: row i of ``m`` belongs to unit ``positions[i]``, or to unit i if that is None.
 
-    ``others`` are the slots of the other end: one vector for all rows, or one for each matrix of a batch.
+    ``others`` are the numbers at the other end: one vector for all rows, or one for each matrix of a batch.
     """
 
     power: int
@@ -218,30 +212,31 @@ class Side:
     others: Tensor
     positions: Tensor | None
 
-    def at_others(self, x: Tensor) -> Tensor:
-        """Numbers by slot, taken at the other end."""
-        return x.index_select(0, self.others) if self.others.ndim == 1 else x[self.others]
-
-    def sums(self, factors: Tensor) -> Tensor:
-        """Sum of each row times factors of its elements."""
-        factors = factors.to(self.m.device)
-        return (self.m @ factors if factors.ndim == 1 else torch.bmm(self.m, factors[:, :, None]).flatten()).cpu()
+    def logs(self, v: Tensor) -> Tensor:
+        """Logarithms of the sums of the rows, for log-scales by number."""
+        x = v.index_select(0, self.others) if self.others.ndim == 1 else v[self.others]
+        top = float(x.amax())
+        factors = (x - top).exp_().to(self.m.device)
+        sums = self.m @ factors if factors.ndim == 1 else torch.bmm(self.m, factors[:, :, None]).flatten()
+        return sums.cpu().log_() + (top + self.log)
 
 
 @dataclass
 class Layer:
     """Units from ``lo`` to before ``hi``, which are updated together: no element has two of them as its ends.
 
-    ``plain``: all powers are +-1. ``moving``: positions of the units that do not keep their scale; None for all.
-    ``coefficients``: of the quadratics of all units in the layer that move.
+    ``own``: by power, logarithms of the elements with one end. ``moving``: positions of the units that do not keep
+    their scale; None for all. The rest are coefficients of the quadratics; see :meth:`Problem.sweep`.
     """
 
     lo: int
     hi: int
+    own: Mapping[int, Tensor]
     sides: list[Side] = field(default_factory=list)
-    plain: bool = True
     moving: Tensor | None = None
-    coefficients: Sequence[list[float]] = ()
+    entered: Tensor = field(default_factory=lambda: torch.zeros(0))
+    ratio: Tensor = field(default_factory=lambda: torch.zeros(0))
+    factors: Sequence[list[float]] = ()
 
     def select(self, x: Tensor) -> Tensor:
         """The entries of the units that move."""
@@ -278,72 +273,51 @@ class Problem:
             self.size += t.numel()
             del t
         balance = torch.zeros(graph.units + 1, dtype=torch.float64)
-        nothing = torch.zeros(0, dtype=torch.int64)
-        alone = [[nothing, nothing, nothing.double()]]  # units, powers and logarithms of elements with at most one unit
+        alone = [(torch.zeros(0, dtype=torch.int64), balance[:0])]  # numbers and logarithms of elements with one end
         for (ends, count, log), m in zip(parts, _on_cpu_if_few(sums), strict=True):
-            units, powers = ([f(end) for end in ends] for f in (graph.unit_of, graph.power_of))
-            for unit, power in zip(units, powers, strict=True) if linear else ():
-                balance.index_add_(0, unit.flatten(), power.flatten().double() * (-count / unit.numel()))
+            for end in ends if linear else ():
+                balance.index_add_(0, end.abs().flatten(), end.sign().flatten().double() * (-count / end.numel()))
             if len(ends) == 2:
-                alone += self._add_block(ends, units, powers, m, log)
+                alone += self._add_block(ends, m, log)
             else:
-                none = [torch.zeros(1, dtype=torch.int64)]
-                alone.append([(units or none)[0], (powers or none)[0], m.log().cpu() + log])
+                alone.append((ends[0] if ends else torch.zeros(1, dtype=torch.int64), m.log().cpu() + log))
         self.balance = balance[1:]
-        unit, power, logs = map(torch.cat, zip(*alone, strict=True))
-        power = torch.where(unit > 0, power, 0)
-        self.constant = torch.logsumexp(logs[power == 0], 0)  # logarithm of what no scale changes
-        self.own = {  # by power, logarithms of the elements with one unit
-            k: _gather(unit[power == k], logs[power == k], graph.units + 1)[1:]
-            for k in {-1, 1, *power.unique().tolist()} - {0}
-        }
+        numbers, logs = map(torch.cat, zip(*alone, strict=True))
+        self.own = _gather(numbers % (2 * graph.units + 1), logs, 2 * graph.units + 1)  # by number; 0: no scale
         self._add_layers()
-        at_zero = torch.zeros(graph.units, dtype=torch.float64)
+        at_zero, a = torch.zeros_like(self.own), self.balance
         self.start = float(self.log_sum(at_zero))
-        found = [self.terms(layer, at_zero) for layer in self.layers]
-        terms = {k: torch.cat([at_zero[:0], *(x[k] for x in found)]) for k in self.own}
+        present = [torch.minimum(*self.terms(layer, at_zero)) > -math.inf for layer in self.layers]
         # F has no minimum along the log-scale of a dead unit.
-        powers = torch.stack([torch.where(x > -math.inf, float(k), 0.0) for k, x in terms.items()])
-        rises, falls = (powers.amax(0), powers.amin(0))
-        a = self.balance
-        self.dead = (rises <= 0) | (falls >= 0) | (rises * self.size + a <= 0) | (falls * self.size + a >= 0)
+        self.dead = ~torch.cat([a[:0].bool(), *present]) | (a.abs() >= self.size)
         self.still = self.dead if fixed is None else self.dead | fixed
-        lowest = (
-            min(float(torch.where(x > -math.inf, x, math.inf).amin()) for x in terms.values()) if graph.units else 0.0
-        )
-        self.near = lowest - self.start > -_FAR and all(abs(b.log - self.start) < 500 for b in self.blocks)
-        self.ratio = (self.size + a.abs()) / (self.size - a.abs())
-        for layer, x in zip(self.layers, found, strict=True):
+        for layer in self.layers:
             here = slice(layer.lo, layer.hi)
-            layer.plain = not any(bool((x[k] > -math.inf).any()) for k in x if abs(k) != 1)
             layer.moving = (~self.still[here]).nonzero()[:, 0] if bool(self.still[here].any()) else None
-            size, ratio = layer.select(a[here]).abs(), layer.select(self.ratio[here])
-            layer.coefficients = (size / (2 * (self.size - size))).tolist(), (1 / ratio).tolist()
+            a = layer.select(self.balance[here])
+            rest, ratio = self.size - a.abs(), (self.size + a.abs()) / (self.size - a.abs())
+            layer.entered, layer.ratio = a > 0, ratio.log()
+            layer.factors = (a.abs() / (2 * rest)).tolist(), (1 / ratio).tolist()
 
-    def _add_block(
-        self, ends: list[Tensor], units: list[Tensor], powers: list[Tensor], m: Tensor, log: float
-    ) -> list[list[Tensor]]:
-        """Add a block; returns units, powers and logarithms of its elements with one unit at both ends."""
+    def _add_block(self, ends: list[Tensor], m: Tensor, log: float) -> list[tuple[Tensor, Tensor]]:
+        """Add a block; returns numbers and logarithms of elements with one unit at both ends, whose scales cancel."""
         alone = []
-        if _overlap(*units) and bool(torch.isin(*units).any()):
-            same = (units[0][:, :, None] == units[1][:, None, :]) & (units[0][:, :, None] > 0)
-            b, i, j = same.nonzero(as_tuple=True)
-            same = same.to(m.device)
-            alone.append([units[0][b, i], powers[0][b, i] + powers[1][b, j], m[same].log().cpu() + log])
-            alone[0][0] = torch.where(alone[0][1] == 0, 0, alone[0][0])
+        if _overlap(ends[0], -ends[1]) and bool(torch.isin(ends[0], -ends[1]).any()):
+            same = ((ends[0][:, :, None] == -ends[1][:, None, :]) & (ends[0][:, :, None] != 0)).to(m.device)
+            logs = m[same].log().cpu() + log
+            alone.append((torch.zeros(len(logs), dtype=torch.int64), logs))
             m[same] = 0.0
         top = float(m.amax())
         if top > 0:
             m, log = (m, log) if 1e-100 < top < 1e100 else (m.div_(top), log + math.log(top))
-            slots = [torch.where(end < 0, self.graph.numbers - end, end) for end in ends]
-            self.blocks.append(Block(m, log, units, powers, slots))
+            self.blocks.append(Block(m, log, ends))
         return alone
 
     def _add_layers(self) -> None:
         """Set the layers; one whose units a parameter connects with each other becomes a layer for each unit."""
         sizes = list(self.graph.groups)
         layer_of = _layer_of(sizes)
-        owners = [[layer_of[unit] for unit in block.units] for block in self.blocks]
+        owners = [[layer_of[end.abs()] for end in block.ends] for block in self.blocks]
         coupled = {
             n
             for first, second in owners
@@ -353,80 +327,63 @@ class Problem:
         if coupled:
             sizes = [part for n, size in enumerate(sizes) for part in ([1] * size if n in coupled else [size])]
             layer_of = _layer_of(sizes)
-            owners = [[layer_of[unit] for unit in block.units] for block in self.blocks]
-        self.layers = [Layer(*ends) for ends in pairwise(accumulate(sizes, initial=0))]
+            owners = [[layer_of[end.abs()] for end in block.ends] for block in self.blocks]
+        own = self.own[1:].view(2, -1)
+        self.layers = [
+            Layer(lo, hi, {1: own[0, lo:hi], -1: own[1].flip(0)[lo:hi]})
+            for lo, hi in pairwise(accumulate(sizes, initial=0))
+        ]
         for b, owner in zip(self.blocks, owners, strict=True):
-            for unit, power, m, others, of in zip(b.units, b.powers, (b.m, b.m.mT), b.slots[::-1], owner, strict=True):
-                powers, layers = _distinct(power), _distinct(of)
-                for n, k in [(n, k) for n in layers if n >= 0 for k in powers]:
-                    whole = len(powers) == len(layers) == 1
-                    at = torch.ones_like(of, dtype=torch.bool) if whole else (of == n) & (power == k)
-                    if whole or bool(at.any()):
-                        self._add_side(self.layers[n], k, at, whole, unit, m, others, b.log)
+            for end, m, others, of in zip(b.ends, (b.m, b.m.mT), b.ends[::-1], owner, strict=True):
+                for n, k in [(n, k) for n in _distinct(of) if n >= 0 for k in _distinct(end.sign()) if k]:
+                    at = (of == n) & (end.sign() == k)
+                    if bool(at.any()):
+                        self._add_side(self.layers[n], k, at, end, m, others % (2 * self.graph.units + 1), b.log)
 
-    def _add_side(
-        self, layer: Layer, k: int, at: Tensor, whole: bool, unit: Tensor, m: Tensor, others: Tensor, log: float
-    ) -> None:
+    def _add_side(self, layer: Layer, k: int, at: Tensor, end: Tensor, m: Tensor, others: Tensor, log: float) -> None:
         """Add to a layer the elements of a block at some rows, given as a mask."""
-        positions = unit[at] - (1 + layer.lo)
+        positions = end[at].abs() - (1 + layer.lo)
         aligned = torch.equal(positions, torch.arange(layer.hi - layer.lo))
-        if whole:
+        if bool(at.all()):
             m, others = (m[0], others[0]) if len(m) == 1 else (m, others)
         elif len(m) == 1:
             m, others = m[0, at[0].to(m.device)], others[0]
         else:
             m, others = m[at.to(m.device)][:, None], others[at.nonzero()[:, 0]]
         layer.sides.append(Side(k, m, log, others, None if aligned else positions))
-        if k not in self.own:
-            self.own[k] = torch.full_like(self.balance, -math.inf)
 
     # ---- sums
 
-    def by_slot(self, u: Tensor) -> Tensor:
-        """Log-scales by slot: 0, those of the graph's numbers, and the opposite of each."""
-        v = self.graph.by_number(u)[: self.graph.numbers + 1]
-        return torch.cat((v, -v[1:]))
-
-    def terms(self, layer: Layer, u: Tensor) -> dict[int, Tensor]:
-        """Logarithms of X_k by power k for the units of a layer, shape (units of the layer,)."""
-        lo, hi, v = layer.lo, layer.hi, self.by_slot(u)
-        found = {k: x[lo:hi] for k, x in self.own.items()}
+    def terms(self, layer: Layer, v: Tensor) -> list[Tensor]:
+        """Logarithms of X_1 and X_-1 of a layer's units, without their own scales, for log-scales by number."""
+        found = dict(layer.own)
         for side in layer.sides:
-            x = side.at_others(v)
-            top = float(x.amax())
-            logs = side.sums((x - top).exp_()).log_() + (top + side.log)
-            logs = logs if side.positions is None else _gather(side.positions, logs, hi - lo)
-            found[side.power] = torch.logaddexp(found[side.power], logs)
-        return {k: x + k * u[lo:hi] for k, x in found.items()}
+            logs, k = side.logs(v), side.power
+            logs = logs if side.positions is None else _gather(side.positions, logs, layer.hi - layer.lo)
+            found[k] = torch.logaddexp(found[k], logs)
+        return [found[1], found[-1]]
 
-    def log_sum(self, u: Tensor, without: tuple[int, int] = (0, 0)) -> Tensor:
-        """Log of sum_i exp((Bu)_i) g_i, without parameters that touch a unit of a layer; can be differentiated."""
-        v, kept = self.by_slot(u), torch.ones_like(u, dtype=torch.bool)
-        if without != (0, 0):
-            kept[slice(*without)] = False
-            v = v.masked_fill(self.by_slot((~kept).double()) != 0, -math.inf)
-        logs = [self.constant]
+    def log_sum(self, v: Tensor, without: Layer | None = None) -> Tensor:
+        """Log of sum_i exp((Bu)_i) g_i for log-scales by number, without parameters that touch a layer's units."""
+        if without is not None:
+            v = v.clone()
+            v[without.lo + 1 : without.hi + 1] = v[-without.hi : -without.lo or None] = -math.inf
+        own = self.own + v
+        logs = [torch.logsumexp(own[own.detach() > -math.inf], 0)]
         for b in self.blocks:
-            ends = [v[slots] for slots in b.slots]
+            ends = [v[end] for end in b.ends]
             tops = [float(x.detach().amax()) for x in ends]
             if min(tops) > -math.inf:
                 x, y = ((x - top).exp().to(b.m.device) for x, top in zip(ends, tops, strict=True))
                 total = (x * torch.bmm(b.m, y[:, :, None])[:, :, 0]).sum()
                 logs += [total.log().cpu() + (b.log + sum(tops))] if float(total.detach()) > 0 else []
-        for k, x in self.own.items():
-            chosen = kept & (x > -math.inf)
-            logs += [torch.logsumexp((x + k * u)[chosen], 0)]
         return torch.logsumexp(torch.stack(logs), 0)
-
-    def value(self, u: Tensor) -> float:
-        """F(u)."""
-        return float(self.size * self.log_sum(u) + self.balance @ u)
 
     def gradient(self, u: Tensor) -> tuple[float, Tensor]:
         """F, and its gradient over p, shape (H,); zero for units that keep their scale."""
         at = u.clone().requires_grad_()
         with torch.enable_grad():
-            log_sum = self.log_sum(at)
+            log_sum = self.log_sum(self.graph.by_number(at))
             (slope,) = torch.autograd.grad(log_sum, at)
         value = float(self.size * log_sum.detach() + self.balance @ u)
         return value, torch.where(self.still, 0.0, slope + self.balance / self.size)
@@ -438,129 +395,47 @@ class Problem:
 
         ``value`` is F at ``u``; returns the new log-scales, and F there.
         """
-        log_sum = (value - float(self.balance @ u)) / self.size
-        new, total = self._sweep(u, bound, log_sum)
-        if self.near and not float(new.abs().amax()) < _NEAR:
-            self.near = False
-            new, total = self._sweep(u, bound, log_sum)
+        log_sum, v = (value - float(self.balance @ u)) / self.size, self.graph.by_number(u)
+        with torch.inference_mode():
+            for layer in self.layers:
+                new, total = self._update(layer, v, bound, log_sum)
+                v[layer.lo + 1 : layer.hi + 1], v[-layer.hi : -layer.lo or None] = new, -new.flip(0)
+                log_sum = log_sum + math.log(total) if total > 1e-280 else float(self.log_sum(v))
+        new = v[1 : len(u) + 1].clone()
         if bound < math.inf:
             new = torch.where(new.abs() > bound * _AT_BOUND, new.sign() * bound, new)
-        return new, self.size * (log_sum + _log(total)) + float(self.balance @ new)
+        return new, self.size * log_sum + float(self.balance @ new)
 
-    def _sweep(self, u: Tensor, bound: float, log_sum: float) -> tuple[Tensor, float]:
-        """The new log-scales and the new sum, as a fraction of the old one, whose logarithm is given."""
-        u, total, beyond, near = u.clone(), 1.0, self.graph.numbers, self.near
-        with torch.inference_mode():
-            scales = self.by_slot(u).exp_()
-            own = {k: (x - log_sum).exp_() for k, x in self.own.items()}
-            for layer in self.layers:
-                lo, hi = layer.lo, layer.hi
-                if near and layer.plain:
-                    sums = {k: own[k][lo:hi] for k in (-1, 1)}  # without the layer's own scales
-                    for side in layer.sides:
-                        found, factor = side.sums(side.at_others(scales)), math.exp(side.log - log_sum)
-                        if side.positions is None:
-                            sums[side.power].add_(found, alpha=factor)
-                        else:
-                            sums[side.power].index_add_(0, side.positions, found, alpha=factor)
-                    new, total = self._one_by_one(layer, u, sums, scales[lo + 1 : hi + 1], total, bound, log_sum)
-                    u[lo:hi] = new if layer.moving is None else u[lo:hi].index_copy(0, layer.moving, new)
-                else:
-                    change, factor = self._in_rounds(layer, u, bound, log_sum + _log(total))
-                    u[lo:hi] += change
-                    total *= factor
-                if near and len(self.graph.powers):
-                    scales = self.by_slot(u).exp_()
-                elif near:
-                    plus = torch.exp(u[lo:hi], out=scales[lo + 1 : hi + 1])
-                    torch.reciprocal(plus, out=scales[beyond + lo + 1 : beyond + hi + 1])
-        return u, total
+    def _update(self, layer: Layer, v: Tensor, bound: float, log_sum: float) -> tuple[Tensor, float]:
+        """New log-scales of a layer, and the new sum as a fraction of the old one, whose logarithm is given.
 
-    def _one_by_one(
-        self,
-        layer: Layer,
-        u: Tensor,
-        sums: Mapping[int, Tensor],
-        scales: Tensor,
-        total: float,
-        bound: float,
-        log_sum: float,
-    ) -> tuple[Tensor, float]:
-        """New log-scales of a layer where all powers are +-1, and the new sum: roots of quadratics, in plain numbers.
-
-        Solved for the one of ``X_1 exp(z)`` and ``X_-1 exp(-z)`` whose root does not cancel: the part that the loop
-        finds for each unit. The other one is their product over it. A loop over numbers is faster than tensors here.
+        Each is the root of a quadratic, solved for the one of ``X_1 exp(z)`` and ``X_-1 exp(-z)`` whose root does not
+        cancel: the part that the loop finds for each unit. The other one is their product over it. A loop over numbers
+        is faster than tensors here.
         """
-        (leaves, enters), here = (sums[1], sums[-1]), slice(layer.lo, layer.hi)
-        entered, bounded = self.balance[here] > 0, bound < math.inf
-        old = torch.addcdiv(leaves * scales, enters, scales)
-        first, product = layer.select(torch.where(entered, enters, leaves)), enters.mul_(leaves).mul_(self.ratio[here])
+        u = v[layer.lo + 1 : layer.hi + 1]
+        leaves, enters = (x - log_sum for x in self.terms(layer, v))
+        old = (leaves + u).exp_().add_((enters - u).exp_())
         later = [0.0, *layer.select(old).flip(0).cumsum(0).tolist()]
-        before = total - later.pop()
-        if before < 1e-3 * total:
+        before = 1.0 - later.pop()
+        if before < 1e-3:
             others = 0.0 if layer.moving is None else float(old.index_fill(0, layer.moving, 0.0).sum())
-            before = math.exp(float(self.log_sum(u, (layer.lo, layer.hi))) - log_sum) + others
-        least, most, parts = math.exp(-bound), math.exp(min(bound, _NEAR)), list[float]()
-        starts = first.tolist() if bounded else layer.coefficients[0]
-        for q, after, w, a, inverse in zip(
-            layer.select(product).tolist(), reversed(later), starts, *layer.coefficients, strict=True
-        ):
-            ad = a * (before + after)
-            part = ad + math.sqrt(ad * ad + q)
-            if bounded:
-                part = w * least if part < w * least else w * most if part > w * most else part
-            before += part + q * inverse / part
+            before = math.exp(float(self.log_sum(v, layer)) - log_sum) + others
+        leaves, enters = layer.select(leaves), layer.select(enters)
+        first = torch.where(layer.entered, enters, leaves)
+        log_root = (leaves + enters).add_(layer.ratio).div_(2)
+        limits = (x.exp().tolist() for x in (log_root, first - bound, first + bound))
+        parts = list[float]()
+        for after, root, low, high, factor, inverse in zip(reversed(later), *limits, *layer.factors, strict=True):
+            rest = factor * (before + after)
+            part = rest + math.hypot(rest, root)
+            part = low if part < low else high if part > high else part
+            before += part + root * inverse * (root / part) if part else 0.0
             parts.append(part)
-        found = torch.frombuffer(array("d", parts), dtype=torch.float64) if parts else first
-        sign = layer.select(torch.where(entered, -1.0, 1.0))
-        return (found / first).log_().mul_(sign).clamp_(-_NEAR, _NEAR), before
-
-    def _in_rounds(self, layer: Layer, u: Tensor, bound: float, log_sum: float) -> tuple[Tensor, float]:
-        """Changes of a layer's log-scales for any powers and magnitudes, and the factor by which the sum changes.
-
-        All units at once, until nothing changes: each round is exact for one more unit; about ten suffice.
-        """
-        lo, hi = layer.lo, layer.hi
-        terms = {k: x - log_sum for k, x in self.terms(layer, u).items()}
-        balance, still = self.balance[lo:hi], self.still[lo:hi]
-        new, change = _total(terms), torch.zeros_like(balance)
-        later = _before(new.flip(0)).flip(0)
-        rest = 1.0 - float(new.sum())
-        if rest < 1e-3:
-            rest = math.exp(float(self.log_sum(u, (lo, hi))) - log_sum)
-        for _ in range(len(later) + 1):
-            root = self._newton_root(terms, balance, rest + later + _before(new), change)
-            change = torch.where(still, 0.0, torch.minimum(torch.maximum(root, -bound - u[lo:hi]), bound - u[lo:hi]))
-            fresh = _total({k: x + k * change for k, x in terms.items()})
-            moved, new = float(((fresh - new).abs() - 2e-15 * fresh).amax()), fresh
-            if moved <= 0:
-                break
-        return change, rest + float(new.sum())
-
-    def _newton_root(self, terms: Mapping[int, Tensor], a: Tensor, d: Tensor, z: Tensor) -> Tensor:
-        """Changes z of a layer's log-scales with ``sum_k (k p + A) X_k exp(k z) + A D = 0``, from ``z`` on.
-
-        Newton's method for the logarithm of the positive terms minus that of the negative ones, which is close to
-        linear and rises with z, between bounds that it tightens. Dead units get any number.
-        """
-        slopes = torch.tensor([[0.0], *([float(k)] for k in terms)], dtype=torch.float64)
-        factors = slopes * self.size + a
-        logs = torch.stack([d.log(), *terms.values()]) + factors.abs().log()
-        low, high = torch.full_like(d, -math.inf), torch.full_like(d, math.inf)
-        for _ in range(200):
-            at = logs + slopes * z
-            (up, rise), (down, fall) = (_slope(at.masked_fill(factors * s <= 0, -math.inf), slopes) for s in (1, -1))
-            difference = down - up
-            low, high = torch.where(difference > 0, z, low), torch.where(difference > 0, high, z)
-            new = z + difference / (rise - fall)
-            jump = z + torch.copysign((2 * z.abs()).clamp(min=1.0), difference)
-            other = torch.where((high - low).isinf(), jump, (low + high) / 2)
-            new = torch.where((new >= low) & (new <= high), new, other)
-            step = torch.where(up.isfinite() & down.isfinite(), new - z, 0.0)
-            z = z + step
-            if bool((step.abs() <= 1e-15 * z.abs().clamp(min=1.0)).all()):
-                break
-        return z
+        found = torch.tensor(parts, dtype=torch.float64).log_().maximum(log_root)  # small numbers may vanish
+        new = found.sub_(first).clamp_(-bound, bound)
+        new = torch.where(layer.entered, -new, new)
+        return new if layer.moving is None else u.index_copy(0, layer.moving, new), before
 
     # ---- Newton's method
 
@@ -568,12 +443,11 @@ class Problem:
         """Solve (Hessian / p) d = -gradient on the coordinates not held, by preconditioned conjugate gradients."""
         at = u.clone().requires_grad_()
         with torch.enable_grad():
-            log_sum = self.log_sum(at)
+            log_sum = self.log_sum(self.graph.by_number(at))
             (slope,) = torch.autograd.grad(log_sum, at, create_graph=True)
-        diagonal = torch.zeros_like(u)
-        for layer in self.layers:
-            for k, x in self.terms(layer, u).items():
-                diagonal[layer.lo : layer.hi] += k * k * (x - log_sum.detach()).exp()
+        v, scales = self.graph.by_number(u), torch.stack((u, -u)) - log_sum.detach()
+        terms = torch.cat([scales[:, :0], *(torch.stack(self.terms(layer, v)) for layer in self.layers)], 1)
+        diagonal = (terms + scales).exp().sum(0)
         inverse = torch.where(held, 0.0, 1 / (diagonal - slope.detach() ** 2).clamp(min=1e-300))
         step, residual = torch.zeros_like(u), torch.where(held, 0.0, -gradient)
         direction = scaled = inverse * residual
@@ -650,24 +524,6 @@ def _distinct(x: Tensor) -> list[int]:
 def _overlap(x: Tensor, y: Tensor) -> bool:
     (low, high), (lowest, highest) = (t.aminmax() for t in (x, y))
     return bool((low <= highest) & (lowest <= high))
-
-
-def _total(terms: Mapping[int, Tensor]) -> Tensor:
-    return sum((x.exp() for x in terms.values()), start=torch.zeros(()))
-
-
-def _before(values: Tensor) -> Tensor:
-    """Sum of the values before each, without cancellation: a small sum beside a large value keeps its digits."""
-    return torch.cat([values.new_zeros(1), values.cumsum(0)[:-1]])
-
-
-def _slope(logs: Tensor, slopes: Tensor) -> tuple[Tensor, Tensor]:
-    """Combined logarithms along the first axis, and their slope."""
-    return torch.logsumexp(logs, 0), (logs.softmax(0) * slopes).sum(0)
-
-
-def _log(value: float) -> float:
-    return math.log(value) if value > 0 else -math.inf
 
 
 def _minimize(problem: Problem, options: SolverOptions) -> Solution:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pathcond
-from tests.cases import BY_NAME, Lambda, assert_function_kept, random_scales, relu2
+from tests.cases import BY_NAME, Lambda, assert_function_kept, random_scales
 
 
 class Block(nn.Module):
@@ -298,8 +298,8 @@ def test_fused_experts_are_named_as_linear_layers() -> None:
     norm = part("norm.weight", (8,), 0, slice(0, 8, 1), False, 1.0, order)
     router = part("router.weight", (3, 8), 1, slice(0, 8, 1), False, 0.0, order)
     read = part("experts.gate_up_proj", (3, 12, 8), 2, slice(0, 8, 1), False, 0.0, order)
-    hidden = pathcond.ScaleGroup("experts", 18, 1, (up,), (down,))
-    outside = pathcond.ScaleGroup("norm", 8, 1, (norm,), (router, read))
+    hidden = pathcond.ScaleGroup("experts", 18, (up,), (down,))
+    outside = pathcond.ScaleGroup("norm", 8, (norm,), (router, read))
     linear = [f"experts.{i}.{half}" for i in range(3) for half in ("gate_proj", "up_proj")]
     assert pathcond.groups_to_awq_mappings([outside, hidden]) == [
         {"smooth_layer": "norm", "balance_layers": ["router", *linear]},
@@ -326,32 +326,7 @@ def test_a_bad_entry_is_refused(block: nn.Module, entry: Any) -> None:
         pathcond.verify_mapping(block, X, [entry])
 
 
-# ---- squared ReLU, experts
-
-
-def test_squares_in_groups_and_exports() -> None:
-    model = Lambda(
-        lambda s, x: s.c(F.relu(s.b(relu2(s.a(x))))), a=nn.Linear(3, 4), b=nn.Linear(4, 5), c=nn.Linear(5, 2)
-    )
-    x = torch.randn(4, 3)
-    groups = pathcond.scale_groups(model, x)
-    assert [(group.name, group.channels, group.degree) for group in groups] == [("a", 4, 2), ("b", 5, 1)]
-    assert [(part.parameter, part.degree) for part in groups[0].producers] == [("a.weight", 1), ("a.bias", 1)]
-    assert [(part.parameter, part.degree) for part in groups[0].consumers] == [("b.weight", 2)]
-    assert "b.weight (power 2)" in str(groups[0])
-    mappings = pathcond.groups_to_awq_mappings(groups)
-    assert mappings == [{"smooth_layer": "b", "balance_layers": ["c"]}]
-    assert pathcond.groups_to_cle_pairs(groups) == [("b", "c")]
-    squared = [{"smooth_layer": "a", "balance_layers": ["b"]}]
-    assert [found.exact for found in pathcond.verify_mapping(model, x, [*mappings, *squared])] == [True, False]
-
-
-def test_a_stream_of_squares_has_mixed_degrees() -> None:
-    case = BY_NAME["squared_stream"]
-    (group,) = pathcond.scale_groups(case.model(), case.input())
-    powers = {part.parameter: part.degree for part in (*group.producers, *group.consumers)}
-    assert powers == {"a.weight": 2, "a.bias": 2, "b.weight": 2, "b.bias": 1, "c.weight": 2}
-    assert group.degree == 2
+# ---- inverse scales, experts
 
 
 def test_keys_have_the_inverse_scales_of_queries() -> None:
@@ -366,20 +341,18 @@ def test_keys_have_the_inverse_scales_of_queries() -> None:
         torch.testing.assert_close(p, q, rtol=1e-9, atol=0)
 
 
-def _experts(s: Any, x: Tensor, moved: bool, degree: int) -> Tensor:
+def _experts(s: Any, x: Tensor, moved: bool) -> Tensor:
     chosen, order = s.router(x).argmax(-1).sort()
     offs = F.one_hot(chosen, 3).sum(0).cumsum(0).to(torch.int32)
     y = F.relu(F.grouped_mm(x[order], s.up, offs=offs))
-    y = y**degree if degree > 1 else y
     return F.grouped_mm(y.flip(0) if moved else y, s.down, offs=offs)
 
 
 @pytest.mark.skipif(not hasattr(F, "grouped_mm"), reason="torch.nn.functional has no grouped_mm")
-@pytest.mark.parametrize(("moved", "degree", "units"), [(False, 1, 3 * 8), (True, 1, 8), (False, 2, 8)])
-def test_experts_have_scales_of_their_own_while_rows_stay_in_place(moved: bool, degree: int, units: int) -> None:
-    """They share them where rows move, and behind a squared ReLU."""
+@pytest.mark.parametrize(("moved", "units"), [(False, 3 * 8), (True, 8)])
+def test_experts_have_scales_of_their_own_while_rows_stay_in_place(moved: bool, units: int) -> None:
     torch.manual_seed(0)
-    model = Lambda(lambda s, x: _experts(s, x, moved, degree), router=nn.Linear(4, 3), up=(3, 4, 8), down=(3, 8, 4))
+    model = Lambda(lambda s, x: _experts(s, x, moved), router=nn.Linear(4, 3), up=(3, 4, 8), down=(3, 8, 4))
     x = torch.randn(12, 4)
     graph = pathcond.extract_graph(model, x)
     assert graph.units == units

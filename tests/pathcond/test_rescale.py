@@ -20,7 +20,7 @@ from tests.steps import rescale_by_steps
 
 def test_sweeps_after_sweeps_are_more_sweeps():
     """The objective of the rescaled model is the one that the solver had: nothing drifts when calls are repeated."""
-    case = BY_NAME["two_squares"]
+    case = BY_NAME["mlp"]
     model, x, graph = case.model(), case.input(), case.graph
     twenty = pathcond.solve(graph, pathcond.compute_diag_g(model, x, graph=graph), sweeps=20)
     found = torch.zeros_like(twenty.log_scales)
@@ -31,18 +31,6 @@ def test_sweeps_after_sweeps_are_more_sweeps():
     best, again = (rescale_by_steps(model, x, method="optimum", graph=graph).log_scales.abs().amax() for _ in range(2))
     assert float(twenty.log_scales.abs().amax()) > 0.1
     assert float(again) < 5e-10 < float(best)
-
-
-@pytest.mark.parametrize("small", [1e-4, 1e-12])
-def test_a_unit_with_tiny_weights_in_front_of_a_square(small):
-    case = BY_NAME["pow"]
-    model, x = case.model(), case.input()
-    with torch.no_grad():
-        model.a.weight[0] *= small
-        model.a.bias[0] *= small
-    before = model(x)
-    assert pathcond.rescale_(model, x, clamp=None, damping=1.0, graph=case.graph).moved == 4
-    torch.testing.assert_close(model(x), before, rtol=1e-9, atol=1e-12)
 
 
 # ---- damping

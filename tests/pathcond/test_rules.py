@@ -37,13 +37,7 @@ def weighted_pair(x: Tensor, y: Tensor, gain: Tensor) -> Tensor:
     return gain * torch.maximum(x, 2 * y)
 
 
-@torch.library.custom_op("pathcond_test::signed_square", mutates_args=())
-def signed_square(x: Tensor) -> Tensor:
-    return x * x.abs()
-
-
 rect.register_fake(torch.empty_like)
-signed_square.register_fake(torch.empty_like)
 weighted_pair.register_fake(lambda x, y, gain: torch.empty_like(x))
 
 
@@ -88,22 +82,6 @@ def test_an_operation_of_our_own_with_both_rules(table):
     report = pathcond.rescale_(model, x)
     assert report.moved == 8
     assert report.output_change < 1e-12
-
-
-def test_an_operation_that_is_a_square(table):
-    pathcond.register_rule(
-        signed_square,
-        scales=lambda s, call, a: s.set_result(call, s.square(s.groups(a["x"]))),
-        paths=lambda p, call, a: p.product(call, [a["x"]] * 2, torch.mul),
-        arguments=("x",),
-    )
-    torch.manual_seed(0)
-    model = Lambda(lambda s, x: s.b(signed_square(s.a(x))), a=nn.Linear(3, 4), b=nn.Linear(4, 2)).double()
-
-    def total(q):
-        return q["b.weight"] @ (q["a.weight"].sum(1) + q["a.bias"]) ** 2 + q["b.bias"]
-
-    assert_rules(model, torch.randn(4, 3).double(), 4, total)
 
 
 def test_a_rule_for_scales_alone_makes_a_barrier(table):

@@ -46,8 +46,7 @@ def register_rule(
             positively homogeneous activation.
         scales: ``scales(s, call, a)`` with a :class:`pathcond.ScalePropagation`, the recorded call and its arguments
             by name. It reads group maps with ``s.groups(a["input"])`` and sets those of the result with
-            ``s.set_result(call, groups)``, or gives up with ``s.freeze_through(call, why)``. The result of an operation
-            of degree two, ``f(lambda x) = lambda**2 f(x)``, has the groups ``s.square(groups)``.
+            ``s.set_result(call, groups)``, or gives up with ``s.freeze_through(call, why)``.
         paths: ``paths(p, call, a)`` with a :class:`pathcond.PathSums`. It sets the path sum of the result with
             ``p.copy(call, source)``, ``p.sum(call, arguments, function)``, ``p.product(call, arguments, function)`` or
             ``p.barrier(call)``. Left out: a barrier.

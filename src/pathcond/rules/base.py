@@ -90,14 +90,13 @@ class Experts:
 class Layer:
     """The groups ``first .. first + size - 1``: the output channels of the module ``name``.
 
-    ``hidden`` says that a later layer reads the channels. Groups that are ``squares`` of earlier ones are no channels.
+    ``hidden`` says that a later layer reads the channels.
     """
 
     name: str
     first: int
     size: int
     hidden: bool
-    squares: bool = False
 
 
 @dataclass
@@ -122,7 +121,6 @@ class ScalePropagation:
     count: int = 1
     ties: list[Tensor] = field(default_factory=list)
     inverse_ties: list[Tensor] = field(default_factory=list)
-    square_ties: list[Tensor] = field(default_factory=list)  # pairs of groups (a, a**2)
     frozen: list[tuple[Tensor, int]] = field(default_factory=list)
     reasons: list[Reason] = field(default_factory=list)
     frozen_for: dict[Reason, list[Tensor]] = field(default_factory=dict)
@@ -207,8 +205,8 @@ class ScalePropagation:
 
     # ---- groups
 
-    def new_groups(self, size: int, source: ParamView | str, squares: bool = False) -> Tensor:
-        """Groups for the ``size`` output channels of a parameter, or of the module with a name, or for their squares.
+    def new_groups(self, size: int, source: ParamView | str) -> Tensor:
+        """Groups for the ``size`` output channels of a parameter, or of the module with a name.
 
         In every trace a parameter's outputs get the groups of the first: it has one scale for all calls of the model.
         """
@@ -219,7 +217,7 @@ class ScalePropagation:
         else:
             place, name = len(self.layers), source
         if place == len(self.layers):
-            self.layers.append(Layer(name, self.count, size, self.hidden, squares))
+            self.layers.append(Layer(name, self.count, size, self.hidden))
             self.count += size
         layer = self.layers[place]
         self.layers[place] = replace(layer, hidden=layer.hidden or self.hidden)
@@ -280,21 +278,6 @@ class ScalePropagation:
         fixed = (pairs == FROZEN).any(0)
         self.freeze(pairs[:, fixed], reason)
         _add_new(self.inverse_ties, pairs[:, ~fixed])
-
-    def square(self, groups: Tensor) -> Tensor:
-        """The group map of a result that is homogeneous of degree two in a value with the map ``groups``.
-
-        A scale lambda of the value leaves the operation as ``lambda**2``: the result has groups of its own, tied to
-        the squares of those of the value.
-        """
-        old = groups[groups > 0].unique()
-        if not len(old):
-            return groups
-        name = self.layers[self.layers_of(old[:1])[0]].name
-        made = self.new_groups(len(old), name, squares=True)
-        self.square_ties.append(torch.stack((old, made)))
-        place = torch.searchsorted(old, groups.contiguous()).clamp(max=len(old) - 1)
-        return torch.where(groups > 0, made[place], groups)
 
     def collapse(self, groups: Tensor, keep: Sequence[int], reason: Reason) -> Tensor:
         """Tie a map along every axis that is not kept, and drop its extent there."""
@@ -359,7 +342,7 @@ class ScalePropagation:
         if not self.experts:
             return
         met = torch.zeros(self.count, dtype=torch.bool)
-        for groups in (*self.ties, *self.inverse_ties, *self.square_ties, *(found for found, _ in self.frozen)):
+        for groups in (*self.ties, *self.inverse_ties, *(found for found, _ in self.frozen)):
             met[groups.reshape(-1)] = True
         for use in (use for uses in self.uses.values() for use in uses if not use.by_expert):
             for groups in (use.row, use.col):

@@ -22,7 +22,7 @@ from pathcond.rules.base import (
     with_axes,
 )
 from pathcond.rules.paths import PathSums
-from pathcond.tracing import Call, Constants, Ref, refs
+from pathcond.tracing import Call, Ref
 
 # ---- positively homogeneous: a scale passes, and so does a path
 
@@ -103,44 +103,19 @@ def _reciprocal_paths(p: PathSums, call: Call, a: Arguments) -> None:
     p.normalizers.update(call.outs)
 
 
-# ---- squares of activations: homogeneous of degree two
-
-_ACTIVATIONS = ("relu", "leaky_relu", "rrelu", "prelu", "abs", "absolute", "clamp", "clip", "clamp_min", "threshold")
-
-
-def _behind_activation(constants: Constants | None, value: int) -> bool:
-    """Whether a value is a piecewise linear activation, up to operations on it alone.
-
-    Powers of other values belong to normalizations and smooth activations written by hand, which freeze them anyway.
-    """
-    while constants is not None and (call := constants.maker(value)) is not None:
-        if call.name.strip("_") in _ACTIVATIONS:
-            return True
-        read = list(refs([*call.args, call.kwargs]))
-        if len(read) != 1:
-            return False
-        value = read[0].id
-    return False
+# ---- powers
 
 
 def _power_of(call: Call, a: Arguments) -> Any:
     return {"square": 2, "sqrt": 0.5}.get(call.name.strip("_"), a.get("exponent"))
 
 
-def _squares(constants: Constants | None, call: Call, a: Arguments) -> bool:
-    """Whether a power is the square of an activation."""
-    return _power_of(call, a) == 2 and isinstance(a["input"], Ref) and _behind_activation(constants, a["input"].id)
-
-
 def _power_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
-    """A scale lambda leaves a squared ReLU as lambda**2, so that the weights behind it are divided by lambda**2."""
     power = _power_of(call, a)
     if power == 1:
         pass_scales(s, call, a)
-    elif _squares(s.constants, call, a):
-        s.set_result(call, s.square(s.groups(a["input"])))
     elif isinstance(power, (int, float)) and isinstance(a["input"], Ref):
-        as_in: dict[float, str] = {2: " of a value that is no activation, as in an RMSNorm or a GELU written by hand",
+        as_in: dict[float, str] = {2: ", as in a squared ReLU, or an RMSNorm or GELU written by hand",
                  3: ", as in a GELU written by hand"}  # fmt: skip
         s.freeze_through(call, f"crosses `{call.name}` with power {power:g}{as_in.get(power, '')}")
     else:
@@ -148,14 +123,7 @@ def _power_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
 
 
 def _power_paths(p: PathSums, call: Call, a: Arguments) -> None:
-    """A path of a squared ReLU is a pair of paths, as for other products; powers of other values are barriers."""
-    if _power_of(call, a) == 1:
-        pass_paths(p, call, a)
-    elif _squares(p.constants, call, a) and a["input"].id in p.sums:
-        p.product(call, [a["input"]] * 2, torch.mul)
-        p.inherit(call, [a["input"]])
-    else:
-        p.barrier(call)
+    pass_paths(p, call, a) if _power_of(call, a) == 1 else p.barrier(call)
 
 
 # ---- comparisons and constants
@@ -271,20 +239,13 @@ def _mul_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
             return
     x, y = s.groups(a["input"]), s.groups(a["other"])
     free_x, free_y = bool((x > 0).any()), bool((y > 0).any())
-    if free_x and free_y and torch.equal(x, y) and _squares_activation(s, a):
-        s.set_result(call, s.square(x))
-    elif free_x and free_y:  # a gate and what it gates: one of the two scales passes
+    if free_x and free_y:  # a gate and what it gates: one of the two scales passes
         s.freeze(x, Reason("op", call.where, "is multiplied by another scale"))
         s.set_result(call, y)
     else:
         number = isinstance(a["other"], (int, float)) or isinstance(a["input"], (int, float))
         kept = (x if isinstance(a["input"], Ref) else y) if number else (x if free_x else y)
         s.set_result(call, kept)
-
-
-def _squares_activation(s: ScalePropagation, a: Arguments) -> bool:
-    """Whether one of two factors, which have the same scales, is an activation: then their product is its square."""
-    return any(_behind_activation(s.constants, x.id) for x in (a["input"], a["other"]) if isinstance(x, Ref))
 
 
 def _mul_parameter(s: ScalePropagation, call: Call, data: Ref, other: Ref, view: ParamView) -> None:

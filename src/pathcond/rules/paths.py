@@ -6,10 +6,10 @@ is the same sum over the paths that start from it. The product of both at a para
 :mod:`pathcond.diag_g`. Path sums are kept as :class:`Scaled` tensors, ``t * exp(log)``, so that a thousand layers
 neither overflow nor vanish.
 
-Conventions: piecewise linear activations are dropped; a path of their square is a pair of paths; a maximum counts all
-its inputs; an average's coefficient is squared; a normalization is the affine map that its statistics make it. Softmax,
-smooth activations, normalizations without statistics and operations without a rule are *barriers*: paths end in front
-of them and new ones start behind them, so that G falls into blocks. See :class:`PathSums`.
+Conventions: piecewise linear activations are dropped; a path of a product is a pair of paths; a maximum counts all its
+inputs; an average's coefficient is squared; a normalization is the affine map that its statistics make it. Softmax,
+powers, smooth activations, normalizations without statistics and operations without a rule are *barriers*: paths end in
+front of them and new ones start behind them, so that G falls into blocks. See :class:`PathSums`.
 """
 
 from __future__ import annotations
