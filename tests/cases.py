@@ -511,7 +511,8 @@ CASES = [
         torch.arange(24).reshape(4, 6) * 5 % 6),
     # powers: no scale crosses them
     Case("pow", 0, 4, Lambda(lambda s, x: s.b(relu2(s.a(x))), a=L(3, 4), b=L(4, 2)), (5, 3)),
-    Case("square_in_place", 0, 4, Lambda(lambda s, x: s.b((F.relu(s.a(x)) + 0).square_()), a=L(3, 4), b=L(4, 2)), (5, 3)),
+    Case("square_in_place", 0, 4, Lambda(lambda s, x: s.b((s.a(x).relu() + 0).square_()), a=L(3, 4), b=L(4, 2)),
+         (5, 3)),
     Case("product", 0, 4, Lambda(lambda s, x: s.b(F.relu(y := s.a(x)) * F.relu(y)), a=L(3, 4), b=L(4, 2)), (5, 3)),
     Case("cube", 0, 4, Lambda(lambda s, x: s.b(F.leaky_relu(s.a(x)) ** 3), a=L(3, 4), b=L(4, 2)), (5, 3)),
     Case("power_of_1", 4, 0, Lambda(lambda s, x: s.b(F.relu(s.a(x)) ** 1), a=L(3, 4), b=L(4, 2)), (5, 3)),
