@@ -48,12 +48,14 @@ class ParamScales:
     Both are integer tensors that broadcast to the parameter's shape. Unit ``h`` of the graph is number ``h + 1``;
     0 stands for no unit, and a negative number for a unit's inverse scale, which attention keys have to their queries.
     The parameter is multiplied by ``exp(log[row] - log[col])``, log lambda by number: log[-n] = -log[n]. With an
-    ``offset``, as in gains written ``1 + weight``, the sum ``offset + parameter`` is multiplied.
+    ``offset``, as in gains written ``1 + weight``, the sum ``offset + parameter`` is multiplied. A ``bias`` is added to
+    data; other parameters, the weights, multiply it.
     """
 
     row: Tensor
     col: Tensor
     offset: float = 0.0
+    bias: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,8 +378,7 @@ def _propagate(s: ScalePropagation, trace: Trace, constants: Constants) -> None:
     flow = _follow_data(trace)
     s.begin(trace, constants, flow.data)
     moves, first = [], s.moves[0] if s.moves else []
-    last_reads = _last_reads(trace)
-    for number, call in enumerate(trace.calls):
+    for call in trace.calls:
         reads = {ref.id for ref in refs([*call.args, call.kwargs])}
         s.hidden = not flow.hidden.isdisjoint(call.outs)
         _propagate_call(s, call, reads, flow)
@@ -385,27 +386,12 @@ def _propagate(s: ScalePropagation, trace: Trace, constants: Constants) -> None:
             made, before = _moved(s, call), first[len(moves) : len(moves) + 1]
             same = before and all(map(torch.equal, before[0][1:], made[1:]))
             moves.append((call.name, *(before[0] if same else made)[1:]))
-        for value in last_reads.get(number, ()):
-            s.maps.pop(value, None)
     for value in trace.outputs:
         s.freeze(s.groups(Ref(value)), Reason("output", "", "is an output of the model"))
     for value in trace.kept:
         s.freeze(s.groups(Ref(value)), Reason("op", "", "is kept in the model from one call to the next"))
     s.maps = {}
     s.moves = [*s.moves[:1], moves]
-
-
-def _last_reads(trace: Trace) -> dict[int, list[int]]:
-    """By the number of a call, the values that no later one reads; none where rules follow values back to experts."""
-    if any(TABLE[call.fn].kind == "grouped_mm" for call in trace.calls if call.fn in TABLE):
-        return {}
-    last = {value: number for number, call in enumerate(trace.calls) for value in call.outs}
-    for number, call in enumerate(trace.calls):
-        last.update((ref.id, number) for ref in refs([*call.args, call.kwargs]))
-    found: dict[int, list[int]] = {}
-    for value in last.keys() - {*trace.outputs, *trace.kept}:
-        found.setdefault(last[value], []).append(value)
-    return found
 
 
 def _moves(call: Call) -> bool:
@@ -564,7 +550,7 @@ def _joint_uses(s: ScalePropagation) -> dict[str, Use]:
             text = f"touches parameter '{name}', of which the passes on the example inputs read a part only"
             s.freeze(s.with_layers(torch.cat((row.reshape(-1), col.reshape(-1)))), Reason("param", "", text))
         row, col = (end.clamp(min=FROZEN) if bool((end == ZERO).any()) else end for end in (row, col))
-        found[name] = Use(row, col, uses[0].offset)
+        found[name] = Use(row, col, uses[0].offset, bias=all(use.bias for use in uses))
     return found
 
 
@@ -604,7 +590,7 @@ def _assemble(model: nn.Module, s: ScalePropagation, traces: list[Trace], groups
             shared[key] = number[end].long() if key not in shared else shared[key]
             ends.append(shared[key])
         if any(bool(end.any()) for end in ends):
-            params[name] = ParamScales(ends[0], ends[1], use.offset)
+            params[name] = ParamScales(ends[0], ends[1], use.offset, use.bias)
     firsts = torch.tensor([layer.first for layer in s.layers])
     owners = torch.bucketize(roots, firsts, right=True)
     return ScaleGraph(

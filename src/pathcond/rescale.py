@@ -33,7 +33,6 @@ from pathcond.isolation import on_cpu
 from pathcond.optimizer_state import optimizer_buffers
 from pathcond.output_check import Check
 from pathcond.progress import at_step
-from pathcond.roles import weights_of
 from pathcond.saved_scales import Scales
 from pathcond.solvers import Solution, SolverOptions, balance_norms, balance_paths
 
@@ -317,7 +316,7 @@ def rescale_with(
         with clock("solve"):
             chosen = "unused"
             check_finite(model, dict(model.named_parameters()))
-            solution = balance_norms(graph, _weights(model, example_input, graph), options, fixed)
+            solution = balance_norms(graph, _weights(model, graph), options, fixed)
     if bool(fixed.any()):
         notes += (f"{int(fixed.sum())} units keep their scale, because a parameter that they touch does not train",)
     scale = partial(scale_parameters_, model, graph, solution.log_scales, force=False)
@@ -380,11 +379,10 @@ def _choose_statistics(
     )
 
 
-def _weights(model: nn.Module, example_input: Any, graph: ScaleGraph) -> dict[str, Tensor]:
+def _weights(model: nn.Module, graph: ScaleGraph) -> dict[str, Tensor]:
     """The weights that touch a unit, by name: parameters that multiply data, with their offsets."""
     parameters = dict(model.named_parameters())
-    names = [name for name in weights_of(model, example_input, graph) if parameters[name].numel()]
-    offsets = {name: graph.params[name].offset for name in names}
+    offsets = {name: s.offset for name, s in graph.params.items() if not s.bias and parameters[name].numel()}
     return {n: parameters[n].detach().double() + o if o else parameters[n].detach() for n, o in offsets.items()}
 
 

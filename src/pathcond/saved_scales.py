@@ -44,6 +44,7 @@ class Scales:
             "options": dict(self.graph.options),
             "exact_for": asdict(self.graph.exact_for),
             "notes": list(self.graph.notes),
+            "biases": [name for name, scales in self.graph.params.items() if scales.bias],
             "signature": self.graph.signature,
             "arguments": _encoded(self.graph.arguments),
         }
@@ -75,7 +76,12 @@ def load_scales(path: str | Path) -> Scales:
     names = [name.removeprefix("row/") for name in tensors if name.startswith("row/")]
     offsets = {name: float(tensors[f"offset/{name}"]) for name in names if f"offset/{name}" in tensors}
     params = {
-        name: ParamScales(tensors[f"row/{name}"].long(), tensors[f"col/{name}"].long(), offsets.get(name, 0.0))
+        name: ParamScales(
+            tensors[f"row/{name}"].long(),
+            tensors[f"col/{name}"].long(),
+            offsets.get(name, 0.0),
+            name in facts["biases"],
+        )
         for name in names
     }
     log_scales, shown = tensors["log_scales"], facts["exact_for"]

@@ -9,11 +9,12 @@ import pkgutil
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import pathcond
 from paper import models
-from tests.cases import BY_NAME, mlp, outputs
+from tests.cases import BY_NAME, Lambda, mlp, outputs
 from tests.reference import dense_problem
 from tests.steps import rescale_by_steps
 
@@ -61,6 +62,17 @@ def test_the_default_is_half_of_ten_sweeps(name):
     )  # from the weights afterwards
     linear = float((problem.matrix() @ u).sum())
     assert report.objective_after == pytest.approx(rescaled.objective(0 * u) - linear, rel=1e-9)
+
+
+def test_norms_count_the_weights_of_every_product():
+    def forward(s, x):
+        return torch.einsum("bi,ij->bj", F.relu(torch.einsum("bi,ij->bj", x, s.u) + s.shift), s.v)
+
+    model = Lambda(forward, u=(3, 4), v=(4, 2), shift=(4,))
+    report = pathcond.rescale_(model, torch.randn(5, 3), objective="norms")
+    assert report.moved == 4
+    expected = sum(p.detach().double().square().sum() for p in (model.u, model.v))
+    assert report.objective[-1] == pytest.approx(float(expected), rel=1e-5)
 
 
 def test_norms_are_damped_only_where_asked_for():

@@ -65,10 +65,11 @@ class Use:
     col: Tensor
     offset: float = 0.0
     by_expert: bool = False
+    bias: bool = False
 
     def same(self, other: Use) -> bool:
         """Whether another use has the same groups."""
-        plain = (self.offset, self.by_expert) == (other.offset, other.by_expert)
+        plain = (self.offset, self.by_expert, self.bias) == (other.offset, other.by_expert, other.bias)
         return plain and torch.equal(self.row, other.row) and torch.equal(self.col, other.col)
 
 
@@ -291,13 +292,15 @@ class ScalePropagation:
 
     # ---- parameters
 
-    def connect(self, view: ParamView, row: Tensor, col: Tensor, by_expert: bool = False) -> None:
+    def connect(
+        self, view: ParamView, row: Tensor, col: Tensor, *, by_expert: bool = False, bias: bool = False
+    ) -> None:
         """A parameter, seen as ``view``, maps the groups ``col`` to ``row`` (both broadcast to the view's shape)."""
         if not (row.numel() and col.numel()):
             raise PathCondError(f"expected layers with units, got '{view.name}' without entries. Drop its layer.")
         row, col = (self._project(view, groups) for groups in (row, col))
         row, col = to_parameter_axes(view, row), to_parameter_axes(view, col)
-        self._use(view.name, Use(row, col, view.offset, by_expert))
+        self._use(view.name, Use(row, col, view.offset, by_expert, bias))
 
     def _use(self, name: str, use: Use) -> None:
         """Keep a use of a parameter, unless an earlier one says the same."""
@@ -324,7 +327,7 @@ class ScalePropagation:
             self.freeze(groups, Reason("op", call.where, f"has a bias in `{call.name}` that is not a parameter"))
             self.freeze(self.groups(bias), Reason("op", call.where, f"is used as the bias of `{call.name}`"))
         else:
-            self.connect(view, groups, torch.zeros_like(groups))
+            self.connect(view, groups, torch.zeros_like(groups), bias=True)
 
     def leave_parameter(self, x: Any) -> None:
         """Record the use of a parameter that no scale changes, such as a PReLU slope."""
@@ -496,13 +499,16 @@ def entries(
     namespaces: Iterable[Any] = _NAMESPACES,
     **traits: Any,
 ) -> list[Entry]:
-    """Table entries for every spelling of the named functions: torch.f, Tensor.f, F.f, each also with an underscore."""
+    """Table entries for every spelling of the named functions: torch.f, Tensor.f, F.f, each also with an underscore.
+
+    A property, such as ``Tensor.T``, is recorded by its getter.
+    """
     operation = Operation(kind, tuple(arguments.split()), scales, paths, **traits)
     found: list[Entry] = []
     for name in functions.split():
         for spelling in (name, name + "_"):
             for namespace in namespaces:
                 function = getattr(namespace, spelling, None)
-                if callable(function):
-                    found.append((function, operation))
+                function = function if callable(function) else getattr(function, "__get__", None)
+                found += [(function, operation)] if function is not None else []
     return found

@@ -168,7 +168,7 @@ def add_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
                 call, torch.where(groups == ZERO, row, groups)
             )  # what was zero now holds the parameter's entry
             row = row.reshape(row.shape[groups.ndim - len(shape) :])
-            s.connect(view, row, torch.zeros_like(row))
+            s.connect(view, row, torch.zeros_like(row), bias=True)
             return
     constant = Reason("op", call.where, f"is added to a value without scale by `{call.name}`")
     s.set_result(call, s.tie(s.groups(a["input"]), s.groups(a["other"]), constant))
@@ -314,12 +314,8 @@ OPERATIONS = [
         "pass", "input", pass_scales, pass_paths,
     ),
     *entries(
-        "clone contiguous detach alias positive requires_grad",
+        "clone contiguous detach alias positive requires_grad_ data",
         "same", "input", _same_scales, pass_paths, view="same", constant=True,
-    ),
-    (
-        vars(torch._C.TensorBase)["data"].__get__,
-        entries("clone", "same", "input", _same_scales, pass_paths, view="same", constant=True)[0][1],
     ),
     *entries(
         "to type type_as float double half bfloat16 cuda cpu",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,7 +14,6 @@ from pathcond.rules.base import (
     FROZEN,
     ZERO,
     Arguments,
-    Entry,
     Operation,
     ParamView,
     Reason,
@@ -285,35 +283,31 @@ def _write_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
         s.freeze_through(call, f"is changed in place through `{view.call.name}`")
 
 
-_MOVE = Operation("move", ("input",), _move_scales, _move_paths, view="layout", constant=True)
-_JOIN = Operation("move", ("tensors", "dim"), _move_scales, _move_paths, constant=True)
-
-
-def _listed(operation: Operation, functions: str, namespaces: Iterable[Any] | None = None) -> list[Entry]:
-    """Entries of one operation for all spellings of some functions."""
-    options = {} if namespaces is None else {"namespaces": namespaces}
-    found = entries(functions, operation.kind, "input", operation.scales, operation.paths, **options)
-    return [(function, operation) for function, _ in found]
-
+_LAYOUT = {"view": "layout", "constant": True}
 
 OPERATIONS = [
     *entries(
         "view view_as reshape reshape_as flatten unflatten ravel squeeze unsqueeze",
-        "reshape", "input", _reshape_scales, _reshape_paths, view="layout", constant=True, shapes=True,
+        "reshape", "input", _reshape_scales, _reshape_paths, shapes=True, **_LAYOUT,
     ),
-    *_listed(
-        _MOVE,
+    *entries(
         "permute transpose t swapaxes swapdims movedim moveaxis adjoint expand broadcast_to repeat tile roll flip "
         "fliplr flipud narrow select split split_with_sizes chunk tensor_split unbind hsplit vsplit unsafe_chunk "
         "unsafe_split index_select gather take_along_dim __getitem__ channel_shuffle "
-        "native_channel_shuffle pixel_shuffle pixel_unshuffle",
+        "native_channel_shuffle pixel_shuffle pixel_unshuffle T mT H mH",
+        "move", "input", _move_scales, _move_paths, **_LAYOUT,
     ),
-    *_listed(replace(_MOVE, shapes=True), "expand_as"),
-    *_listed(_MOVE, "diagonal rot90 repeat_interleave unfold", [torch, Tensor]),
+    *entries("expand_as", "move", "input", _move_scales, _move_paths, shapes=True, **_LAYOUT),
+    *entries(
+        "diagonal rot90 repeat_interleave unfold",
+        "move", "input", _move_scales, _move_paths, namespaces=[torch, Tensor], **_LAYOUT,
+    ),
     *entries("unfold", "unfold", "input", _unfold_scales, _move_paths, namespaces=[F]),
     *entries("fold", "fold", "input", _fold_scales, _move_paths, namespaces=[F]),
-    *((getattr(Tensor, name).__get__, _MOVE) for name in ("T", "mT", "H", "mH")),
-    *_listed(_JOIN, "stack hstack vstack dstack", [torch]),
+    *entries(
+        "stack hstack vstack dstack", "move", "tensors dim", _move_scales, _move_paths, namespaces=[torch],
+        constant=True,
+    ),
     *entries(
         "cat concat concatenate", "cat", "tensors dim", _cat_scales, _move_paths, namespaces=[torch], constant=True
     ),
