@@ -46,11 +46,7 @@ def _attention_paths(p: PathSums, call: Call, a: Arguments) -> None:
         if other.id != value.id:
             p.end_path(other.id)
     heads = shape[-3] // own[-3] if len(shape) > 2 else 1  # query heads that share one head of values
-    p.sum(
-        call,
-        [value],
-        lambda v: (v.repeat_interleave(heads, -3) if heads > 1 else v).mean(-2, keepdim=True).expand(shape),
-    )
+    p.sum(call, [value], lambda v: (v.repeat_interleave(heads, -3) if heads > 1 else v).mean(-2, keepdim=True))
 
 
 OPERATIONS = [

@@ -199,11 +199,6 @@ def _masked_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
         s.freeze_through(call, f"is replaced by a constant in `{call.name}`")
 
 
-def _masked_paths(p: PathSums, call: Call, a: Arguments) -> None:
-    shape = p.trace.values[call.outs[0]].shape
-    p.sum(call, [a["input"]], lambda x: x.expand(shape))
-
-
 def add_paths(p: PathSums, call: Call, a: Arguments, maximum: bool = False) -> None:
     """Path sums add; a maximum counts both operands, or with ``plain`` pooling the larger one."""
     terms = [x for x in (a["input"], a["other"]) if p.on_path(x) or (x != 0 and p.constant(x) is not None)]
@@ -290,7 +285,7 @@ def _div_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
 
 def _mul_paths(p: PathSums, call: Call, a: Arguments, divide: bool = False) -> None:
     """A path of a product is a pair of paths; a gate counts as 1, and a constant by its square."""
-    both, shape = (a["input"], a["other"]), p.trace.values[call.outs[0]].shape
+    both = (a["input"], a["other"])
     data = [x for x in both if p.on_path(x)]
     gated = [x for x in data if x.id not in p.gates] or data[:1]
     other = next((x for x in both if not p.on_path(x)), None)
@@ -298,7 +293,7 @@ def _mul_paths(p: PathSums, call: Call, a: Arguments, divide: bool = False) -> N
     if normalized or (divide and not p.on_path(both[0])):
         p.barrier(call)  # x / |x|, or x * rsqrt(mean(x**2)): a normalization written by hand
     elif (len(data) == 2 and len(gated) == 1) or (other is not None and p.constant(other) is None):
-        p.sum(call, gated, lambda x: x.expand(shape))  # the factor is a gate, or a mask made from token ids
+        p.sum(call, gated, lambda x: x)  # the factor is a gate, or a mask made from token ids
     elif divide:
         factor = 1 / p.square(other).t
         p.product(call, data, lambda x: x * factor, log=-p.square(other).log)
@@ -350,7 +345,7 @@ OPERATIONS = [
         "mul multiply __mul__ __rmul__ __imul__",
         "mul", "input other", _mul_scales, _mul_paths, view="factor", constant=_weight_factor,
     ),
-    *entries("masked_fill", "mask", "input mask value", _masked_scales, _masked_paths),
+    *entries("masked_fill", "mask", "input mask value", _masked_scales, pass_paths),
     *entries("glu", "glu", "input dim", _glu_scales, _glu_paths),
     *entries(
         "div divide true_divide __truediv__ __itruediv__ __div__",

@@ -101,8 +101,7 @@ def _along_axis_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
 
 
 def _largest_paths(p: PathSums, call: Call, a: Arguments) -> None:
-    shape, dim = p.trace.values[call.outs[0]].shape, a.get("dim", -1)
-    p.sum(call, [a["input"]], lambda x: _reduced("extreme", x, (dim,), p.pooling).expand(shape))
+    p.sum(call, [a["input"]], lambda x: _reduced("extreme", x, (a.get("dim", -1),), p.pooling))
 
 
 def _cumsum_paths(p: PathSums, call: Call, a: Arguments) -> None:
@@ -129,14 +128,13 @@ def _grid_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
 def _grid_paths(p: PathSums, call: Call, a: Arguments) -> None:
     """A grid that data decides may read any position: it reads their average, as attention does."""
     source, grid = a["input"].id, a["grid"]
-    shape, fixed = p.trace.values[call.outs[0]].shape, p.constant(grid)
+    fixed = p.constant(grid)
     if source not in p.sums:
         p.barrier(call)
         return
     p.end_path(grid.id)
     if fixed is None:
-        space = tuple(range(2, len(shape)))
-        p.sum(call, [a["input"]], lambda x: x.mean(space, keepdim=True).expand(shape))
+        p.sum(call, [a["input"]], lambda x: x.mean(tuple(range(2, x.ndim)), keepdim=True))
         return
     setting = {k: v for k, v in a.items() if k not in ("input", "grid")}
     setting["mode"] = "nearest" if a.get("mode") == "nearest" else "bilinear"  # coefficients that are not negative

@@ -263,8 +263,7 @@ def _copy_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
 
 
 def _copy_paths(p: PathSums, call: Call, a: Arguments) -> None:
-    shape = p.trace.values[call.outs[0]].shape
-    p.sum(call, [a["src"]], lambda x: x.expand(shape))
+    p.copy(call, a["src"].id)
 
 
 def _write_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
