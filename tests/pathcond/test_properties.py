@@ -103,7 +103,6 @@ steps = st.tuples(st.sampled_from(STEPS), st.integers(0, 2), st.integers(0, 20))
 
 programs = st.lists(steps, min_size=2, max_size=14)
 many = settings(max_examples=14, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
-few = settings(many, max_examples=8)
 
 
 def build(program: list[tuple[str, int, int]]) -> tuple[RandomNet, Tensor]:
