@@ -40,7 +40,7 @@ figures: env ## figures, tables, claims and report from the recorded runs
 	@echo "Open figures/paper/report.html"
 
 preview: env ## every experiment from nothing in miniature, on a CPU
-	@echo "Downloading data if needed, training and measuring in miniature: six to seven"
+	@echo "Downloading data if needed, training and measuring in miniature: about seven"
 	@echo "minutes on two cores."
 	$(SNAKEMAKE) --config preset=preview
 	$(SNAKEMAKE) --report figures/preview/report.html --config preset=preview

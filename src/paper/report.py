@@ -8,6 +8,7 @@ The report is one file that holds each page and each table, so figures have few 
 
 import argparse
 import base64
+import html
 import io
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -31,7 +32,8 @@ FACTS = ("hardware", "torch", "python", "commit")  # of the runs in the table of
 LONGEST_TABLE = 200  # rows that a page shows
 LONGEST_FILE = 2000  # rows of a CSV file in the report; of longer tables it has every n-th row
 COLOURS = 64
-# The report opens on the dashboard, which lies above Snakemake's menu until it is closed.
+# The report opens on the dashboard, which lies above Snakemake's menu until it is closed. Snakemake puts it into a
+# script, so that no tag of the page may be left as it is.
 LANDING = """<style>.dashboard {{ position: fixed; inset: 0; z-index: 1000; background: #fff; }}
 .dashboard iframe {{ width: 100%; height: 100%; border: 0; }}
 .dashboard button {{ position: absolute; top: .6rem; right: 1.4rem; padding: .3rem .8rem; border-radius: .3rem;
@@ -85,7 +87,7 @@ def pages(flow: Workflow) -> Iterator[tuple[str, str]]:
         environment, claims, tables, lambda name: f"data:image/webp;base64,{shown[name]}", None, flow.preset
     )
     yield "dashboard.html", page
-    yield "landing.html", LANDING.format(page.replace("&", "&amp;").replace("'", "&#39;"))
+    yield "landing.html", LANDING.format(html.escape(page, quote=False).replace("'", "&#39;"))
     yield (
         "claims.html",
         template.render(

@@ -67,6 +67,13 @@ def test_the_page_of_an_experiment_has_all_its_parts(pages):
     assert re.search(r"\d+ runs", pages["runtimes.html"])
 
 
+def test_the_dashboard_is_escaped_inside_the_landing_page(pages):
+    """Snakemake puts the landing page into a script, which a closing tag would end."""
+    (inside,) = re.findall(r"srcdoc='([^']*)'", pages["landing.html"])
+    assert "<" not in inside
+    assert html.unescape(inside) == pages["dashboard.html"]
+
+
 def test_no_text_breaks_out_of_a_page(pages):
     for text in (text for name, text in pages.items() if name.endswith(".html")):
         assert "<script>alert" not in text
