@@ -86,15 +86,18 @@ def test_a_killed_snakemake_whose_jobs_end_before_the_next(fresh: Small, undistu
     assert all(path.stat().st_mtime_ns == when for path, when in made.items())
 
 
-@pytest.mark.parametrize("rule", ["init", "rescale"])
-def test_a_snakemake_killed_after_a_job_has_written_its_file(rule: str, fresh: Small, undisturbed: Small):
+def test_a_snakemake_killed_after_a_job_has_written_its_file(fresh: Small, undisturbed: Small):
     """The job runs again, because Snakemake had not marked it as complete; the training behind it runs too."""
-    fresh.edit(f"workflow/rules/{rule}.smk", '2>&1"', '2>&1; [ ! -e kill ] || (rm kill; kill -9 $PPID)"')
-    (fresh.folder / "kill").touch()
-    assert fresh.begin().wait(300) == -signal.SIGKILL
-    assert fresh.files(f"results/tiny/{rule}/*.json")
-    fresh.unlock()
-    assert f": {rule} mlp" in finish_and_compare(fresh, undisturbed)
+    for rule in ("init", "rescale"):
+        once = f"[ ! -e kill-{rule} ] || (rm kill-{rule}; kill -9 $PPID)"
+        fresh.edit(f"workflow/rules/{rule}.smk", '2>&1"', f'2>&1; {once}"')
+        (fresh.folder / f"kill-{rule}").touch()
+    for rule in ("init", "rescale"):
+        assert fresh.begin().wait(300) == -signal.SIGKILL
+        assert fresh.files(f"results/tiny/{rule}/*.json")
+        fresh.unlock()
+    assert fresh.said().count(": init mlp") == 2
+    assert ": rescale mlp" in finish_and_compare(fresh, undisturbed)
 
 
 def test_a_forced_early_job_does_not_hide_what_is_missing(finished: Small):
