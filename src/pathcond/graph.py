@@ -37,7 +37,7 @@ from pathcond.inputs import (
 from pathcond.isolation import on_cpu
 from pathcond.progress import at_step
 from pathcond.rules import TABLE, Operation
-from pathcond.rules.base import FROZEN, ZERO, ParamView, Reason, ScalePropagation, Use
+from pathcond.rules.base import FROZEN, GROUP, ZERO, ParamView, Reason, ScalePropagation, Use
 from pathcond.tracing import Call, Constants, Recorder, Ref, Trace, record, refs, signature
 
 
@@ -403,7 +403,7 @@ def _moved(s: ScalePropagation, call: Call) -> tuple[str, Tensor, Tensor]:
     """The groups that a call reads, and the places among them of those that it returns."""
     maps = [s.maps.get(ref.id) for ref in refs([*call.args, call.kwargs])]
     read = [m[m > 0].reshape(-1) for m in maps if isinstance(m, Tensor)]
-    known = torch.cat(read).unique() if read else torch.zeros(0, dtype=torch.int64)
+    known = torch.cat(read).unique() if read else torch.zeros(0, dtype=GROUP)
     made = [m[m > 0] for out in call.outs if isinstance(m := s.maps.get(out), Tensor)] if len(known) else []
     return call.name, known, torch.searchsorted(known, torch.cat(made)).unique() if made else known[:0]
 
@@ -498,7 +498,7 @@ def _components(count: int, ties: list[Tensor]) -> Tensor:
 
     With large models these arrays are the largest of all, so few exist at a time.
     """
-    edges = torch.cat([torch.zeros(2, 0, dtype=torch.int64), *ties], 1)
+    edges = torch.cat([torch.zeros(2, 0, dtype=GROUP), *ties], 1)
     ties.clear()
     nodes, edges = edges.unique(return_inverse=True)
     root = torch.arange(len(nodes))
@@ -512,8 +512,8 @@ def _components(count: int, ties: list[Tensor]) -> Tensor:
             root, above = above, above[above]
         edges = root[edges]
         edges = edges[:, edges[0] != edges[1]]
-    found = torch.arange(count)
-    found[nodes] = nodes[root]
+    found = torch.arange(count, dtype=GROUP)
+    found[nodes] = nodes[root].to(GROUP)
     return found
 
 
@@ -523,14 +523,13 @@ def _representatives(s: ScalePropagation) -> tuple[Tensor, Tensor]:
     A group that would have to carry its own inverse is frozen.
     """
     root = _components(s.count, s.ties)
-    nothing = torch.zeros(2, 0, dtype=torch.int64)
-    pairs = 2 * root[torch.cat([nothing, *s.inverse_ties], 1)]  # node 2 g is group g, and 2 g + 1 its inverse
-    other = torch.tensor([[0], [1]])
-    nodes = _components(2 * s.count, [pairs + other, pairs + 1 - other])
-    own = (nodes[::2] == nodes[1::2])[root]
-    s.freeze(root[own].unique(), Reason("tie", "", "would have to be its own inverse"))
-    found = nodes[2 * root]
-    return found // 2, (1 - 2 * (found % 2)).int()
+    met, pairs = root[torch.cat([torch.zeros(2, 0, dtype=GROUP), *s.inverse_ties], 1)].unique(return_inverse=True)
+    inverse = torch.tensor([[0], [1]])  # node 2 n is group number n of those met, and 2 n + 1 its inverse
+    nodes = _components(2 * len(met), [2 * pairs + inverse, 2 * pairs + 1 - inverse])
+    s.freeze(met[nodes[::2] == nodes[1::2]], Reason("tie", "", "would have to be its own inverse"))
+    top, sign = torch.arange(s.count, dtype=GROUP), torch.ones(s.count, dtype=torch.int8)
+    top[met], sign[met] = met[nodes[::2] // 2], (1 - 2 * (nodes[::2] % 2)).to(torch.int8)
+    return top[root], sign[root]
 
 
 def _joint_uses(s: ScalePropagation) -> dict[str, Use]:
@@ -550,14 +549,15 @@ def _joint_uses(s: ScalePropagation) -> dict[str, Use]:
             text = f"touches parameter '{name}', of which the passes on the example inputs read a part only"
             s.freeze(s.with_layers(torch.cat((row.reshape(-1), col.reshape(-1)))), Reason("param", "", text))
         row, col = (end.clamp(min=FROZEN) if bool((end == ZERO).any()) else end for end in (row, col))
-        found[name] = Use(row, col, uses[0].offset, bias=all(use.bias for use in uses))
+        found[name] = replace(uses[0], row=row, col=col, bias=all(use.bias for use in uses))
     return found
 
 
 def _assemble(model: nn.Module, s: ScalePropagation, traces: list[Trace], groups_in_eval: int) -> ScaleGraph:
+    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
     s.moves.clear()
-    s.share_among_experts()
     uses = _joint_uses(s)
+    by_expert = s.have_scale_per_expert()
     root, sign = _representatives(s)
     for name, use in uses.items():
         row, col = (root[end] * sign[end] for end in (use.row, use.col))
@@ -565,7 +565,7 @@ def _assemble(model: nn.Module, s: ScalePropagation, traces: list[Trace], groups
         s.freeze(row[twice].abs(), Reason("tie", "", f"would be divided twice in parameter '{name}'"))
     why = torch.full((s.count,), len(s.reasons), dtype=torch.int32)
     for groups, reason in s.frozen:
-        why.scatter_reduce_(0, root[groups], torch.full_like(groups, reason, dtype=torch.int32), "amin")
+        why.scatter_reduce_(0, root[groups].long(), torch.full_like(groups, reason, dtype=torch.int32), "amin")
     entered, left = torch.zeros(2, s.count, dtype=torch.bool)
     for use in (use for each in s.uses.values() for use in each):
         for end, same, inverse in ((use.row, entered, left), (use.col, left, entered)):
@@ -577,8 +577,8 @@ def _assemble(model: nn.Module, s: ScalePropagation, traces: list[Trace], groups
     frozen, by_module = _frozen(s, root, sign, why, left, groups_in_eval)
     s.frozen.clear()
     del why, entered, left
-    number = torch.zeros(s.count, dtype=torch.int32)
-    number[roots] = torch.arange(1, len(roots) + 1, dtype=torch.int32)
+    number, step, sizes = _number(s, roots, by_expert)
+    del roots, by_expert
     number = number[root].mul_(sign)
     del root, sign
     params: dict[str, ParamScales] = {}
@@ -586,19 +586,23 @@ def _assemble(model: nn.Module, s: ScalePropagation, traces: list[Trace], groups
     for name, use in uses.items():
         ends = []
         for end in (use.row, use.col):
-            key = (end.data_ptr(), end.shape, end.stride())
-            shared[key] = number[end].long() if key not in shared else shared[key]
+            key = (end.data_ptr(), end.shape, end.stride(), use.expert_axis)
+            if key not in shared:
+                shared[key] = number[end]
+                if use.expert_axis is not None and bool(step[end].any()):
+                    expert = torch.arange(shapes[name][use.expert_axis])
+                    shared[key] = shared[key] + step[end] * expert.reshape(
+                        [-1, *[1] * (end.ndim - 1 - use.expert_axis)]
+                    )
             ends.append(shared[key])
         if any(bool(end.any()) for end in ends):
             params[name] = ParamScales(ends[0], ends[1], use.offset, use.bias)
-    firsts = torch.tensor([layer.first for layer in s.layers])
-    owners = torch.bucketize(roots, firsts, right=True)
     return ScaleGraph(
-        units=len(roots),
-        layers=_layers(s, number),
-        groups=tuple(owners.unique_consecutive(return_counts=True)[1].tolist()),
+        units=sum(sizes),
+        layers=_layers(s, number, step),
+        groups=tuple(size for size in sizes if size),
         params=params,
-        shapes={name: tuple(p.shape) for name, p in model.named_parameters()},
+        shapes=shapes,
         frozen=frozen,
         notes=(),
         exact_for=ExactFor((), 0),
@@ -609,13 +613,29 @@ def _assemble(model: nn.Module, s: ScalePropagation, traces: list[Trace], groups
     )
 
 
-def _layers(s: ScalePropagation, number: Tensor) -> dict[str, Tensor]:
+def _number(s: ScalePropagation, roots: Tensor, by_expert: Tensor) -> tuple[Tensor, Tensor, list[int]]:
+    """Unit numbers of roots, the step to the number of the next expert (0: experts share it), and units by layer."""
+    number = torch.zeros(s.count, dtype=torch.int32)
+    step = torch.zeros_like(number)
+    sizes: list[int] = []
+    starts = torch.searchsorted(roots, torch.tensor([*(layer.first for layer in s.layers), s.count])).tolist()
+    for layer, start, end in zip(s.layers, starts, starts[1:], strict=False):
+        found = roots[start:end]
+        shared, each = found[~by_expert[found]], found[by_expert[found]]
+        number[torch.cat((shared, each))] = sum(sizes) + torch.arange(1, len(found) + 1, dtype=torch.int32)
+        step[each] = len(each)
+        sizes.append(len(shared) + len(each) * layer.experts)
+    return number, step, sizes
+
+
+def _layers(s: ScalePropagation, number: Tensor, step: Tensor) -> dict[str, Tensor]:
     """Unit numbers by module, for modules that have any; a module called twice is listed once."""
     found: dict[str, Tensor] = {}
     for layer in s.layers:
-        numbers = number[layer.first : layer.first + layer.size].long()
+        groups = slice(layer.first, layer.first + layer.size)
+        numbers = number[groups]
         if layer.name not in found and bool(numbers.any()):
-            found[layer.name] = numbers
+            found[layer.name] = (numbers + step[groups] * torch.arange(layer.experts)[:, None]).reshape(-1)
     return found
 
 
@@ -640,6 +660,7 @@ def _frozen(
             reason = s.reasons[index]
             if reason.kind in ("output", "norm", "weight"):
                 count = int(left[groups[why[groups] == index]].sum())
+            count *= layer.experts
             if count:
                 key = (reason.where or layer.name, reason.text)
                 counts[key] = counts.get(key, 0) + count

@@ -34,10 +34,10 @@ class Scales:
         """Write the scales to a safetensors file; :func:`load_scales` reads it."""
         tensors = {"log_scales": self.log_scales.detach().double().cpu()}
         for name, scales in self.graph.params.items():
-            tensors[f"row/{name}"], tensors[f"col/{name}"] = scales.row.int(), scales.col.int()
+            tensors[f"row/{name}"], tensors[f"col/{name}"] = scales.row, scales.col
             if scales.offset:
                 tensors[f"offset/{name}"] = torch.tensor(scales.offset, dtype=torch.float64)
-        tensors |= {f"module/{name}": units.int() for name, units in self.graph.layers.items()}
+        tensors |= {f"module/{name}": units for name, units in self.graph.layers.items()}
         facts = {
             "shapes": {name: list(shape) for name, shape in self.graph.shapes.items()},
             "groups": list(self.graph.groups),
@@ -51,7 +51,7 @@ class Scales:
         path = Path(path)
         partial = path.with_name(path.name + ".partial")
         try:
-            contiguous = {name: t.contiguous() for name, t in tensors.items()}
+            contiguous = {name: t.clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
             _safetensors().torch.save_file(contiguous, partial, metadata={"pathcond": json.dumps(facts)})
             partial.replace(path)
         finally:
@@ -77,17 +77,17 @@ def load_scales(path: str | Path) -> Scales:
     offsets = {name: float(tensors[f"offset/{name}"]) for name in names if f"offset/{name}" in tensors}
     params = {
         name: ParamScales(
-            tensors[f"row/{name}"].long(),
-            tensors[f"col/{name}"].long(),
+            tensors[f"row/{name}"],
+            tensors[f"col/{name}"],
             offsets.get(name, 0.0),
-            name in facts["biases"],
+            name in facts.get("biases", ()),
         )
         for name in names
     }
     log_scales, shown = tensors["log_scales"], facts["exact_for"]
     graph = ScaleGraph(
         units=len(log_scales),
-        layers={n.removeprefix("module/"): t.long() for n, t in tensors.items() if n.startswith("module/")},
+        layers={n.removeprefix("module/"): t for n, t in tensors.items() if n.startswith("module/")},
         groups=tuple(facts["groups"]),
         params=params,
         shapes={name: tuple(shape) for name, shape in facts["shapes"].items()},

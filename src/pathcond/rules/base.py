@@ -25,6 +25,7 @@ from pathcond.tracing import Call, Constants, Ref, Trace, refs
 
 
 FROZEN, ZERO = 0, -1
+GROUP = torch.int32  # the type of group maps: large models have tens of millions of groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,27 +60,30 @@ class ParamView:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """Groups that a parameter's elements, or their sums with ``offset``, enter (``row``) and leave (``col``)."""
+    """Groups that a parameter's elements, or their sums with ``offset``, enter (``row``) and leave (``col``).
+
+    ``by_expert`` says for each of the two whether its groups stand for those of every expert along ``expert_axis``.
+    """
 
     row: Tensor
     col: Tensor
     offset: float = 0.0
-    by_expert: bool = False
     bias: bool = False
+    by_expert: tuple[bool, bool] = (False, False)
+    expert_axis: int | None = None
 
     def same(self, other: Use) -> bool:
         """Whether another use has the same groups."""
-        plain = (self.offset, self.by_expert, self.bias) == (other.offset, other.by_expert, other.bias)
-        return plain and torch.equal(self.row, other.row) and torch.equal(self.col, other.col)
+        same = replace(self, row=other.row, col=other.col) == other
+        return same and torch.equal(self.row, other.row) and torch.equal(self.col, other.col)
 
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """Groups of the same channels in each of some experts, shape (experts, channels).
+    """Groups of shape (channels,) that stand for the same channels of every expert.
 
-    Rows of a value belong to experts as the offsets ``offs`` (a value of ``trace``) divide them. In its group map the
-    groups of the first expert stand for those of all. If any operation but another product by the same experts uses
-    them, all experts must share one scale per channel.
+    Rows of a value belong to experts as the offsets ``offs`` (a value of ``trace``) divide them. If any operation but
+    another product by the same experts uses the groups, all experts must share one scale per channel.
     """
 
     groups: Tensor
@@ -91,13 +95,14 @@ class Experts:
 class Layer:
     """The groups ``first .. first + size - 1``: the output channels of the module ``name``.
 
-    ``hidden`` says that a later layer reads the channels.
+    ``hidden`` says that a later layer reads the channels; ``experts`` is the number of experts that have them.
     """
 
     name: str
     first: int
     size: int
     hidden: bool
+    experts: int = 1
 
 
 @dataclass
@@ -162,7 +167,7 @@ class ScalePropagation:
 
     def uniform(self, value: int, group: int) -> Tensor:
         """A group map with one group for all elements of a value."""
-        return torch.full((1,) * len(self.shape(value)), group)
+        return torch.full((1,) * len(self.shape(value)), group, dtype=GROUP)
 
     def shape(self, value: int) -> tuple[int, ...]:
         """The shape of a value of the trace at hand."""
@@ -206,7 +211,7 @@ class ScalePropagation:
 
     # ---- groups
 
-    def new_groups(self, size: int, source: ParamView | str) -> Tensor:
+    def new_groups(self, size: int, source: ParamView | str, experts: int = 1) -> Tensor:
         """Groups for the ``size`` output channels of a parameter, or of the module with a name.
 
         In every trace a parameter's outputs get the groups of the first: it has one scale for all calls of the model.
@@ -218,21 +223,21 @@ class ScalePropagation:
         else:
             place, name = len(self.layers), source
         if place == len(self.layers):
-            self.layers.append(Layer(name, self.count, size, self.hidden))
+            self.layers.append(Layer(name, self.count, size, self.hidden, experts))
             self.count += size
         layer = self.layers[place]
         self.layers[place] = replace(layer, hidden=layer.hidden or self.hidden)
-        return torch.arange(layer.first, layer.first + size)
+        return torch.arange(layer.first, layer.first + size, dtype=GROUP)
 
     def layers_of(self, groups: Tensor) -> list[int]:
         """Indices of the layers that some groups belong to."""
-        firsts = torch.tensor([layer.first for layer in self.layers])
+        firsts = torch.tensor([layer.first for layer in self.layers], dtype=GROUP)
         return (torch.bucketize(groups.unique(), firsts, right=True) - 1).unique().tolist() if len(groups) else []
 
     def with_layers(self, groups: Tensor) -> Tensor:
         """Some groups, and all others of the layers that they belong to."""
         layers = [self.layers[index] for index in self.layers_of(groups[groups > 0])]
-        return torch.cat([groups[:0], *(torch.arange(x.first, x.first + x.size) for x in layers)])
+        return torch.cat([groups[:0], *(torch.arange(x.first, x.first + x.size, dtype=GROUP) for x in layers)])
 
     def freeze(self, groups: Tensor, reason: Reason) -> None:
         """Fix the scale of every group in a map at one."""
@@ -274,8 +279,8 @@ class ScalePropagation:
         """Make the scales of two group maps inverse to one another, element by element."""
         a, b = torch.broadcast_tensors(a, b)
         both = (a != ZERO) & (b != ZERO)
-        distinct = (a[both] * self.count + b[both]).unique()
-        pairs = torch.stack((distinct // self.count, distinct % self.count))
+        distinct = (a[both].long() * self.count + b[both]).unique()
+        pairs = torch.stack((distinct // self.count, distinct % self.count)).to(GROUP)
         fixed = (pairs == FROZEN).any(0)
         self.freeze(pairs[:, fixed], reason)
         _add_new(self.inverse_ties, pairs[:, ~fixed])
@@ -293,14 +298,24 @@ class ScalePropagation:
     # ---- parameters
 
     def connect(
-        self, view: ParamView, row: Tensor, col: Tensor, *, by_expert: bool = False, bias: bool = False
+        self,
+        view: ParamView,
+        row: Tensor,
+        col: Tensor,
+        *,
+        by_expert: tuple[bool, bool] = (False, False),
+        bias: bool = False,
     ) -> None:
-        """A parameter, seen as ``view``, maps the groups ``col`` to ``row`` (both broadcast to the view's shape)."""
+        """A parameter, seen as ``view``, maps the groups ``col`` to ``row`` (both broadcast to the view's shape).
+
+        With ``by_expert``, as in :class:`Use`, experts lie along the first axis of the view.
+        """
         if not (row.numel() and col.numel()):
             raise PathCondError(f"expected layers with units, got '{view.name}' without entries. Drop its layer.")
         row, col = (self._project(view, groups) for groups in (row, col))
         row, col = to_parameter_axes(view, row), to_parameter_axes(view, col)
-        self._use(view.name, Use(row, col, view.offset, by_expert, bias))
+        axis = view.axes[0] if any(by_expert) else None
+        self._use(view.name, Use(row, col, view.offset, bias, by_expert, axis))
 
     def _use(self, name: str, use: Use) -> None:
         """Keep a use of a parameter, unless an earlier one says the same."""
@@ -333,30 +348,28 @@ class ScalePropagation:
         """Record the use of a parameter that no scale changes, such as a PReLU slope."""
         view = self.parameter(x)
         if view is not None:
-            zero = torch.zeros((1,) * len(view.axes), dtype=torch.int64)
+            zero = torch.zeros((1,) * len(view.axes), dtype=GROUP)
             self.connect(view, zero, zero)
 
     def freeze_parameter(self, name: str, reason: Reason) -> None:
         """Make a parameter keep its value: all groups that its uses connect are frozen."""
         self.frozen_parameters.setdefault(name, reason)
 
-    def share_among_experts(self) -> None:
-        """Let experts share their scales where the groups that stand for them are tied, frozen or used elsewhere."""
-        if not self.experts:
-            return
-        met = torch.zeros(self.count, dtype=torch.bool)
-        for groups in (*self.ties, *self.inverse_ties, *(found for found, _ in self.frozen)):
-            met[groups.reshape(-1)] = True
-        for use in (use for uses in self.uses.values() for use in uses if not use.by_expert):
-            for groups in (use.row, use.col):
-                met[groups[groups > 0]] = True
-        for experts in self.experts:
-            self.share(experts, met[experts.groups[0]])
-
-    def share(self, experts: Experts, channels: Tensor) -> None:
-        """Let experts share the scales of some channels, given as a mask."""
-        shared = experts.groups[:, channels]
-        self.tie(shared, shared[:1], Reason("tie", "", "is shared by all experts"))
+    def have_scale_per_expert(self) -> Tensor:
+        """Whether each group stands for a scale in every expert: not where it is tied, frozen or used elsewhere."""
+        found = torch.zeros(self.count, dtype=torch.bool)
+        for layer in self.layers:
+            found[layer.first : layer.first + layer.size] = layer.experts > 1
+        for groups in (*self.ties, *self.inverse_ties, *(frozen for frozen, _ in self.frozen)):
+            found[groups.reshape(-1)] = False
+        for uses in self.uses.values():
+            known = {use.expert_axis for use in uses} != {None} and len({use.expert_axis for use in uses}) == 1
+            for end, by_expert in (
+                (end, own) for u in uses for end, own in zip((u.row, u.col), u.by_expert, strict=True)
+            ):
+                if not (known and by_expert):
+                    found[end[end > 0]] = False
+        return found
 
     # ---- operations that scales cannot cross
 
@@ -414,7 +427,7 @@ def to_parameter_axes(view: ParamView, groups: Tensor) -> Tensor:
     for axis, (start, size, whole) in enumerate(zip(view.starts, view.sizes, view.shape, strict=True)):
         if size < whole:
             shape[axis] = whole
-            padded = torch.full(shape, ZERO)
+            padded = torch.full(shape, ZERO, dtype=GROUP)
             padded.narrow(axis, start, size).copy_(groups)
             groups = padded
     return groups

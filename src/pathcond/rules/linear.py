@@ -18,6 +18,7 @@ from torch import Tensor
 from pathcond.checks import PathCondError
 from pathcond.rules.base import (
     FROZEN,
+    GROUP,
     Arguments,
     Experts,
     ParamView,
@@ -266,25 +267,18 @@ def _grouped_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
     s.freeze(s.groups(offs), Reason("op", call.where, f"divides the rows of `{call.name}`"))
     count, _, size = s.shape(a["mat_b"].id)
     col = s.channels(a["mat_a"], -1, call)
-    cols = _by_expert(s, a["mat_a"].id, col, offs.id)
-    if cols is None:
-        for experts in s.experts:
-            s.share(experts, torch.isin(experts.groups[0], col))
-        cols = col[None]
-    made = s.new_groups(count * size, view).reshape(count, size)
+    made = s.new_groups(size, view, experts=count)
+    by_expert = True, _by_expert(s, a["mat_a"].id, col, offs.id)
+    s.connect(view, made[None, None, :], col[None, :, None], by_expert=by_expert)
     s.experts.append(Experts(made, offs.id, s.trace))
-    s.connect(view, made[:, None, :], cols[:, :, None], by_expert=True)
-    s.connect_bias(call, a.get("bias"), made[0])
-    s.set_result(call, made[:1])
+    s.connect_bias(call, a.get("bias"), made)
+    s.set_result(call, made[None])
 
 
-def _by_expert(s: ScalePropagation, value: int, groups: Tensor, offs: int) -> Tensor | None:
-    """The groups of each expert that ``groups`` stand for, if rows of the value are divided by the same offsets."""
-    for experts in (each for each in s.experts if each.offs == offs and each.trace is s.trace):
-        place = {group: i for i, group in enumerate(experts.groups[0].tolist())}
-        if all(group in place for group in groups.tolist()) and _in_place(s, value, offs):
-            return experts.groups[:, [place[group] for group in groups.tolist()]]
-    return None
+def _by_expert(s: ScalePropagation, value: int, groups: Tensor, offs: int) -> bool:
+    """Whether groups stand for those of every expert, and rows of the value are divided by the same offsets."""
+    made = [each.groups for each in s.experts if each.offs == offs and each.trace is s.trace]
+    return any(bool(torch.isin(groups, found).all()) for found in made) and _in_place(s, value, offs)
 
 
 def _in_place(s: ScalePropagation, value: int, offs: int) -> bool:
@@ -370,7 +364,7 @@ def _embedding_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
         s.freeze_through(call)
         return
     groups = s.new_groups(s.shape(a["weight"].id)[1], view)
-    s.connect(view, groups[None, :], torch.zeros(1, 1, dtype=torch.int64))
+    s.connect(view, groups[None, :], torch.zeros(1, 1, dtype=GROUP))
     s.set_result(call, groups)
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pathcond.rules.base import (
     FROZEN,
+    GROUP,
     ZERO,
     Arguments,
     Operation,
@@ -41,7 +42,7 @@ def _reshape_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
 def reshape(groups: Tensor, old: tuple[int, ...], new: tuple[int, ...]) -> Tensor:
     """The group map of ``x.reshape(new)``, without spreading it over axes that stay as they are."""
     if 0 in old:
-        return torch.full((1,) * len(new), FROZEN)
+        return torch.full((1,) * len(new), FROZEN, dtype=GROUP)
     i = j = 0
     wide: list[int] = []
     sizes: list[int] = []
