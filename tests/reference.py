@@ -103,7 +103,7 @@ def signed_matrix(graph: ScaleGraph, g: dict[str, Tensor]) -> tuple[Tensor, Tens
         scales = graph.params.get(name)
         for numbers, sign in ((scales.row, -1.0), (scales.col, 1.0)) if scales else ():
             number = numbers.expand(values.shape).reshape(-1, 1)
-            part.scatter_add_(1, number.abs(), sign * number.sign().double())
+            part.scatter_add_(1, number.long().abs(), sign * number.sign().double())
         rows.append(part[:, 1:])
     return torch.cat(rows), torch.cat([values.reshape(-1).double() for values in g.values()])
 

@@ -507,7 +507,7 @@ def _on_cpu_if_few(tensors: list[Tensor]) -> list[Tensor]:
 
 def _gather(positions: Tensor, logs: Tensor, size: int) -> Tensor:
     """Logarithms of sums at positions, which may repeat, as a vector of a size."""
-    top = logs.new_full((size,), -math.inf).scatter_reduce_(0, positions, logs, "amax").nan_to_num_(neginf=0.0)
+    top = logs.new_full((size,), -math.inf).scatter_reduce_(0, positions.long(), logs, "amax").nan_to_num_(neginf=0.0)
     return torch.zeros_like(top).index_add_(0, positions, (logs - top[positions]).exp_()).log_() + top
 
 

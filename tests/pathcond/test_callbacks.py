@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -159,7 +160,8 @@ def test_the_packages_are_optional() -> None:
         "    try: getattr(c, name)\n"
         "    except pathcond.PathCondError as error: print(error)\n"
     )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
     assert found.stdout.startswith("set()\n")
     assert "expected the package lightning for LightningRescale" in found.stdout
     assert "expected the package transformers for TrainerRescale" in found.stdout

@@ -298,6 +298,8 @@ def test_sharded_models_are_refused(version, one_process):
     model = mlp(8, 6, 2)
     if version == 1:
         model = FullyShardedDataParallel(model, device_id=torch.device("cpu"))
+    elif torch.__version__ < (2, 7):
+        pytest.skip("the second version of FSDP needs a GPU in this torch")
     else:
         fully_shard(model, mesh=torch.distributed.device_mesh.init_device_mesh("cpu", (1,)))
         model(torch.ones(1, 8))  # its parameters are plain tensors now

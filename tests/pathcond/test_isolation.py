@@ -174,6 +174,8 @@ STATES = {  # what a network does with its hidden layer, and its free units
 def test_state_between_calls(name):
     """The state is restored, and scales are right for the second call too, which reads it."""
     tail, units = STATES[name]
+    if name == "written in place" and torch.__version__ < (2, 7):
+        pytest.skip("this torch cannot write to a fake tensor that is an attribute: the model is refused")
 
     def twice(model: nn.Module, training: bool) -> Tensor:
         model = copy.deepcopy(model).train(training)
