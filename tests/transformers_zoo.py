@@ -20,7 +20,6 @@ import fnmatch
 import gc
 import json
 import math
-import re
 import sys
 import time
 import warnings
@@ -367,8 +366,6 @@ class Row:
     float32_error: float | None = None
     rounding: float | None = None
     extra_gib: float | None = None
-    frozen: dict[str, int] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
 
     @property
     def faults(self) -> list[str]:
@@ -415,9 +412,6 @@ def check(name: str, device: str = "cpu") -> Row:
     seconds = clock() - start
     parameters = sum(p.numel() for p in model.parameters())
     (graph,) = graphs
-    counts: dict[str, int] = {}
-    for entry in graph.frozen:
-        counts[entry.reason] = counts.get(entry.reason, 0) + entry.channels
     if device != "meta":
         rounded = outputs_in_mode(model, example_input, False)
         model = model.double()
@@ -434,7 +428,7 @@ def check(name: str, device: str = "cpu") -> Row:
     return Row(
         name, device, parameters, symmetries, graph.units, seconds,
         f"{hardware('cuda' if device == 'cuda' else 'cpu')}; transformers {hf.__version__}",
-        frozen=dict(sorted(counts.items(), key=lambda item: -item[1])[:3]), notes=list(graph.notes), **measured,
+        **measured,
     )  # fmt: skip
 
 
@@ -573,19 +567,8 @@ def _hardware(rows: list[Row]) -> str:
 
 
 def markdown(rows: list[Row]) -> str:
-    """The page: tiny models, models of published sizes, frozen units by reason, notes of the graphs."""
+    """The page: tiny models, models of published sizes, all causal language models."""
     tiny, real = [row for row in rows if row.model in ARCHITECTURES], [row for row in rows if row.model in REAL]
-    notes: dict[str, list[str]] = {}
-    models: dict[str, list[str]] = {}
-    for row in tiny:
-        for reason, units in row.frozen.items():
-            models.setdefault(re.sub(r" '[^']*'", "", reason), []).append(f"{row.model} {units}")
-        for note in row.notes:
-            notes.setdefault(note.partition(" Expected")[0], []).append(f"`{row.model}`")
-    for row in rows:
-        if row.rounding is not None and (row.float32_error or 0.0) > CLOSE:
-            note = f"with the same weights, outputs in float32 and in float64 differ by {row.rounding:.0e}"
-            notes.setdefault(note, []).append(f"`{row.model}`")
     heads = ("model", "free scales", "moved", "float64", "float32", "seconds")
     by_model = [[row for row in real if row.model == name] for name in dict.fromkeys(row.model for row in real)]
     parts = [
@@ -598,7 +581,8 @@ def markdown(rows: list[Row]) -> str:
         "softmax, and where both start at the same norm the solution is a scale of 1.\n"
         "- `float64`: change of the output under random scales, the larger of eval and training mode. Casts to float32 "
         "in a model's code are casts to float64 here.\n"
-        "- `float32`: change of the output after `rescale_`, which took `seconds` (CPU time, or wall time on a GPU).",
+        "- `float32`: change of the output after `rescale_`, which took `seconds` (CPU time, or wall time on a GPU). "
+        "Some models amplify rounding, so that float32 and float64 differ by as much with the same weights.",
         "## Tiny models",
         "Made by `make transformers`.",
         _lines(heads, [_cells(row) for row in tiny]),
@@ -616,11 +600,6 @@ def markdown(rows: list[Row]) -> str:
         ),
         f"Measured with {_hardware(real)}.",
         *_causal_section(recorded_causal()),
-        "## Frozen units",
-        "Hidden units of the tiny models that are frozen, by their reason (at most three for each model):",
-        "\n".join(f"- {reason}: {', '.join(found)}" for reason, found in models.items()),
-        "Notes:",
-        "\n".join(f"- {', '.join(found)}: {note}" for note, found in notes.items()),
     ]
     return "\n\n".join(parts) + "\n"
 

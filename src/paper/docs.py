@@ -213,11 +213,8 @@ def _filled(page: Path, text: str, parts: Any) -> str:
 
 def tables(facts: Facts) -> dict[Path, str]:
     """The table of each figure as CSV with six digits, without the curves by epoch."""
-    found = {}
-    for name in facts.experiments:
-        table = results.read_table(facts.results / f"aggregate/{name}.csv")
-        found[FIGURES / f"{name}.csv"] = report.written(report.short(table))
-    return found
+    read = {name: results.read_table(facts.results / f"aggregate/{name}.csv") for name in facts.experiments}
+    return {FIGURES / f"{name}.csv": report.written(report.short(table)) for name, table in read.items()}
 
 
 def sources(facts: Facts, texts: Mapping[Path, str]) -> dict[str, str]:
@@ -231,12 +228,12 @@ def sources(facts: Facts, texts: Mapping[Path, str]) -> dict[str, str]:
 
     found = {}
     for name in facts.experiments:
-        settings = json.dumps(facts.config.plain[name], sort_keys=True)
-        note = workflow.note(PRESET, facts.config.plain[name])
-        drawn = f"{texts[FIGURES / f'{name}.csv']}{settings}{note}{code('methods.py', *workflow.modules(name))}"
+        settings = json.dumps(facts.config.plain[name], sort_keys=True) + workflow.note(
+            PRESET, facts.config.plain[name]
+        )
+        drawn = f"{texts[FIGURES / f'{name}.csv']}{settings}{code('methods.py', *workflow.modules(name))}"
         found[name] = hashlib.sha256(drawn.encode()).hexdigest()
-    drawn = f"{json.dumps(forest.numbers(facts.claims))}{code('forest.py')}"
-    found[FOREST] = hashlib.sha256(drawn.encode()).hexdigest()
+    found[FOREST] = hashlib.sha256((json.dumps(forest.numbers(facts.claims)) + code("forest.py")).encode()).hexdigest()
     return found
 
 

@@ -8,12 +8,13 @@ The report is one file that holds each page and each table, so figures have few 
 
 import argparse
 import base64
+import functools
 import html
 import io
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jinja2
 import pandas as pd
@@ -24,16 +25,12 @@ from paper.experiments import EXPERIMENTS
 from paper.verdicts import counted
 from paper.workflow import Workflow
 
-if TYPE_CHECKING:
-    from PIL import Image
-
 TEMPLATES = Path("workflow/templates")
 FACTS = ("hardware", "torch", "python", "commit")  # of the runs in the table of runtimes
 LONGEST_TABLE = 200  # rows that a page shows
 LONGEST_FILE = 2000  # rows of a CSV file in the report; of longer tables it has every n-th row
 COLOURS = 64
-# The report opens on the dashboard, which lies above Snakemake's menu until it is closed. Snakemake puts it into a
-# script, so that no tag of the page may be left as it is.
+# The report opens on the dashboard, above Snakemake's menu, which puts it into a script: no tag may stay as it is.
 LANDING = """<style>.dashboard {{ position: fixed; inset: 0; z-index: 1000; background: #fff; }}
 .dashboard iframe {{ width: 100%; height: 100%; border: 0; }}
 .dashboard button {{ position: absolute; top: .6rem; right: 1.4rem; padding: .3rem .8rem; border-radius: .3rem;
@@ -54,12 +51,13 @@ def pages(flow: Workflow) -> Iterator[tuple[str, str]]:
     plan, chosen = flow.plan, flow.config
     claims = results.read_json(folder / "claims.json")
     # Pictures are made smaller while the tables are read and written.
-    pictures = ThreadPoolExecutor().map(smaller, [drawn / f"{name}.png" for name in EXPERIMENTS])
+    webp = functools.partial(few_colours, kind="webp", lossless=True)
+    pictures = ThreadPoolExecutor().map(webp, [drawn / f"{name}.png" for name in EXPERIMENTS])
     tables, shown = {}, {}
     provenance = {key: results.read_provenance(folder / f"{key}.csv") for key in plan.specs}
     for (name, experiment), picture in zip(EXPERIMENTS.items(), pictures, strict=True):
         full = folder / f"aggregate/{name}.csv"
-        tables[name], shown[name] = results.read_table(full), _base64(picture)
+        tables[name], shown[name] = results.read_table(full), base64.b64encode(picture).decode()
         table = short(tables[name])
         yield f"{name}.csv", written(table.iloc[:: -(-len(table) // LONGEST_FILE) or 1])
         yield (
@@ -106,7 +104,10 @@ def pages(flow: Workflow) -> Iterator[tuple[str, str]]:
             runs=len(provenance),
             seconds=sum(entry["seconds"] for entry in provenance.values()),
             cost=cost(provenance.values()),
-            rows=grouped(provenance),
+            rows=_summed(
+                ((key.rpartition("/")[0], *(str(entry.get(name) or "") for name in FACTS)), entry["seconds"])
+                for key, entry in provenance.items()
+            ),
             folder=folder.as_posix(),
             marks=MARKS,
         ),
@@ -124,25 +125,15 @@ def written(table: pd.DataFrame) -> str:
     return table.to_csv(index=False, float_format="%.6g", lineterminator="\n")
 
 
-def few_colours(figure: Path) -> bytes:
-    """A figure as PNG with few colors, a third of its size."""
-    content = io.BytesIO()
-    _quantized(figure).save(content, "png", optimize=True)
-    return content.getvalue()
-
-
-def smaller(figure: Path) -> bytes:
-    """A figure as WebP with few colors, a quarter of its size; the report has each twice."""
-    content = io.BytesIO()
-    _quantized(figure).convert("RGB").save(content, "webp", lossless=True)
-    return content.getvalue()
-
-
-def _quantized(figure: Path) -> "Image.Image":
+def few_colours(figure: Path, kind: str = "png", **options: Any) -> bytes:
+    """A figure with few colors: as PNG a third of its size, as lossless WebP a quarter."""
     from PIL import Image
 
+    content = io.BytesIO()
     with Image.open(figure) as image:
-        return image.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
+        few = image.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
+    (few.convert("RGB") if kind == "webp" else few).save(content, kind, optimize=True, **options)
+    return content.getvalue()
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -156,28 +147,15 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, s
             yield f"{prefix}{name}", cli.shown(_cell(value))
 
 
-def cost(found: Iterable[Mapping[str, Any]]) -> list[tuple[str, str, int, str]]:
+def cost(found: Iterable[Mapping[str, Any]]) -> list[tuple[str, ...]]:
     """Stage, hardware, number of runs and seconds."""
-    sums: dict[tuple[str, str], tuple[int, float]] = {}
-    for entry in found:
-        place = entry["spec"]["stage"], entry["hardware"]
-        count, seconds = sums.get(place, (0, 0.0))
-        sums[place] = count + 1, seconds + entry["seconds"]
-    return [(*place, count, f"{seconds:.1f}") for place, (count, seconds) in sorted(sums.items())]
+    return sorted(_summed(((entry["spec"]["stage"], entry["hardware"]), entry["seconds"]) for entry in found))
 
 
-def grouped(found: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
-    """Folder, number of runs, seconds and `FACTS`: one row for all runs of a folder that share the facts."""
-    sums: dict[tuple[str, ...], tuple[int, float]] = {}
-    for key, entry in found.items():
-        group = key.rpartition("/")[0], *(str(entry.get(name) or "") for name in FACTS)
-        count, seconds = sums.get(group, (0, 0.0))
-        sums[group] = count + 1, seconds + entry["seconds"]
-    return [[folder, str(count), f"{seconds:.1f}", *facts] for (folder, *facts), (count, seconds) in sums.items()]
-
-
-def _base64(content: bytes) -> str:
-    return base64.b64encode(content).decode()
+def _summed(runs: Iterable[tuple[tuple[str, ...], float]]) -> list[tuple[str, ...]]:
+    """Facts that runs share, the number of these runs, and their seconds."""
+    table = pd.DataFrame(runs, columns=["group", "seconds"]).groupby("group", sort=False)["seconds"]
+    return [(*group, str(len(seconds)), f"{seconds.sum():.1f}") for group, seconds in table]
 
 
 def _cell(value: Any) -> str:

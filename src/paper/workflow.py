@@ -182,13 +182,10 @@ def code(stage: str, experiment: str | None = None) -> list[str]:
 
 def modules(experiment: str) -> list[str]:
     """The file of an experiment, and those of the experiments that it imports, relative to this folder."""
-    return _with_imported(Path(__file__).parent, f"experiments/{experiment}.py")
-
-
-def _with_imported(folder: Path, name: str) -> list[str]:
-    found, path = [name], folder / name
+    name = f"experiments/{experiment}.py"
+    path, found = Path(__file__).parent / name, [name]
     for one, other in _IMPORTED.findall(path.read_text("utf-8")) if path.exists() else ():
-        found += _with_imported(folder, f"experiments/{one or other}.py")
+        found += modules(one or other)
     return list(dict.fromkeys(found))
 
 
@@ -213,12 +210,10 @@ def note(preset: str, settings: Mapping[str, Any], papers: Mapping[str, Any] | N
     if papers is not None:
         papers = {key: value for key, value in papers.items() if settings.get(key) is not None}
         theirs = _described(papers)
-        smaller = _networks(papers) != _networks(settings)
         if theirs != found[1:]:
             found += [f"in the paper: {theirs[0]}", *theirs[1:]]
-            found += ["too small to compare methods: it shows that everything runs"] * smaller
-        elif smaller:
-            found.append("networks are smaller than in the paper")
+        if _networks(papers) != _networks(settings):
+            found.append("networks are smaller than in the paper, too small to compare methods")
     return "  ·  ".join(filter(None, found))
 
 
