@@ -687,6 +687,7 @@ class Recorder:
             try:
                 result = self._call(functions, arguments)
                 outputs, first = tuple(tape.read(t) for t in outputs_in(result)), len(tape.calls)
+                asked = {**{name: tuple(seen) for name, seen in functions.unseen.items()}, **functions.turns}
                 kept = tuple(tape.read(t) for t in self._kept(tape, changed()))
                 if changed() or kept:
                     again = tuple(tape.read(t) for t in outputs_in(self._call(functions, arguments)))
@@ -703,8 +704,8 @@ class Recorder:
             self.draws |= drawn != _drawn()
             self.sized |= functions.sized
             self.comparisons += functions.comparisons
-            for name, seen in (*functions.unseen.items(), *functions.turns.items()):
-                self.unseen.setdefault((name, training), set()).add(seen if isinstance(seen, int) else tuple(seen))
+            for name, seen in asked.items():
+                self.unseen.setdefault((name, training), set()).add(seen)
         if not outputs:
             raise RecordError(
                 f"expected the forward pass to return at least one tensor, got {type(result).__name__}. "

@@ -170,6 +170,21 @@ STATES = {  # what a network does with its hidden layer, and its free units
 }
 
 
+LOG: list[int] = []
+
+
+def test_what_only_the_first_call_does_raises_no_doubt_about_sizes():
+    """It is recorded twice in the first pass and once in the others, which are on inputs of other sizes."""
+
+    def tail(s, h, x):
+        if not LOG:
+            LOG.append(1)
+        return s.b(torch.cat(h.split(4, -1), -1))
+
+    assert pathcond.extract_graph(net(tail), X).notes == ()
+    assert LOG == [1]
+
+
 @pytest.mark.parametrize("name", STATES)
 def test_state_between_calls(name):
     """The state is restored, and scales are right for the second call too, which reads it."""
