@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from paper.experiments import EXPERIMENTS
-from tests.faults.small import Small, jobs_of, kill, wait_until_gone
+from tests.faults.small import PATIENCE, Small, jobs_of, kill, wait_until_gone
 from tests.workflow.tree import Tree
 
 VICTIMS = ("snakemake", "job", "group")
@@ -41,7 +41,7 @@ def disturb(tree: Small, chance: random.Random, seconds: float) -> tuple[str, in
             break
     when = time.monotonic() - started
     try:
-        ended = snakemake.wait(120) == 0
+        ended = snakemake.wait(PATIENCE) == 0
     except subprocess.TimeoutExpired:
         kill(snakemake.pid, group=True)
         return f"Snakemake hung after {what} was killed at {when:.1f} s", snakemake.pid
@@ -59,7 +59,7 @@ def survive(tree: Small, expected: dict[str, bytes], chance: random.Random, seco
     for group in groups:
         wait_until_gone(group)
     tree.unlock()
-    done = tree.snakemake(timeout=600)
+    done = tree.snakemake()
     return ", ".join(told), wrong(tree, expected, done)
 
 

@@ -13,6 +13,7 @@ from tests.workflow.tree import PARTS, Tree
 
 TARGETS = ("mlp_depth", "toy")
 MADE = ("results", "figures")
+PATIENCE = 900  # seconds until something hangs; a slow machine is no fault
 # Long enough to be killed in the middle.
 SETTINGS = {"hidden_layers": [2], "methods": ["baseline", "pathcond"], "epochs": 40}
 
@@ -61,7 +62,7 @@ class Small(Tree):
 
     def finish(self) -> str:
         """Run the same command to its end; returns its output."""
-        done = self.snakemake(timeout=600)
+        done = self.snakemake()
         assert done.returncode == 0, done.stdout[-8000:]
         return done.stdout
 
@@ -100,7 +101,7 @@ def jobs_of(group: int) -> dict[int, str]:
     return found
 
 
-def wait_for(group: subprocess.Popen[str], module: str, timeout: float = 300) -> int:
+def wait_for(group: subprocess.Popen[str], module: str, timeout: float = PATIENCE) -> int:
     """Wait until a program of ours runs in Snakemake's process group; returns its process id."""
     end = time.monotonic() + timeout
     while time.monotonic() < end:
@@ -112,7 +113,7 @@ def wait_for(group: subprocess.Popen[str], module: str, timeout: float = 300) ->
     raise AssertionError(f"{module} did not run in {timeout} s")
 
 
-def wait_until_gone(group: int, timeout: float = 300) -> None:
+def wait_until_gone(group: int, timeout: float = PATIENCE) -> None:
     """Wait until no program of ours is left in a process group."""
     end = time.monotonic() + timeout
     while jobs_of(group):

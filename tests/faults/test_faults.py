@@ -8,7 +8,7 @@ import time
 import pytest
 
 from tests.faults.harm import files, fill, flip, small_disk
-from tests.faults.small import Small, jobs_of, kill, wait_for, wait_until_gone
+from tests.faults.small import PATIENCE, Small, jobs_of, kill, wait_for, wait_until_gone
 
 pytestmark = pytest.mark.faults
 WAITING = "another process trains it; waiting for that one to end\n"
@@ -23,7 +23,7 @@ def finish_and_compare(tree: Small, undisturbed: Small) -> str:
 
 
 def wait_for_checkpoint(tree: Small) -> None:
-    end = time.monotonic() + 300
+    end = time.monotonic() + PATIENCE
     while not tree.files("results/checkpoints/**/[!.]*.pt"):
         assert time.monotonic() < end
         time.sleep(0.01)
@@ -32,7 +32,7 @@ def wait_for_checkpoint(tree: Small) -> None:
 def test_a_killed_training_job(fresh: Small, undisturbed: Small):
     snakemake = fresh.begin()
     kill(wait_for(snakemake, "paper.training"))
-    assert snakemake.wait(300) == 1
+    assert snakemake.wait(PATIENCE) == 1
     assert "Error in rule train" in fresh.said()
     assert len(fresh.files("results/tiny/train/*/**/*.csv")) < 4
     finish_and_compare(fresh, undisturbed)
@@ -42,7 +42,7 @@ def test_a_killed_training_job_resumes_from_its_checkpoint(fresh: Small, undistu
     snakemake = fresh.begin()
     wait_for_checkpoint(fresh)
     kill(snakemake.pid, group=True)
-    assert snakemake.wait(300) < 0
+    assert snakemake.wait(PATIENCE) < 0
     assert fresh.files("results/checkpoints/**/[!.]*.pt")
     fresh.unlock()
     finish_and_compare(fresh, undisturbed)
@@ -58,15 +58,15 @@ def test_a_killed_snakemake_whose_jobs_live_on(fresh: Small, undisturbed: Small)
     for process in orphans:
         os.kill(process, signal.SIGSTOP)
     kill(snakemake.pid)
-    assert snakemake.wait(300) < 0
+    assert snakemake.wait(PATIENCE) < 0
     fresh.unlock()
-    second, end = fresh.begin(), time.monotonic() + 300
+    second, end = fresh.begin(), time.monotonic() + PATIENCE
     while not (waiting := [path for path in fresh.files("logs/tiny/train/*.log") if WAITING in path.read_text()]):
         assert time.monotonic() < end
         time.sleep(0.05)
     for process in orphans:
         os.kill(process, signal.SIGCONT)
-    assert second.wait(300) == 0, fresh.said()
+    assert second.wait(PATIENCE) == 0, fresh.said()
     assert all("exists, reused" in path.read_text() for path in waiting)
     finish_and_compare(fresh, undisturbed)
     wait_until_gone(snakemake.pid)
@@ -77,7 +77,7 @@ def test_a_killed_snakemake_whose_jobs_end_before_the_next(fresh: Small, undistu
     snakemake = fresh.begin()
     wait_for(snakemake, "paper.training")
     kill(snakemake.pid)
-    snakemake.wait(300)
+    snakemake.wait(PATIENCE)
     wait_until_gone(snakemake.pid)
     made = {path: path.stat().st_mtime_ns for path in fresh.files("results/tiny/train/*/**/*.csv")}
     assert len(made) == 4
@@ -93,7 +93,7 @@ def test_a_snakemake_killed_after_a_job_has_written_its_file(fresh: Small, undis
         fresh.edit(f"workflow/rules/{rule}.smk", '2>&1"', f'2>&1; {once}"')
         (fresh.folder / f"kill-{rule}").touch()
     for rule in ("init", "rescale"):
-        assert fresh.begin().wait(300) == -signal.SIGKILL
+        assert fresh.begin().wait(PATIENCE) == -signal.SIGKILL
         assert fresh.files(f"results/tiny/{rule}/*.json")
         fresh.unlock()
     assert fresh.said().count(": init mlp") == 2
@@ -118,7 +118,7 @@ def test_a_second_one_is_refused_while_the_first_lives(fresh: Small, undisturbed
     assert done.returncode == 1
     assert "cannot be locked" in done.stdout
     assert fresh.snakemake("-n", "toy").returncode == 0  # a dry run needs no lock
-    assert first.wait(300) == 0, fresh.said()
+    assert first.wait(PATIENCE) == 0, fresh.said()
     finish_and_compare(fresh, undisturbed)
 
 

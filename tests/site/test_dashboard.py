@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.site.test_site import BROWSER, QUIET, ROOT, SCREENS
+from tests.site.test_site import BROWSER, ROOT, SCREENS, open_page
 
 pytestmark = [
     pytest.mark.site,
@@ -10,20 +10,18 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def browser():
+@pytest.fixture
+def playwright():
     from playwright.sync_api import sync_playwright
 
-    with sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=BROWSER, args=QUIET)
+    with sync_playwright() as found:
         yield found
-        found.close()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("screen", SCREENS)
-def test_dashboard(browser, screen, scheme):
-    page = browser.new_page(viewport=SCREENS[screen], color_scheme=scheme)
+def test_dashboard(playwright, screen, scheme):
+    page = open_page(playwright, viewport=SCREENS[screen], color_scheme=scheme)
     wrong = []
     page.on("pageerror", lambda error: wrong.append(str(error)))
     page.on("requestfailed", lambda request: wrong.append(request.url[:200]))
@@ -79,5 +77,4 @@ def test_dashboard(browser, screen, scheme):
     assert page.locator("svg polyline").count() == 2
     page.locator("svg circle").nth(5).hover(force=True)
     assert ", epoch " in page.locator(".tip").inner_text()
-    page.close()
     assert wrong == []

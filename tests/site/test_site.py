@@ -28,6 +28,13 @@ pytestmark = [
 ]
 
 
+def open_page(playwright, **options):
+    """A page of a new browser, which waits long: a slow machine is no fault."""
+    page = playwright.chromium.launch(executable_path=BROWSER, args=QUIET, timeout=300_000).new_page(**options)
+    page.set_default_timeout(300_000)
+    return page
+
+
 class Reader(HTMLParser):
     """Links, loaded files, anchors and paragraphs of a page."""
 
@@ -133,8 +140,7 @@ def test_pages_in_a_browser(site, pages, screen):
     home = f"http://127.0.0.1:{server.server_port}"
     wrong, at = [], ""
     with server, sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=BROWSER, args=QUIET)
-        page = browser.new_page(viewport=SCREENS[screen])
+        page = open_page(playwright, viewport=SCREENS[screen])
         page.on("pageerror", lambda error: wrong.append(f"{at}: {error}"))
         page.on("console", lambda message: wrong.append(f"{at}: {message.text}") if message.type == "error" else None)
         # A request that the next page cuts short is aborted: no fault of the page.
@@ -164,8 +170,7 @@ def test_pages_in_a_browser(site, pages, screen):
         assert page.locator(".filter [role=status]").inner_text() == f"{shown.count()} of {everything} claims"
         at = "search"
         page.goto(f"{home}/index.html?q=Teleport")
-        page.locator(".md-search-result__link").first.wait_for(state="attached", timeout=90_000)
-        browser.close()
+        page.locator(".md-search-result__link").first.wait_for(state="attached")
         server.shutdown()
     assert wrong == []
 
@@ -175,12 +180,10 @@ def test_search_in_a_page_opened_as_a_file(site):
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=BROWSER, args=QUIET)
-        page = browser.new_page(viewport=SCREENS["desktop"])
+        page = open_page(playwright, viewport=SCREENS["desktop"])
         page.goto((site / "tutorials/rescale.html").as_uri())
         page.locator(".md-search__input").click()
         page.locator(".md-search__input").press_sequentially("Teleport")
-        page.locator(".md-search-result__link").first.click(timeout=90_000)
+        page.locator(".md-search-result__link").first.click()
         page.wait_for_url("**/related-tools.html*")
         assert page.locator("article h1").inner_text().startswith("Related tools")
-        browser.close()

@@ -28,7 +28,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Tree:
 def run(tree: Tree, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "snakemake", "--cores", "2", *words], cwd=tree.folder, env=tree.environment(), text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=600,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=900,
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Page, sync_playwright
 
 from paper.experiments import EXPERIMENTS
-from tests.site.test_site import BROWSER, QUIET
+from tests.site.test_site import BROWSER, open_page
 from tests.workflow.tree import FEW, Tree
 
 
@@ -40,8 +40,7 @@ def test_the_report_holds_short_tables_alone_and_opens_in_a_browser(tree: Tree):
     wrong: list[str] = []
     categories = [f"({EXPERIMENTS[name].where})" for name in EXPERIMENTS if name in FEW]
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=BROWSER, args=QUIET)
-        page = browser.new_page()
+        page = open_page(playwright)
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.on("requestfailed", lambda request: wrong.append(f"not found: {request.url[:200]}"))
         page.goto((tree.folder / "report.html").as_uri())
@@ -61,5 +60,4 @@ def test_the_report_holds_short_tables_alone_and_opens_in_a_browser(tree: Tree):
             assert "Not judged at this preset" in text
             page.goto((tree.folder / "report.html").as_uri())
             page.locator(".dashboard button").click()
-        browser.close()
     assert wrong == []

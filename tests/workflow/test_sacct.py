@@ -21,7 +21,7 @@ def ask(tmp_path):
             program.write_text(f"#!/bin/sh\n{body}\n")
             program.chmod(0o755)
         path = os.pathsep.join(map(str, [OURS, *ahead, tmp_path]))
-        done = subprocess.run([OURS / "sacct", *words], env={"PATH": path}, capture_output=True, text=True, timeout=20)
+        done = subprocess.run([OURS / "sacct", *words], env={"PATH": path}, capture_output=True, text=True, timeout=300)
         return done.returncode, done.stdout
 
     return run

@@ -55,7 +55,7 @@ class Place:
     def run(self, specs, *more, **options):
         """Messages of the command, which must succeed."""
         job = self.begin(specs, *more, **options)
-        said = job.communicate(timeout=60)[1]
+        said = job.communicate(timeout=600)[1]
         assert job.returncode == 0, said
         return said
 
@@ -120,13 +120,13 @@ def test_it_resumes_after_signals_and_a_time_limit(place, images, tmp_path, call
     assert call(*place.words([LONG], "--time-limit", "0")) == (75, STOPPED)
     before = []
     for number in (signal.SIGTERM, signal.SIGUSR1):
-        job, end = place.begin([LONG], "--save-every", "0"), time.monotonic() + 60
+        job, end = place.begin([LONG], "--save-every", "0"), time.monotonic() + 600
         while not (news := [found for found in place.kept() if found[0].endswith(".pt")]) or news == before:
             assert job.poll() is None, job.communicate()[1]
             assert time.monotonic() < end
             time.sleep(0.002)
         job.send_signal(number)
-        said = job.communicate(timeout=60)[1]
+        said = job.communicate(timeout=600)[1]
         assert job.returncode == 75, said
         assert said.endswith(STOPPED)
         assert "Traceback" not in said
