@@ -181,6 +181,7 @@ def _verify(model: nn.Module, example: Any, path: Path) -> int:
         mapping = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise PathCondError(f"expected a JSON file with a list of entries at '{path}', got {error}.") from error
+    mapping = mapping.get("mappings") if isinstance(mapping, dict) else mapping  # as --format json prints them
     if not isinstance(mapping, list):
         raise PathCondError(f"expected a list of entries in '{path}', got {type(mapping).__name__}.")
     found = verify_mapping(model, example, mapping)

@@ -415,7 +415,8 @@ class MappingCheck:
         channels: number of factors; 0 where the entry cannot be applied.
         change: relative change of the function in the model's present mode; None where the entry cannot be applied, and
             for models without weights (meta device).
-        verdict: ``exact``: the function is kept for every input and in both modes, by the graph and by measurement.
+        verdict: ``exact``: the function is kept for every input and in both modes, by the graph and, up to rounding, by
+            measurement.
             ``holds on this input``: no change was measured, but the graph does not show that there is none elsewhere.
             ``not exact``: a change was measured. ``not shown``: without weights, the graph does not show it.
             ``cannot be applied``.
@@ -491,6 +492,7 @@ def verify_mapping(
     graph, unknown = next((group._source.graph for group in groups or () if group._source), None), ""
     try:
         graph = graph or extract_graph(model, example_input)
+        graph.check_fits(model)
     except RecordError as error:
         unknown = f"the model cannot be analyzed: {error}"
     check_flags(offset=offset)
@@ -505,13 +507,13 @@ def verify_mapping(
             continue
         exponents = _exponents(size, seed)
         scaled = [(canonical[id(model.get_parameter(name))], axis, n, divide) for name, axis, n, divide in scaled]
-        why, omitted = (unknown, ()) if graph is None else _disagreement(graph, scaled, exponents, offset)
-        change = None
+        why, omitted = (unknown, ()) if graph is None else _disagreement(graph, scaled, offset)
+        change, kept = None, False
         if not meta:
             with trial(model, example_input, [name for name, *_ in scaled]) as check:
                 _apply(check, scaled, exponents.exp2(), offsets)
                 change = check.change()
-        kept = change is not None and change <= _EXACT
+                kept = change <= _EXACT or (not why and check.noise(change / 10) >= change / 10)
         if change is not None and not kept:
             verdict, why = "not exact", why or "the function changes, though the graph allows it"
         elif why:
@@ -523,7 +525,7 @@ def verify_mapping(
 
 
 def _disagreement(
-    graph: ScaleGraph, scaled: Sequence[tuple[str, int, int, bool]], exponents: Tensor, offset: bool
+    graph: ScaleGraph, scaled: Sequence[tuple[str, int, int, bool]], offset: bool
 ) -> tuple[str, tuple[str, ...]]:
     """Why the graph does not show that a mapping keeps the function in every mode; parameters that it omits."""
     name, axis, size, _ = scaled[0]
@@ -537,6 +539,7 @@ def _disagreement(
         return f"channels of '{owner(name)}' are not free: {'; '.join(reasons) or 'no scale group has them'}", ()
     if graph.params[name].offset and not offset:
         return f"'{name}' is used as {graph.params[name].offset:g} + weight", ()
+    exponents = torch.arange(1.0, size + 1, dtype=torch.float64)  # all differ, so that no two channels may be swapped
     u = torch.zeros(graph.units, dtype=torch.float64)
     u[units - 1] = exponents * made.sign()
     log = graph.by_number(u)
@@ -603,10 +606,13 @@ def _entry(entry: Any) -> tuple[str, list[str]]:
 
 def _named(pattern: str, names: Iterable[str]) -> list[str]:
     """The names that a pattern fits: the whole name, else the ends of names; or a regular expression."""
-    if pattern.startswith("re:"):
-        return [name for name in names if re.match(pattern[3:], name)]
-    if re.search(r"[^\w.\-]", pattern):
-        return [name for name in names if re.search(pattern, name)]
+    try:
+        if pattern.startswith("re:"):
+            return [name for name in names if re.match(pattern[3:], name)]
+        if re.search(r"[^\w.\-]", pattern):
+            return [name for name in names if re.search(pattern, name)]
+    except re.error as error:
+        raise PathCondError(f"expected a name or a regular expression, got '{pattern}': {error}.") from error
     names = list(names)
     return [pattern] if pattern in names else [name for name in names if name.endswith("." + pattern)]
 

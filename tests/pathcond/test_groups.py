@@ -198,6 +198,41 @@ def test_a_change_that_this_input_does_not_show_is_not_called_exact(name: str) -
     assert check.reason
 
 
+def test_channels_in_each_others_place_are_not_exact_by_chance() -> None:
+    model = Lambda(lambda s, x: s.b(F.relu(s.a(x)).flip(-1)), a=nn.Linear(3, 2), b=nn.Linear(2, 2))
+    x = torch.ones(1, 3)
+    assert not any(pathcond.verify_mapping(model, x, [("a", "b")], seed=seed)[0].exact for seed in range(16))
+
+
+def test_groups_of_another_model_are_refused() -> None:
+    relu, gelu = (nn.Sequential(nn.Linear(3, 4), layer, _zeros(nn.Linear(4, 2))) for layer in (nn.ReLU(), nn.GELU()))
+    groups = pathcond.scale_groups(relu, torch.ones(1, 3))
+    with pytest.raises(pathcond.ApplyError, match="calls the operations"):
+        pathcond.verify_mapping(gelu, torch.ones(1, 3), [("0", "2")], groups=groups)
+
+
+class _SinglePrecision(nn.Module):
+    """A gain written ``1 + weight``, in a layer that knows no float64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.fc = nn.LayerNorm(8, bias=False), nn.Linear(8, 8)
+        nn.init.normal_(self.norm.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dtype is torch.float64:
+            raise TypeError("no float64")
+        return self.fc(F.rms_norm(x, (8,)) * (1 + self.norm.weight))
+
+
+def test_rounding_of_a_model_without_float64_is_no_change() -> None:
+    torch.manual_seed(0)
+    (check,) = pathcond.verify_mapping(_SinglePrecision(), X, [("norm", "fc")])
+    assert check.exact
+    assert check.change is not None
+    assert 0 < check.change < 1e-5
+
+
 def test_a_model_without_weights_is_compared_with_its_graph() -> None:
     with torch.device("meta"):
         model = Block()
@@ -319,10 +354,10 @@ def test_names_that_fit_several_blocks_stay_in_theirs() -> None:
 
 
 @pytest.mark.parametrize(
-    "entry", [{"smooth_layer": "up"}, {"smooth_layer": "up", "balance_layers": "down"}, ("a", "b", "c"), ("a", 3)]
+    "entry", [{"smooth_layer": "up"}, {"smooth_layer": "up", "balance_layers": "down"}, ("a", "b", "c"), ("re:(", "b")]
 )
 def test_a_bad_entry_is_refused(block: nn.Module, entry: Any) -> None:
-    with pytest.raises(pathcond.PathCondError, match="smooth_layer"):
+    with pytest.raises(pathcond.PathCondError, match="smooth_layer|expected a name or a regular expression"):
         pathcond.verify_mapping(block, X, [entry])
 
 
