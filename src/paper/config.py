@@ -210,7 +210,7 @@ def check(content: Mapping[str, Json]) -> Config:
     for name in blocks:
         if name not in EXPERIMENTS:
             mistakes.append(f"experiments: unknown key {name!r}{_hint(str(name), list(EXPERIMENTS))}")
-    if absent := [name for name in EXPERIMENTS if name not in blocks]:
+    if isinstance(given, Mapping) and (absent := [name for name in EXPERIMENTS if name not in blocks]):
         mistakes.append(f"experiments: expected the keys {', '.join(absent)}, which are not there.")
     for name, experiment in EXPERIMENTS.items():
         if not isinstance(blocks.get(name), Mapping):

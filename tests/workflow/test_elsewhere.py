@@ -73,7 +73,7 @@ def test_jobs_run_in_the_container(sources: Tree, tmp_path: Path, monkeypatch: p
 def test_broken_json_is_called_so(sources: Tree):
     done = sources.snakemake("-n", experiments='{"toy": {"lr": ')
     assert done.returncode == 1
-    assert "experiments: expected JSON, got" in done.stdout
+    assert "the configuration has 1 mistake:\n  experiments: expected JSON, got" in done.stdout
 
 
 def test_the_schema_is_that_of_the_configuration():
