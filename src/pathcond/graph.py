@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -115,7 +116,7 @@ class ScaleGraph:
         options: ``batchnorm``, ``smooth`` and ``strict`` as :func:`extract_graph` was given them.
         frozen_by_module: the frozen hidden channels of each module that has some, and why.
         trace: the recorded forward pass in eval mode; None in a graph that was pickled.
-        signature: a digest of that pass; a model with another one is refused.
+        signature: digests of that pass, of the indices in it, and of what shares memory; other models are refused.
         arguments: the arguments of that pass, with tensors on the meta device; None where they are not known.
     """
 
@@ -153,8 +154,8 @@ class ScaleGraph:
             ApplyError: its parameters have other names or shapes, or its forward pass calls other operations.
         """
         check_shapes(dict(model.named_parameters()), self.shapes)
-        modules = [(name, type(module)) for name, module in model.named_modules()]
-        if self._known.get(model) == modules:
+        settings = _settings(model)
+        if self._known.get(model) == settings:
             return
         if self.signature and self.arguments is not None:
             own = {p.dtype for p in model.parameters() if p.is_floating_point()}
@@ -163,15 +164,16 @@ class ScaleGraph:
                 self.arguments,
             )
             try:
-                found = signature(record(model, arguments, training=False))
+                found = _identity(model, record(model, arguments, training=False))
             except RecordError:  # nothing to compare: a model that does not take the stored arguments
                 found = self.signature
-            if found != self.signature:
+            parts = zip(found.split(), self.signature.split(), strict=False)
+            if not all(own == other or "?" in (own, other) for own, other in parts):
                 raise ApplyError(
                     "expected a model whose forward pass calls the operations that the graph was extracted from, got "
                     "others, or others in between: its scales may change the function. Extract a graph of this model."
                 )
-        self._known[model] = modules
+        self._known[model] = settings
 
     def trace_of(self, model: nn.Module, example_input: Any) -> Trace:
         """The forward pass in eval mode; recorded again where this graph has none, or one of other input shapes."""
@@ -290,8 +292,30 @@ def extract_graph(
         options={"batchnorm": batchnorm, "smooth": smooth, "strict": strict},
         exact_for=shown,
         arguments=_without_values(examples[0]),
-        _known=WeakKeyDictionary({model: [(name, type(module)) for name, module in model.named_modules()]}),
+        _known=WeakKeyDictionary({model: _settings(model)}),
     )
+
+
+def _settings(model: nn.Module) -> list[Any]:
+    """What a pass may depend on beside values of tensors: classes, plain attributes, functions, hooks, memory."""
+    found: list[Any] = [p.data_ptr() for p in model.parameters()]
+    for name, module in model.named_modules():
+        own = {(key,): value for key, value in vars(module).items() if key != "training"}
+        inside = {(*key, k): x for key, box in own.items() if isinstance(box, dict) for k, x in box.items()}
+        held = {key: x if isinstance(x, (int, float, str)) else id(x) for key, x in (own | inside).items()}
+        found += [name, type(module), held]
+    return found
+
+
+def _identity(model: nn.Module, trace: Trace) -> str:
+    """Digests of a trace, of what shares memory, and of each index that no input reaches; ``?`` where it is unknown."""
+    constants = Constants(trace, model)
+    moves = [call for call in trace.calls if call.fn in TABLE and TABLE[call.fn].kind == "move"]
+    found = [ref.id for call in moves for ref in refs([*call.args[1:], call.kwargs])]
+    indices = [None if constants.random(value) else constants.get(value) for value in found]
+    texts = [str(shared_memory(model)), *("" if index is None else str(index.tolist()) for index in indices)]
+    parts = [hashlib.sha256(text.encode()).hexdigest()[:16] if text else "?" for text in texts]
+    return " ".join([signature(trace), *parts])
 
 
 def _without_values(example: Any) -> Any:
@@ -609,7 +633,7 @@ def _assemble(model: nn.Module, s: ScalePropagation, traces: list[Trace], groups
         options={},
         frozen_by_module=by_module,
         trace=traces[0],
-        signature=signature(traces[0]),
+        signature=_identity(model, traces[0]),
     )
 
 

@@ -78,8 +78,9 @@ def map_tensors(change: Callable[[Tensor], Any], tree: Any, inside: frozenset[in
     if isinstance(tree, tuple):
         items = [map_tensors(change, item, inside) for item in tree]
         return getattr(type(tree), "_make", tuple)(items)
-    if isinstance(tree, list):
-        return [map_tensors(change, item, inside) for item in tree]
+    if isinstance(tree, (list, set, frozenset, deque)):
+        made = [map_tensors(change, item, inside) for item in tree]
+        return made if isinstance(tree, list) else type(tree)(made)
     if isinstance(tree, dict):
         made = {} if type(tree) is dict else copy(tree)
         for key, item in tree.items():
@@ -121,9 +122,11 @@ def tensors_in(tree: Any, deepest: float = _DEEPEST, other: Callable[[Any], None
 
 def _attributes(thing: Any) -> dict[str, Any] | None:
     """The fields of a dataclass, or the attributes of another object; None for one that has none or is not searched."""
-    if isinstance(thing, _OPAQUE) or not hasattr(thing, "__dict__") and not is_dataclass(thing):
+    slots = [getattr(kind, "__slots__", ()) for kind in type(thing).__mro__]
+    if isinstance(thing, _OPAQUE) or not (hasattr(thing, "__dict__") or any(slots)):
         return None
-    names = [f.name for f in fields(thing)] if is_dataclass(thing) else list(vars(thing))
+    named = [*getattr(thing, "__dict__", ()), *(name for s in slots for name in ([s] if isinstance(s, str) else s))]
+    names = [f.name for f in fields(thing)] if is_dataclass(thing) else named
     return {name: getattr(thing, name) for name in names if hasattr(thing, name)}
 
 

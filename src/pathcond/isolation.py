@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 import sys
 from collections import OrderedDict, deque
@@ -10,6 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial, wraps
+from itertools import count
 from operator import is_
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, ParamSpec, TypeVar
@@ -31,8 +33,24 @@ class _State:
     """What is reachable from a model: containers, tensors, and variables of classes, globals and closures."""
 
     boxes: list[Any] = field(default_factory=list)
+    contents: list[list[Any]] = field(default_factory=list)  # of the boxes, when they were found
     tensors: list[Tensor] = field(default_factory=list)
     variables: list[tuple[Any, dict[str, Any]]] = field(default_factory=list)
+    generators: list[Any] = field(default_factory=list)
+
+    def changed(self) -> bool:
+        """Whether any attribute, variable or container has other elements than when it was found."""
+        boxes = zip(self.boxes, self.contents, strict=True)
+        return any(not _same(*pair) for pair in boxes) or any(not _same(_present(*v), v[1]) for v in self.variables)
+
+    def numbers(self) -> list[Any]:
+        """The present plain values of attributes, variables and containers."""
+        variables = [list(_present(*pair).values()) for pair in self.variables]
+        return [x for part in (*map(_elements, self.boxes), *variables) for x in part if type(x) in (int, float, str)]
+
+    def states(self) -> list[Any]:
+        """The states of random generators and endless counters among the attributes."""
+        return [repr(x) if isinstance(x, count) else pickle.dumps(x) for x in self.generators]
 
 
 def _reachable(model: nn.Module, code: bool) -> _State:
@@ -64,6 +82,8 @@ def _reachable(model: nn.Module, code: bool) -> _State:
             pending.extend(thing)
         elif isinstance(thing, (type, FunctionType, MethodType, partial)):
             pending.extend(_behind(thing, found) if code else ())
+        elif isinstance(thing, random.Random | count) or kind.__module__.startswith("numpy.random"):
+            found.generators.append(thing)
         else:
             with suppress(Exception):  # some objects raise when they are inspected
                 pending.append(vars(thing))
@@ -103,32 +123,26 @@ def held_tensors(model: nn.Module) -> list[Tensor]:
 
 
 @contextmanager
-def _untouched(model: nn.Module, tensors: bool) -> Iterator[Callable[[], bool]]:
+def _untouched(model: nn.Module, tensors: bool) -> Iterator[_State]:
     """Restore, after the block, the attributes of all submodules and the containers among these attributes.
 
     So are the attributes of their classes, and the variables that their code names: globals and closures. Containers
     and objects further away, or that hooks and forward methods write to, are restored only if the block added or
     removed tensors there. Otherwise they are left alone, because they may be queues, logs or pools that live on.
     Parameters and buffers are not restored: callers run the model on copies of them. With ``tensors``, the values of
-    other tensors among the attributes are restored too. Yields a function that tells whether any attribute, variable
-    or container has other elements than before.
+    other tensors among the attributes are restored too.
     """
     found = _reachable(model, code=True)
-    boxes = [(box, _elements(box)) for box in found.boxes]
+    found.contents = [_elements(box) for box in found.boxes]
     own = {id(thing) for m in model.modules() for thing in (vars(m), *vars(m).values())}
     loose = [t for t in held_tensors(model) if not t.is_inference()] if tensors else []
-    saved = [(t, t._version, t.detach().clone()) for t in loose]
+    saved = [(t, t.detach().clone()) for t in loose]
     try:
-        yield (
-            lambda: (
-                any(not _same(box, content) for box, content in boxes)
-                or any(not _same(_present(*pair), pair[1]) for pair in found.variables)
-            )
-        )
+        yield found
     finally:
         for holder, values in found.variables:
             _restore(holder, values)
-        for box, content in [pair for pair in boxes if not _same(*pair)]:
+        for box, content in [p for p in zip(found.boxes, found.contents, strict=True) if not _same(*p)]:
             now = _elements(box)
             if id(box) in own or _has_tensor(now, content) or _has_tensor(content, now):
                 half = len(content) // 2
@@ -138,8 +152,8 @@ def _untouched(model: nn.Module, tensors: bool) -> Iterator[Callable[[], bool]]:
                 else:
                     box.update(content) if isinstance(box, set) else box.extend(content)
         with torch.no_grad():
-            for tensor, version, content in saved:
-                if tensor._version != version:
+            for tensor, content in saved:
+                if not torch.equal(tensor, content):  # writes through `data` leave no trace in its version
                     tensor.copy_(content)
 
 
@@ -182,7 +196,7 @@ def _has_tensor(these: list[Any], those: list[Any]) -> bool:
 @contextmanager
 def isolated(
     model: nn.Module, training: bool | None, devices: Sequence[int] = (), seed: int | None = None, tensors: bool = True
-) -> Iterator[Callable[[], bool]]:
+) -> Iterator[_State]:
     """Run a model in a mode (None: as it is) without gradients, and restore it and the random state; see below.
 
     The cache of keys and values, which Hugging Face models return with their output, is off.
@@ -195,8 +209,8 @@ def isolated(
             setattr(module, name, value if training is None else training)
         for config, name, _ in caches:
             setattr(config, name, False)
-        with torch.no_grad(), restored_random_state(devices, seed), _untouched(model, tensors) as changed:
-            yield changed
+        with torch.no_grad(), restored_random_state(devices, seed), _untouched(model, tensors) as state:
+            yield state
     finally:
         for thing, name, value in (*modes, *caches):
             setattr(thing, name, value)

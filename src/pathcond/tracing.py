@@ -146,7 +146,7 @@ def signature(trace: Trace, first: int = 0) -> str:
         if isinstance(tree, dict):
             return text([part for key, item in sorted(tree.items()) if key != "device" for part in (key, item)])
         plain = isinstance(tree, (int, float, str, slice)) or tree is None
-        return repr(tree) if plain else type(tree).__name__
+        return repr(tree) if plain else str(getattr(tree, "tolist", lambda: type(tree).__name__)())
 
     for call in trace.calls[first:]:
         digest.update(f"{call.name}{text([*call.args, call.kwargs])}{text([Ref(out) for out in call.outs])};".encode())
@@ -364,6 +364,11 @@ def writes(function: Any, kwargs: Any) -> bool:
     return in_place or name.startswith("__i") or name == "__setitem__" or bool(kwargs.get("inplace")) or "out" in kwargs
 
 
+def _may_write(function: Any, kwargs: Any) -> bool:
+    """Whether a call may write an argument, or make a tensor on its memory of which torch does not say so."""
+    return writes(function, kwargs) or name_of(function) in ("detach", "Tensor.data")
+
+
 def is_random(function: Any) -> bool:
     """Whether a function draws random numbers, by its name."""
     words = ("rand", "bernoulli", "multinomial", "normal", "uniform", "poisson", "dropout", "exponential", "geometric")
@@ -405,6 +410,7 @@ class Tape:
     calls: list[Call] = field(default_factory=list)
     known: dict[int, Known] = field(default_factory=dict)
     epochs: dict[int, int] = field(default_factory=dict)
+    outside: list[Tensor] = field(default_factory=list)  # written views of tensors that are no fake ones
 
     def new_value(self, tensor: Tensor | Value, leaf: Leaf | None = None) -> int:
         """Number a new value, of the shape of a tensor or of another value."""
@@ -469,6 +475,8 @@ class Tape:
         while entry.parent is not None and entry.view is not None:
             chain.append((entry, entry.parent, entry.view))
             entry = self.known[entry.parent]
+        if not isinstance(entry.tensor._base, FakeTensor | None):
+            self.outside.append(tensor)
         self.epochs[storage] = self.epochs.get(storage, 0) + 1
         entry = self.known[id(tensor)]
         entry.value, entry.epoch = value, self.epochs[storage]
@@ -530,7 +538,7 @@ class _Functions(TorchFunctionMode):
         self.turns[place and (place.f_code, place.f_lasti)] += 1
         self.depth += 1
         try:
-            if self.fakes or writes(func, kwargs):
+            if self.fakes or _may_write(func, kwargs):
                 args, kwargs = tree_map(lambda x: self._fake_copy(x, func, kwargs), (args, kwargs))
             tensors = flatten([kwargs.get("out"), args, kwargs])  # the target first
             before = [t._version for t in tensors]
@@ -559,7 +567,7 @@ class _Functions(TorchFunctionMode):
         if not isinstance(x, Tensor) or isinstance(x, FakeTensor):
             return x
         if id(x) not in self.fakes:
-            if not writes(func, kwargs):
+            if not _may_write(func, kwargs):
                 return x
             fake = _fake(self.fake, x)
             self.fakes[id(x)] = (x, fake)
@@ -617,7 +625,7 @@ class Recorder:
         self.stored: dict[str, None] = {}
         self.later: list[Trace] = []
         self.comparisons: list[Comparison] = []
-        self.draws = self.sized = False
+        self.draws = self.sized = self.counts = False
         self.unseen: dict[tuple[Any, bool | None], set[Any]] = {}
         self.home = next((p.device for p in model.parameters() if not p.is_meta), torch.device("cpu"))
         for kind, named in (("param", model.named_parameters()), ("buffer", model.named_buffers())):
@@ -652,6 +660,8 @@ class Recorder:
             "the function may change": bool(self.stored),
             "the forward pass draws random numbers of Python or NumPy: where they choose between branches, only the "
             "branches taken were recorded": self.draws,
+            "the forward pass changes numbers that it keeps, such as a counter: where they choose between branches, "
+            "only those of the first two calls were recorded": self.counts,
         }
         return [doubt for doubt, found in doubts.items() if found]
 
@@ -675,22 +685,25 @@ class Recorder:
         functions = _Functions(tape, self.fake)
         with (
             torch.inference_mode(False),
-            isolated(self.model, training, tensors=False) as changed,
+            isolated(self.model, training, tensors=False) as state,
             patch.object(logging.getLogger("torch._subclasses.fake_tensor"), "disabled", True),  # repeats errors
             warnings.catch_warnings(),
             patch.dict(_recording, now=functions),
         ):
             warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
             _plain_averages(self.model)
-            drawn = _drawn()
+            drawn = _drawn(), state.states()
             inputs = tuple(tape.read(t) for t in fakes)
             try:
                 result = self._call(functions, arguments)
                 outputs, first = tuple(tape.read(t) for t in outputs_in(result)), len(tape.calls)
                 asked = {**{name: tuple(seen) for name, seen in functions.unseen.items()}, **functions.turns}
-                kept = tuple(tape.read(t) for t in self._kept(tape, changed()))
-                if changed() or kept:
+                written = [fake for _, fake in functions.fakes.values()] + tape.outside
+                kept = tuple(tape.read(t) for t in self._kept(tape, state.changed(), written))
+                if state.changed() or kept:
+                    numbers = state.numbers()
                     again = tuple(tape.read(t) for t in outputs_in(self._call(functions, arguments)))
+                    self.counts |= numbers != state.numbers()
                     kept = self._followed(tape, inputs, kept, first)
                     both = Trace(tuple(tape.values), tuple(tape.calls), inputs, (*outputs, *again), kept)
                     alone = replace(both, calls=both.calls[:first])
@@ -701,7 +714,7 @@ class Recorder:
                 self._replace_fakes(Trace(tuple(tape.values), tuple(tape.calls), inputs, ()), made)
                 hint = hint_on(error, self.model, example_input)
                 raise RecordError(explain(error, tape.module_names, hint)) from error
-            self.draws |= drawn != _drawn()
+            self.draws |= drawn != (_drawn(), state.states())
             self.sized |= functions.sized
             self.comparisons += functions.comparisons
             for name, seen in asked.items():
@@ -760,11 +773,14 @@ class Recorder:
                 lost.append(value)
         return lost
 
-    def _kept(self, tape: Tape, changed: bool) -> list[Tensor]:
-        """Tensors that the pass leaves in the model: the next call may depend on them. BatchNorm's counters are not."""
+    def _kept(self, tape: Tape, changed: bool, written: list[Tensor]) -> list[Tensor]:
+        """Tensors that the pass leaves behind: the next call may depend on them. BatchNorm's counters are not.
+
+        They are in the model's attributes, or were ``written`` in place, wherever they are.
+        """
         held = [t for t in held_tensors(self.model) if isinstance(t, FakeTensor)] if changed else []
         own = [t for name, t in self.tensors.items() if not name.endswith("num_batches_tracked")]
-        return [t for t in (*own, *held) if id(t) in tape.known and not tape.is_leaf(t)]
+        return [t for t in (*own, *held, *written) if id(t) in tape.known and not tape.is_leaf(t)]
 
 
 def _become(fake: Tensor, real: Tensor) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 import warnings
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -189,11 +190,28 @@ class Batch:
     order: Tensor
 
 
-def test_indices_in_a_dataclass_are_an_input():
-    model = net(lambda s, batch: s.b(F.relu(s.a(batch.x))[:, batch.order]), a=linear(), b=linear(6, 2))
+class Slots:
+    __slots__ = ("order",)
+
+    def __init__(self, order: Tensor) -> None:
+        self.order = order
+
+
+BOXES: dict[str, tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]] = {
+    "dataclass": (lambda order: Batch(order, order), lambda box: box.order),
+    "slots": (Slots, lambda box: box.order),
+    "deque": (lambda order: deque([order]), lambda box: box[0]),
+    "set": (lambda order: {order}, lambda box: next(iter(box))),
+}
+
+
+@pytest.mark.parametrize("kind", BOXES)
+def test_indices_in_an_object_are_an_input(kind):
+    make, read = BOXES[kind]
+    model = net(lambda s, x, box: s.b(F.relu(s.a(x))[:, read(box)]), a=linear(), b=linear(6, 2))
     x, order = normal(3, 8), torch.arange(6)
-    graph = pathcond.extract_graph(model, Batch(x, order))
-    assert_kept(model, graph, Batch(x, order), Batch(x, order.flip(0)))
+    graph = pathcond.extract_graph(model, (x, make(order)))
+    assert_kept(model, graph, (x, make(order)), (x, make(order.flip(0))))
     assert graph.units == 1  # the channels share one scale, because any order may come
 
 
@@ -260,6 +278,49 @@ def test_a_graph_of_another_network_is_refused(act, tmp_path):
     relu[1] = act()
     with pytest.raises(pathcond.ApplyError, match="Extract a graph of this model"):
         pathcond.rescale_(relu, x, graph=report.graph)
+
+
+def ordered(order: Any = None) -> Lambda:
+    """A network whose hidden channels are reordered by a buffer, or by an array that is no tensor."""
+
+    def forward(s, x):
+        h = s.act(s.a(x))[:, s.order]
+        return s.b(torch.cat((h[:, :3], torch.tanh(h[:, 3:])), 1))
+
+    model = net(forward, a=linear(), b=linear(6, 2))
+    model.register_buffer("order", order) if isinstance(order, Tensor) else setattr(model, "order", order)
+    model.act, model.options = F.relu, {}
+    return model
+
+
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "function": lambda model: setattr(model, "act", torch.tanh),
+    "hook": lambda model: model.a.register_forward_hook(lambda module, given, out: out.tanh()),
+    "forward": lambda model: setattr(model.a, "forward", lambda x: torch.tanh(x[:, :6])),
+    "memory": lambda model: setattr(model.b.weight, "data", model.a.weight.data[:2, :6]),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_graph_of_a_model_that_was_changed_is_refused(name):
+    model = ordered(torch.arange(6))
+    graph = pathcond.extract_graph(model, normal(4, 8))
+    pathcond.apply_scales_(model, graph, torch.ones(graph.units))
+    CHANGES[name](model)
+    with pytest.raises(pathcond.ApplyError, match="Extract a graph of this model"):
+        pathcond.apply_scales_(model, graph, torch.ones(graph.units))
+
+
+@pytest.mark.parametrize("make", [Tensor.clone, Tensor.numpy, Tensor.tolist])
+def test_a_graph_of_a_model_with_other_indices_is_refused(make):
+    one, same, other = (ordered(make(torch.arange(6).roll(shift))) for shift in (0, 0, 2))
+    graph = pathcond.extract_graph(one, normal(4, 8))
+    pathcond.apply_scales_(same, graph, torch.ones(graph.units))
+    with pytest.raises(pathcond.ApplyError, match="Extract a graph of this model"):
+        pathcond.apply_scales_(other, graph, torch.ones(graph.units))
+    if make is Tensor.clone:  # indices without values may be any, also later ones
+        unknown = pathcond.extract_graph(copy.deepcopy(one).to("meta"), normal(4, 8).to("meta"))
+        assert_kept(other, unknown, normal(4, 8))
 
 
 # ---- the model, its input, and the check

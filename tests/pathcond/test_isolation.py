@@ -1,10 +1,13 @@
 """Runs leave nothing behind: caches, objects, nested containers, hooks; what cannot be restored is reported."""
 
 import copy
+import itertools
+import random
 import warnings
 from collections import OrderedDict, deque
 from functools import lru_cache
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -70,6 +73,7 @@ def net(tail) -> Lambda:
     torch.manual_seed(0)
     model = Lambda(lambda s, x: tail(s, F.relu(s.a(x)), x), a=nn.Linear(5, 8), b=nn.Linear(8, 2)).double()
     model.cache, model.loose, model.n = None, torch.zeros(4, dtype=torch.float64), 0
+    model.factor = torch.ones(8, dtype=torch.float64)
     model.state, model.nested, model.attributes, model.box = State(), {"k": []}, Attributes(), []
     model.register_buffer("kept", torch.zeros(3, 8, dtype=torch.float64))
     return model
@@ -139,6 +143,17 @@ def _count(s, h, x):
     return s.b(h) + s.loose.sum()
 
 
+def _written(view):
+    """Reads a tensor that is no buffer, and then writes to it, or to a view or an alias of it."""
+
+    def tail(s, h, x):
+        out = s.b(h * s.factor)
+        view(s.factor).copy_(view(h.detach().mean(0)))
+        return out
+
+    return tail
+
+
 def _class(fail):
     def tail(s, h, x):
         State.cache["x"], State.last = x, h
@@ -162,6 +177,9 @@ STATES = {  # what a network does with its hidden layer, and its free units
     "activations": (_remember, 0),
     "buffer": (_buffer, 0),
     "written in place": (_count, 8),
+    "written and read later": (_written(lambda t: t), 0),
+    "view": (_written(lambda t: t[:5]), 3),
+    "alias": (_written(lambda t: t.data), 0),
     "class": (_class(fail=False), 8),
     "class, without training": (_class(fail=True), 8),
     "attribute": (_alternate(lambda s: setattr(s, "n", s.n + 1) or s.n), 0),
@@ -210,6 +228,24 @@ def test_state_between_calls(name):
     assert pathcond.rescale_(model, X).output_change < 1e-9
     assert untouched(model)
     assert type(model(X)) is Tensor
+
+
+@pytest.mark.parametrize("turn", ["number", "iterator", "generator", "random"])
+def test_state_that_decides_later_calls_is_said(turn):
+    """Only two calls are recorded, and what an own random generator draws is not known."""
+    turns = {"iterator": itertools.count(1), "generator": np.random.default_rng(0), "random": random.Random(0)}  # noqa: S311
+
+    def tail(s, h, x):
+        s.n += turn == "number"
+        late = {"number": lambda: s.n > 2, "iterator": lambda: next(s.turns) > 2}.get(
+            turn, lambda: s.turns.random() < 0
+        )
+        return s.b(torch.tanh(h) if late() else h)
+
+    model = net(tail)
+    model.turns = turns.get(turn)
+    with pytest.warns(pathcond.PathCondWarning, match="counter" if turn == "number" else "random numbers"):
+        assert pathcond.extract_graph(model, X).units == 8
 
 
 # ---- caches, objects, hooks
