@@ -13,6 +13,7 @@ import io
 import json
 import re
 import textwrap
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.metadata import version
@@ -166,6 +167,8 @@ def page(facts: dict[str, Any], found: list[dict[str, Any]]) -> str:
         "change was measured ([scale groups](scale-groups.md)). To check your own list: `pathcond verify CONFIG "
         "MAPPING`; to get an exact one for a model: `pathcond mappings CONFIG`.",
         _counts(found),
+        "`(default)`: the library does not list the architecture and uses a default without an error. The other "
+        "architectures that a list does not have are left empty.",
         "## Entries that change the function",
         _wrong_table(wrong),
         "Programs that show it without this library, and mappings that are exact. The programs print the relative "
@@ -187,6 +190,7 @@ def page(facts: dict[str, Any], found: list[dict[str, Any]]) -> str:
         "## Entries that hold on the inputs tried": "holds on this input",
         "## Entries that the library refuses": "refused",
         "## Entries that cannot be applied": "cannot be applied",
+        "## Entries for which the library finds no modules": "not applicable",
         "## Architectures that were not built": "not built",
     }
     for title, verdict in others.items():
@@ -230,13 +234,22 @@ def _wrong_table(found: list[dict[str, Any]]) -> str:
 
 
 def _counts(found: list[dict[str, Any]]) -> str:
+    """Tables of the verdicts, by list and by architecture."""
     verdicts = ("exact", "holds on this input", "not exact", "cannot be applied", "refused", "not applicable")
+    lists = list(dict.fromkeys(f["registry"] for f in found))
     rows = [f"| list | architectures | {' | '.join(verdicts)} |", "| --- " * (len(verdicts) + 2) + "|"]
-    for name in dict.fromkeys(f["registry"] for f in found):
-        own = [f for f in found if f["registry"] == name]
-        types = {f["model_type"] for f in own if f["verdict"] != "not built"}
+    for name in lists:
+        own = [f for f in found if f["registry"] == name and f["verdict"] in verdicts]
         counts = [str(sum(f["verdict"] == verdict for f in own)) for verdict in verdicts]
-        rows.append(f"| {name} | {len(types)} | {' | '.join(counts)} |")
+        rows.append(f"| {name} | {len({f['model_type'] for f in own})} | {' | '.join(counts)} |")
+    rows += ["", f"| architecture | {' | '.join(lists)} |", "| --- " * (len(lists) + 1) + "|"]
+    by_kind: dict[str, dict[str, Counter[str]]] = {}
+    for f in found:
+        by_list = by_kind.setdefault(f["model_type"] or f["model_class"], {name: Counter() for name in lists})
+        by_list[f["registry"]][f["verdict"] + ("" if f["listed"] else " (default)")] += 1
+    for kind, by_list in sorted(by_kind.items()):
+        cells = (", ".join(f"{n} {verdict}" for verdict, n in sorted(found.items())) for found in by_list.values())
+        rows.append(f"| {kind} | {' | '.join(cells)} |")
     return "\n".join(rows)
 
 
