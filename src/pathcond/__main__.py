@@ -78,9 +78,10 @@ def load_config(source: str) -> Any:
         if path.is_file():
             values = json.loads(path.read_text())
             return transformers.AutoConfig.for_model(values.pop("model_type"), **values)
-        return transformers.AutoConfig.from_pretrained(source)
-    except (OSError, ValueError, KeyError) as error:
-        raise PathCondError(f"expected {_CONFIG} at '{source}', got {type(error).__name__}: {error}") from error
+        return transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
+    except Exception as error:  # noqa: BLE001 - whatever transformers raises is about the configuration
+        found = f"{type(error).__name__}: {' '.join(str(error).splitlines()[:2])}"
+        raise PathCondError(f"expected {_CONFIG} at '{source}', got {found}") from error
 
 
 _CONFIG = "a configuration of transformers (config.json with a known model_type), or a model id that can be reached,"
@@ -109,7 +110,8 @@ def _example(model: nn.Module, config: Any) -> dict[str, torch.Tensor]:
     kind = getattr(model, "main_input_name", "input_ids")
     with torch.device("meta"):
         if kind == "pixel_values":
-            size = config.image_size if isinstance(config.image_size, int) else config.image_size[0]
+            size = getattr(config, "image_size", 224)  # convolutional networks take any
+            size = size if isinstance(size, int) else size[0]
             return {kind: torch.empty(1, getattr(config, "num_channels", 3), size, size)}
         if kind == "input_values":
             return {kind: torch.empty(1, 16000)}

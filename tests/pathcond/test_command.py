@@ -50,6 +50,13 @@ def test_mappings_in_every_form(config: Path, capsys: pytest.CaptureFixture[str]
     assert "model.layers.0.self_attn.q_proj" in shown["text"]
 
 
+def test_a_network_for_images_of_any_size(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "layer_type": "basic"}
+    (config / "config.json").write_text(json.dumps({"model_type": "resnet", **sizes}))
+    assert main(["mappings", str(config)]) == 0
+    assert "encoder.stages.0.layers.0.layer.0.normalization" in capsys.readouterr().out
+
+
 def test_groups_have_reasons(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["groups", str(config / "config.json")]) == 0
     assert "crosses `silu`" in capsys.readouterr().out
@@ -78,6 +85,7 @@ def test_a_model_without_mappings_of_this_form_says_so(config: Path, capsys: pyt
     ("arguments", "message"),
     [
         (["groups", "nowhere/at/all"], "expected a configuration of transformers"),
+        (["groups", "{bad}"], "not a multiple of the number of attention heads (5)"),
         (["verify", "{config}", "nothing.json"], "expected a JSON file"),
         (["check", "--registry", "no-library"], "expected --registry to be one of"),
     ],
@@ -85,7 +93,9 @@ def test_a_model_without_mappings_of_this_form_says_so(config: Path, capsys: pyt
 def test_wrong_input_is_one_line(
     config: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([argument.format(config=config) for argument in arguments]) == 2
+    bad = config / "bad.json"
+    bad.write_text(json.dumps({"model_type": "llama", **SIZES, "num_attention_heads": 5}))
+    assert main([argument.format(config=config, bad=bad) for argument in arguments]) == 2
     shown = capsys.readouterr().err
     assert shown.startswith("pathcond: expected")
     assert message in shown
