@@ -172,6 +172,7 @@ def other_sizes(shapes: Sequence[tuple[int, ...]]) -> list[list[Sizes]]:
             ways = [dict.fromkeys(joint, n + 1), dict.fromkeys(joint, 2 * n)]
             if len(joint) > 1:
                 ways += [{axis: n + 1} for axis in joint]
+            ways += [dict.fromkeys(joint, n - 1)] if n > 1 else []  # the example may have the largest size there is
             found.append([way for i, way in enumerate(ways) if way not in ways[:i]])
     return found
 

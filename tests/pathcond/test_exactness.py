@@ -106,6 +106,9 @@ READ_IN_PART: dict[str, tuple[Callable[[], nn.Module], Any, tuple[Any, ...]]] = 
     "channel by length": (lambda: net(
         lambda s, x: s.b(h := F.relu(s.a(x))).mean(1) + h[..., x.shape[1]].sum(1, keepdim=True),
         a=linear(), b=linear(6, 2)), normal(2, 1, 8), (tokens, longer)),
+    "filled up to the largest length": (lambda: net(
+        lambda s, x: s.b(torch.cat((h := F.relu(s.a(x)), h.new_ones(x.shape[0], 7 - x.shape[1], 6)), 1)), a=linear(),
+        b=linear(6, 2)), normal(2, 7, 8), (tokens, longer)),
     "branch on the batch": (lambda: net(
         lambda s, x: s.b(F.relu(s.a(x)) if len(x.shape) and x.shape[0] < 9 else s.a(x).tanh()), a=linear(),
         b=linear(6, 2)), normal(3, 8), (normal(4, 8), normal(9, 8), normal(20, 8))),
