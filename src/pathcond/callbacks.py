@@ -11,14 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from importlib import import_module
 from typing import Any, Literal
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from pathcond.checks import PathCondError, check_period
+from pathcond.checks import PathCondError, check_period, optional_package
 from pathcond.rescale import DEFAULT_CLAMP, Rescaling, rescale_
 
 
@@ -132,12 +131,7 @@ def __getattr__(name: str) -> Any:
     if name not in _CLASSES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(_CLASSES)}")
     ours, module, base = _CLASSES[name]
-    try:
-        parent = getattr(import_module(module), base)
-    except ImportError as error:
-        raise PathCondError(
-            f"expected the package {module.split('.')[0]} for {name}, got {type(error).__name__}: {error}. Install it."
-        ) from error
+    parent = getattr(optional_package(module, name), base)
     globals()[name] = type(
         name, (ours, parent), {"__module__": __name__, "__doc__": f"{ours.__doc__}\n    {_Callback.__doc__}"}
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -38,6 +39,19 @@ class ApplyError(PathCondError):
 
 
 # ---- checks
+
+
+def optional_package(name: str, purpose: str, way: str = "Install it.") -> Any:
+    """A module of a package that not every user needs.
+
+    Raises:
+        PathCondError: it cannot be imported.
+    """
+    try:
+        return import_module(name)
+    except ImportError as error:
+        package, got = name.partition(".")[0], f"{type(error).__name__}: {error}"
+        raise PathCondError(f"expected the package {package} for {purpose}, got {got}. {way}") from error
 
 
 FORMATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from pathcond.checks import PathCondError
+from pathcond.checks import optional_package
 
 
 def plot(report: Any, axes: Any = None) -> Any:
@@ -22,10 +22,7 @@ def plot(report: Any, axes: Any = None) -> Any:
     Returns:
         The axes. Needs matplotlib.
     """
-    try:
-        import matplotlib.pyplot as plt
-    except ImportError as error:
-        raise PathCondError("expected the package matplotlib for plot, got none. Install pathcond[plot].") from error
+    plt = optional_package("matplotlib.pyplot", "plot", "Install pathcond[plot].")
     graph, names = report.graph, report.modules
     if axes is None:
         _, axes = plt.subplots(figsize=(max(4.0, min(12.0, 1.5 + 0.5 * len(names))), 3.6), layout="constrained")

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pathcond.checks import PathCondError
+from pathcond.checks import PathCondError, optional_package
 from pathcond.graph import ExactFor, ParamScales, ScaleGraph
 
 
@@ -32,11 +32,10 @@ class Scales:
 
     def save(self, path: str | Path) -> None:
         """Write the scales to a safetensors file; :func:`load_scales` reads it."""
+        save_file = optional_package("safetensors.torch", "saved scales").save_file
         tensors = {"log_scales": self.log_scales.detach().double().cpu()}
         for name, scales in self.graph.params.items():
             tensors[f"row/{name}"], tensors[f"col/{name}"] = scales.row, scales.col
-            if scales.offset:
-                tensors[f"offset/{name}"] = torch.tensor(scales.offset, dtype=torch.float64)
         tensors |= {f"module/{name}": units for name, units in self.graph.layers.items()}
         facts = {
             "shapes": {name: list(shape) for name, shape in self.graph.shapes.items()},
@@ -44,7 +43,7 @@ class Scales:
             "options": dict(self.graph.options),
             "exact_for": asdict(self.graph.exact_for),
             "notes": list(self.graph.notes),
-            "biases": [name for name, scales in self.graph.params.items() if scales.bias],
+            "params": {name: [scales.offset, scales.bias] for name, scales in self.graph.params.items()},
             "signature": self.graph.signature,
             "arguments": _encoded(self.graph.arguments),
         }
@@ -52,7 +51,7 @@ class Scales:
         partial = path.with_name(path.name + ".partial")
         try:
             contiguous = {name: t.clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
-            _safetensors().torch.save_file(contiguous, partial, metadata={"pathcond": json.dumps(facts)})
+            save_file(contiguous, partial, metadata={"pathcond": json.dumps(facts)})
             partial.replace(path)
         finally:
             partial.unlink(missing_ok=True)
@@ -64,7 +63,7 @@ def load_scales(path: str | Path) -> Scales:
     Raises:
         PathCondError: the file does not exist, or ``save`` did not write it.
     """
-    safetensors = _safetensors()
+    safetensors = optional_package("safetensors", "saved scales")
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             facts = json.loads((file.metadata() or {})["pathcond"])
@@ -73,23 +72,12 @@ def load_scales(path: str | Path) -> Scales:
         raise PathCondError(
             f"expected scales that report.save wrote at '{path}', got {type(error).__name__}: {error}."
         ) from error
-    names = [name.removeprefix("row/") for name in tensors if name.startswith("row/")]
-    offsets = {name: float(tensors[f"offset/{name}"]) for name in names if f"offset/{name}" in tensors}
-    params = {
-        name: ParamScales(
-            tensors[f"row/{name}"],
-            tensors[f"col/{name}"],
-            offsets.get(name, 0.0),
-            name in facts.get("biases", ()),
-        )
-        for name in names
-    }
     log_scales, shown = tensors["log_scales"], facts["exact_for"]
     graph = ScaleGraph(
         units=len(log_scales),
         layers={n.removeprefix("module/"): t for n, t in tensors.items() if n.startswith("module/")},
         groups=tuple(facts["groups"]),
-        params=params,
+        params={n: ParamScales(tensors[f"row/{n}"], tensors[f"col/{n}"], *more) for n, more in facts["params"].items()},
         shapes={name: tuple(shape) for name, shape in facts["shapes"].items()},
         frozen=(),
         notes=tuple(facts["notes"]),
@@ -127,13 +115,3 @@ def _decoded(tree: Any) -> Any:
     if kind == "plain":
         return content
     return (tuple if kind == "tuple" else list)(_decoded(item) for item in content)
-
-
-def _safetensors() -> Any:
-    try:
-        import safetensors.torch
-    except ImportError as error:
-        raise PathCondError(
-            "expected the package safetensors to save and load scales, got none. Install it."
-        ) from error
-    return safetensors
