@@ -13,14 +13,16 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, product, repeat, zip_longest
+from os.path import commonprefix
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from pathcond.apply import scale_parameters_
 from pathcond.checks import PathCondError, RecordError, check_choice, check_flags, check_model
-from pathcond.graph import ScaleGraph, extract_graph
+from pathcond.graph import ParamScales, ScaleGraph, extract_graph
 from pathcond.isolation import on_cpu
 from pathcond.output_check import Check, trial
 from pathcond.progress import at_step
@@ -60,19 +62,17 @@ class ParamSlice:
         return owner(self.parameter)
 
     def __str__(self) -> str:
-        if isinstance(self.index, slice):
-            step = f":{self.index.step}" if self.index.step != 1 else ""
-            text = f"{self.index.start}:{self.index.stop}{step}"
-            whole = self.axis is None or self.index == slice(0, self.shape[self.axis], 1)
-        else:
-            text, whole = f"{len(self.index)} of {self.shape[self.axis or 0]}", False
-        marks = [":"] * len(self.shape)
         if self.axis is None and bool((self.channel < 0).any()):
             return f"{self.parameter} ({int((self.channel >= 0).sum())} of {self.channel.numel()} channels)"
-        if not whole:
-            marks[self.axis or 0] = text
+        place = ""
+        if self.axis is not None and self.index != slice(0, self.shape[self.axis], 1):
+            marks = [":"] * len(self.shape)
+            marks[self.axis] = f"{len(self.channel)} of {self.shape[self.axis]}"
+            if isinstance(self.index, slice):
+                step = f":{self.index.step}" if self.index.step != 1 else ""
+                marks[self.axis] = f"{self.index.start}:{self.index.stop}{step}"
+            place = f"[{', '.join(marks)}]"
         sum_with = f"{self.offset:g} + " if self.offset else ""
-        place = "" if whole else f"[{', '.join(marks)}]"
         return sum_with + self.parameter + place + (" (inverse)" if self.inverse else "")
 
 
@@ -207,7 +207,7 @@ def scale_groups(
     order = numbers.argsort(stable=True)
     by_group = order[int((numbers < 0).sum()) :].split(torch.bincount(numbers[numbers >= 0]).tolist())
     for group, name in enumerate(names):
-        rows, cols = (tuple(part for r, part in members.get(group, ()) if r == role) for role in ("row", "col"))
+        rows, cols = (tuple(members.get((group, side), ())) for side in ("row", "col"))
         units = by_group[group] - 1
         free.append(ScaleGroup(name, len(units), rows, cols, units=units, _source=source))
     frozen = [
@@ -247,16 +247,15 @@ def _group_numbers(graph: ScaleGraph) -> tuple[Tensor, list[str]]:
     return torch.cat((torch.tensor([-1]), number[kind])), names
 
 
-def _members(graph: ScaleGraph, group: Tensor) -> dict[int, list[tuple[str, ParamSlice]]]:
+def _members(graph: ScaleGraph, group: Tensor) -> dict[tuple[int, str], list[ParamSlice]]:
     """By group, the parts of parameters that enter it (``row``) and leave it (``col``)."""
     order = group.argsort(stable=True)
     starts = torch.searchsorted(group[order], group[order])
     within = torch.empty_like(group).scatter_(0, order, torch.arange(len(group)) - starts)  # number within its group
     order_of_channels = torch.arange(len(group))
-    found: dict[int, list[tuple[str, ParamSlice]]] = {}
+    found: dict[tuple[int, str], list[ParamSlice]] = {}
     for name, scales in graph.params.items():
-        shape = graph.shapes[name]
-        for role, numbers in (("row", scales.row), ("col", scales.col)):
+        for side, numbers in (("row", scales.row), ("col", scales.col)):
             axes = [axis for axis, size in enumerate(numbers.shape) if size > 1]
             owners, channel = group[numbers.abs()], within[numbers.abs()]
             for index, sign in product(owners[owners >= 0].unique().tolist(), (1, -1)):
@@ -270,8 +269,8 @@ def _members(graph: ScaleGraph, group: Tensor) -> dict[int, list[tuple[str, Para
                     which = in_order if torch.equal(which, in_order) else which
                 else:
                     axis, entries, which = None, slice(0, numbers.numel(), 1), torch.where(mask, channel, -1)
-                part = ParamSlice(name, shape, axis, entries, sign < 0, scales.offset, which)
-                found.setdefault(index, []).append((role, part))
+                part = ParamSlice(name, graph.shapes[name], axis, entries, sign < 0, scales.offset, which)
+                found.setdefault((index, side), []).append(part)
     return found
 
 
@@ -331,23 +330,26 @@ def groups_to_cle_pairs(groups: Iterable[ScaleGroup]) -> list[tuple[str, str]]:
     """
     pairs = []
     for group in groups:
-        makers, readers = (tuple({part.module: None for part in p}) for p in (group.producers, group.consumers))
-        weights = [part for part in (*group.producers, *group.consumers) if len(part.shape) > 1]
-        whole = all(_whole(part, group.channels) and part.parameter.endswith(".weight") for part in weights)
-        if whole and len(weights) == 2 and len(makers) == len(readers) == 1 and all(map(_plain, group.producers)):
-            pairs.append((makers[0], readers[0]))
+        parts = (*group.producers, *group.consumers)
+        weights = [part for part in parts if len(part.shape) > 1]
+        modules = [{part.module for part in side} for side in (group.producers, group.consumers)]
+        whole = all(_whole(part, group.channels) for part in parts)
+        named = all(part.parameter.endswith(".weight") for part in weights)
+        if whole and named and modules == [{part.module} for part in weights]:
+            pairs.append((weights[0].module, weights[1].module))
     return pairs
 
 
-def _plain(part: ParamSlice) -> bool:
-    """Whether each channel of a slice is one index along one axis, multiplied or divided by the factor itself."""
-    return not part.inverse and not part.offset and part.axis is not None
+def _last(part: ParamSlice, channels: int) -> bool:
+    """Whether the channels of a group are, in their order, the last entries along an axis of the parameter."""
+    size = part.shape[part.axis or 0]
+    last = part.axis is not None and part.index == slice(size - channels, size, 1)
+    return last and not part.inverse and torch.equal(part.channel, torch.arange(channels))
 
 
 def _whole(part: ParamSlice, channels: int) -> bool:
     """Whether the channels of a group are, in their order, all entries along an axis of the parameter."""
-    in_order = part.index == slice(0, channels, 1) and torch.equal(part.channel, torch.arange(channels))
-    return _plain(part) and in_order and part.shape[part.axis or 0] == channels
+    return _last(part, channels) and part.index == slice(0, channels, 1) and not part.offset
 
 
 def _in_order(group: ScaleGroup, fused: bool = True) -> tuple[str, list[str]] | None:
@@ -356,13 +358,12 @@ def _in_order(group: ScaleGroup, fused: bool = True) -> tuple[str, list[str]] | 
     if group.frozen or len(makers) != 1:
         return None
     (maker,) = makers
-    order = torch.arange(group.channels)
     for part in group.producers:
-        size, plain = part.shape[0], _plain(replace(part, offset=0.0) if len(part.shape) == 1 else part)
-        last = part.index == slice(size - group.channels, size, 1) and torch.equal(part.channel, order)
-        known = part.parameter in (f"{maker}.weight", f"{maker}.bias") and len(part.shape) < 3 and part.axis == 0
-        if not (known and plain and last) or (size > group.channels and not (fused and len(part.shape) == 2)):
-            return None  # of a fused layer tools scale the last outputs, if it has no bias
+        size, ndim = part.shape[0], len(part.shape)
+        known = part.parameter in (f"{maker}.weight", f"{maker}.bias") and ndim < 3 and part.axis == 0
+        whole = size == group.channels or (fused and ndim == 2)  # of a fused layer tools scale the last outputs
+        if not (known and whole and _last(part, group.channels)) or (ndim == 2 and part.offset):
+            return None
     for part in group.consumers:
         linear = len(part.shape) == 2 and part.axis == 1 and part.parameter.endswith(".weight")
         if not linear or not _whole(part, group.channels):
@@ -382,24 +383,22 @@ def _split_experts(group: ScaleGroup) -> list[tuple[str, list[str]]]:
     if {part.module for part in group.producers} == {fused[0].module}:  # hidden channels of each expert
         name, count = fused[0].module, fused[0].shape[0]
         weights = [part for part in (*group.producers, *group.consumers) if len(part.shape) == 3]
-        plain = len(weights) == 2 and not any(part.inverse for part in weights)
-        if not plain or group.channels % count:
+        if len(weights) != 2 or any(part.inverse for part in weights) or group.channels % count:
             return []
         order = torch.arange(group.channels).reshape(count, -1)
         channels = [part.channel.reshape(count, -1)[:, -order.shape[1] :] for part in weights]
-        if not all(torch.equal(found, order) for found in channels):
-            return []
-        return [(f"{name}.{i}.up_proj", [f"{name}.{i}.down_proj"]) for i in range(count)]
+        in_order = all(torch.equal(found, order) for found in channels)
+        return [(f"{name}.{i}.up_proj", [f"{name}.{i}.down_proj"]) for i in range(count)] if in_order else []
     pair = _in_order(replace(group, consumers=rest))
     if pair is None or not all(_whole(part, group.channels) for part in fused):
         return []
-    parts = [(part.module, part.shape[0], _HALVES[part.parameter.split(".")[-1]]) for part in fused]
-    return [
-        (
-            pair[0],
-            [*pair[1], *(f"{m}.{i}.{half}" for m, count, halves in parts for i in range(count) for half in halves)],
-        )
+    layers = [
+        f"{part.module}.{i}.{half}"
+        for part in fused
+        for i in range(part.shape[0])
+        for half in _HALVES[part.parameter.split(".")[-1]]
     ]
+    return [(pair[0], pair[1] + layers)]
 
 
 # ---- mappings that a user wrote
@@ -486,32 +485,32 @@ def verify_mapping(
     """
     meta = any(p.is_meta for p in model.parameters())
     check_model(model, values=not meta)
+    check_flags(offset=offset)
     modules = {name: module for name, module in model.named_modules() if name}
-    canonical = {id(p): name for name, p in model.named_parameters()}  # tied parameters have one name here
-    entries = [_entry(entry) for entry in mapping]
+    names = {id(p): name for name, p in model.named_parameters()}  # tied parameters have one name here
+    resolved = [found for entry in mapping for found in _resolve(modules, *_entry(entry))]
     graph, unknown = next((group._source.graph for group in groups or () if group._source), None), ""
     try:
         graph = graph or extract_graph(model, example_input)
         graph.check_fits(model)
     except RecordError as error:
         unknown = f"the model cannot be analyzed: {error}"
-    check_flags(offset=offset)
     offsets = {name: scales.offset for name, scales in graph.params.items()} if graph is not None and offset else {}
     reports = []
-    resolved = [found for entry in entries for found in _resolve(modules, *entry)]
     for i, (smooth, balance, fault) in enumerate(resolved):
         at_step(f"{smooth}, {i + 1} of {len(resolved)}", i / len(resolved))
-        scaled, size, why = _scaled_entries(modules, smooth, balance) if not fault else ([], 0, fault)
-        if why:
-            reports.append(MappingCheck(smooth, balance, 0, None, "cannot be applied", why))
+        size, places = (0, fault) if fault else _places(modules, smooth, balance)
+        if isinstance(places, str):
+            reports.append(MappingCheck(smooth, balance, 0, None, "cannot be applied", places))
             continue
-        exponents = _exponents(size, seed)
-        scaled = [(canonical[id(model.get_parameter(name))], axis, n, divide) for name, axis, n, divide in scaled]
-        why, omitted = (unknown, ()) if graph is None else _disagreement(graph, scaled, offset)
+        # The graph is compared with numbers that all differ, so that no two channels may be swapped.
+        apart = torch.arange(1.0, size + 1, dtype=torch.float64)
+        wanted, scaled = (_spread(places, names, values) for values in (apart, _exponents(size, seed)))
+        why, omitted = (unknown, ()) if graph is None else _disagreement(graph, wanted, offset)
         change, kept = None, False
         if not meta:
-            with trial(model, example_input, [name for name, *_ in scaled]) as check:
-                _apply(check, scaled, exponents.exp2(), offsets)
+            with trial(model, example_input, scaled) as check:
+                _apply(check, scaled, offsets)
                 change = check.change()
                 kept = change <= _EXACT or (not why and check.noise(change / 10) >= change / 10)
         if change is not None and not kept:
@@ -524,43 +523,27 @@ def verify_mapping(
     return tuple(reports)
 
 
-def _disagreement(
-    graph: ScaleGraph, scaled: Sequence[tuple[str, int, int, bool]], offset: bool
-) -> tuple[str, tuple[str, ...]]:
-    """Why the graph does not show that a mapping keeps the function in every mode; parameters that it omits."""
-    name, axis, size, _ = scaled[0]
-    row = graph.params[name].row if name in graph.params else torch.zeros([1] * len(graph.shapes[name]))
-    made = row.long().expand(graph.shapes[name]).movedim(axis, 0)[-size:]
-    while made.ndim > 1:
-        made = made[:, 0]
-    units = made.abs()
-    if not bool(units.all()):
-        reasons = [str(entry) for entry in graph.frozen_by_module.get(owner(name), ())]
-        return f"channels of '{owner(name)}' are not free: {'; '.join(reasons) or 'no scale group has them'}", ()
-    if graph.params[name].offset and not offset:
-        return f"'{name}' is used as {graph.params[name].offset:g} + weight", ()
-    exponents = torch.arange(1.0, size + 1, dtype=torch.float64)  # all differ, so that no two channels may be swapped
+def _disagreement(graph: ScaleGraph, wanted: Mapping[str, Tensor], offset: bool) -> tuple[str, tuple[str, ...]]:
+    """Why the graph does not show that log-scales of parameters keep the function in every mode; those left out."""
+    smooth, first = next(iter(wanted.items()))
+    none = torch.zeros(1, dtype=torch.int64)
+    untouched = ParamScales(row=none, col=none)
+    row, logs = torch.broadcast_tensors(graph.params.get(smooth, untouched).row, first)
+    numbers, logs = row[logs != 0], logs[logs != 0]
+    if not bool(numbers.all()):
+        reasons = [str(entry) for entry in graph.frozen_by_module.get(owner(smooth), ())]
+        return f"channels of '{owner(smooth)}' are not free: {'; '.join(reasons) or 'no scale group has them'}", ()
+    if graph.params[smooth].offset and not offset:
+        return f"'{smooth}' is used as {graph.params[smooth].offset:g} + weight", ()
     u = torch.zeros(graph.units, dtype=torch.float64)
-    u[units - 1] = exponents * made.sign()
+    u[numbers.abs() - 1] = logs * numbers.sign()
     log = graph.by_number(u)
-    wanted = {name: (axis, n, divide) for name, axis, n, divide in scaled}
     omitted, other = [], []
-    for name, shape in graph.shapes.items():
-        scales = graph.params.get(name)
-        ends = [log[scales.row], log[scales.col]] if scales is not None else []
-        touched = any(bool(end.any()) for end in ends)
-        if not touched and name not in wanted:
-            continue
-        by_graph = ends[0] - ends[1] if touched else torch.zeros([1] * len(shape), dtype=torch.float64)
-        if name not in wanted:
-            omitted += [name] if bool(by_graph.any()) else []
-            continue
-        axis, n, divide = wanted[name]
-        line = torch.zeros(shape[axis], dtype=torch.float64)
-        line[-n:] = -exponents if divide else exponents
-        by_mapping = line.reshape([-1 if i == axis else 1 for i in range(len(shape))])
-        if bool((by_graph - by_mapping).any()):
-            other.append(name)
+    for name in graph.shapes:
+        scales = graph.params.get(name, untouched)
+        ends = [end for end in (log[scales.row], -log[scales.col]) if bool(end.any())]
+        if bool((sum(ends, torch.zeros(1)) - wanted.get(name, 0)).any()):
+            (other if name in wanted else omitted).append(name)
     if omitted:
         return f"also read or made by {', '.join(omitted)}", tuple(omitted)
     if other:
@@ -568,17 +551,12 @@ def _disagreement(
     return "; ".join(graph.notes), ()
 
 
-def _apply(
-    check: Check, scaled: Sequence[tuple[str, int, int, bool]], factors: Tensor, offsets: Mapping[str, float]
-) -> None:
-    """Multiply the last entries along an axis by the factors, or divide by them."""
+def _apply(check: Check, scaled: Mapping[str, Tensor], offsets: Mapping[str, float]) -> None:
+    """Multiply parameters by powers of two."""
     with torch.inference_mode(False), torch.no_grad():
-        for name, axis, size, divide in scaled:
+        for name, exponents in scaled.items():
             p, offset = check.model.get_parameter(name), offsets.get(name, 0.0)
-            by = (1 / factors if divide else factors).to(p.device)
-            part = p.narrow(axis, p.shape[axis] - size, size)
-            by = by.reshape([-1 if i == axis else 1 for i in range(p.ndim)])
-            part.copy_((part.double() + offset) * by - offset)
+            p.copy_((p.double() + offset) * exponents.exp2().to(p.device) - offset)
 
 
 _NAMES = (("smooth_layer", "balance_layers"), ("smooth_layers", "balance_layers"), ("norm", "linears"))
@@ -586,11 +564,9 @@ _NAMES = (("smooth_layer", "balance_layers"), ("smooth_layers", "balance_layers"
 
 def _entry(entry: Any) -> tuple[str, list[str]]:
     """The smooth layer and the balance layers of an entry, as patterns."""
-    smooth = balance = None
-    for first, second in _NAMES:
-        keys = isinstance(entry, Mapping)
-        if (first in entry and second in entry) if keys else (hasattr(entry, first) and hasattr(entry, second)):
-            smooth, balance = (entry[first], entry[second]) if keys else (getattr(entry, first), getattr(entry, second))
+    get = entry.get if isinstance(entry, Mapping) else lambda name: getattr(entry, name, None)
+    found = ((get(first), get(second)) for first, second in _NAMES)
+    smooth, balance = next((pair for pair in found if None not in pair), (None, None))
     if smooth is None and isinstance(entry, (tuple, list)) and len(entry) == 2:
         smooth, balance = entry if isinstance(entry[0], str) else reversed(entry)
         balance = [balance] if isinstance(balance, str) else balance
@@ -637,60 +613,65 @@ def _resolve(
 def _nearest(name: str, others: Sequence[str]) -> list[str]:
     """The names with the longest common prefix with ``name``, without those in another block of the same list."""
     own = name.split(".")
-    shared = []
+    shared = {}
     for other in others:
         parts = other.split(".")
-        depth = next((i for i, (a, b) in enumerate(zip(own, parts, strict=False)) if a != b), min(len(own), len(parts)))
+        depth = len(commonprefix((own, parts)))
         inside = depth < min(len(own), len(parts)) and not (
             own[depth].isdigit() and parts[depth].isdigit() and depth < len(own) - 1
         )
-        shared.append(depth if inside else -1)
-    top = max(shared, default=-1)
-    return [other for other, depth in zip(others, shared, strict=True) if depth == top >= 0]
+        shared[other] = depth if inside else -1
+    top = max([0, *shared.values()])
+    return [other for other, depth in shared.items() if depth == top]
 
 
-def _axes_of(module: nn.Module) -> tuple[int, int | None] | None:
-    """The axes of a module's weight along which its output and its input channels lie; None if unknown."""
+def _axes_of(module: nn.Module) -> tuple[int | None, int | None]:
+    """The axes of a module's weight along which its output and its input channels lie; None if there are none."""
     weight = getattr(module, "weight", None)
     if not isinstance(weight, nn.Parameter):
-        return None
+        return None, None
     if weight.ndim == 1:
         return 0, None
     if isinstance(module, nn.Embedding):
         return 1, None
     if isinstance(module, nn.modules.conv._ConvTransposeNd):
-        return (1, 0) if module.groups == 1 else None
+        return (1, 0) if module.groups == 1 else (None, None)
     if isinstance(module, nn.modules.conv._ConvNd):
         depthwise = module.groups == module.in_channels == module.out_channels
         return 0, 0 if depthwise else 1 if module.groups == 1 else None
     if type(module).__name__ == "Conv1D":  # GPT-2's linear layer, with the weight transposed
         return 1, 0
-    return (0, 1) if weight.ndim == 2 else None  # linear layers and routers
+    return (0, 1) if weight.ndim == 2 else (None, None)  # linear layers and routers
 
 
-def _scaled_entries(
-    modules: Mapping[str, nn.Module], smooth: str, balance: Sequence[str]
-) -> tuple[list[tuple[str, int, int, bool]], int, str]:
-    """What to scale: parameter, axis, how many entries at its end, and whether to divide; the size; or why not."""
-    axes = {name: _axes_of(modules[name]) for name in (smooth, *balance)}
-    made = axes[smooth]
+_Places = list[tuple[nn.Parameter, int, int]]  # parameter, axis, and -1 where it is divided, else 1
+
+
+def _places(modules: Mapping[str, nn.Module], smooth: str, balance: Sequence[str]) -> tuple[int, _Places | str]:
+    """The number of factors of a mapping, and what they multiply and divide; or why there is nothing."""
+    made, _ = _axes_of(modules[smooth])
     if made is None:
-        return [], 0, f"'{smooth}' ({type(modules[smooth]).__name__}) has no weight with output channels"
-    sizes = {}
+        return 0, f"'{smooth}' ({type(modules[smooth]).__name__}) has no weight with output channels"
+    weight, bias = modules[smooth].get_parameter("weight"), getattr(modules[smooth], "bias", None)
+    places = [(weight, made, 1), *([(bias, 0, 1)] if isinstance(bias, nn.Parameter) else [])]
+    inputs = []
     for name in balance:
-        read = axes[name]
-        if read is None or read[1] is None:
-            return [], 0, f"'{name}' ({type(modules[name]).__name__}) has no weight with input channels"
-        sizes[name] = modules[name].get_parameter("weight").shape[read[1]]
-    size = next(iter(sizes.values()), 0)
-    outputs = modules[smooth].get_parameter("weight").shape[made[0]]
-    if not size or set(sizes.values()) != {size} or outputs < size:
-        read = ", ".join(f"{n} of '{name}'" for name, n in sizes.items())
-        return [], 0, f"{outputs} outputs of '{smooth}' do not fit the inputs: {read or 'none'}"
-    scaled = [(f"{smooth}.weight", made[0], size, False)]
-    if isinstance(getattr(modules[smooth], "bias", None), nn.Parameter):
-        scaled.append((f"{smooth}.bias", 0, size, False))
-    scaled += [
-        (f"{name}.weight", read[1], size, True) for name in balance if (read := axes[name]) and read[1] is not None
-    ]
-    return scaled, size, ""
+        _, read = _axes_of(modules[name])
+        if read is None:
+            return 0, f"'{name}' ({type(modules[name]).__name__}) has no weight with input channels"
+        places.append((modules[name].get_parameter("weight"), read, -1))
+        inputs.append(places[-1][0].shape[read])
+    if len(set(inputs)) != 1 or not 0 < inputs[0] <= weight.shape[made]:
+        read = ", ".join(f"{n} of '{name}'" for n, name in zip(inputs, balance, strict=True))
+        return 0, f"{weight.shape[made]} outputs of '{smooth}' do not fit the inputs: {read or 'none'}"
+    return inputs[0], places
+
+
+def _spread(places: _Places, names: Mapping[int, str], values: Tensor) -> dict[str, Tensor]:
+    """Values of the channels, by name of the parameter, at the last entries of its axis; broadcast to it."""
+    found: dict[str, Tensor] = {}
+    for p, axis, sign in places:
+        line = pad(sign * values, (p.shape[axis] - len(values), 0))
+        line = line.reshape([-1 if i == axis else 1 for i in range(p.ndim)])
+        found[names[id(p)]] = found.get(names[id(p)], 0) + line
+    return found
