@@ -9,62 +9,55 @@ import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from pathcond.checks import PathCondError
+from pathcond.checks import PathCondError, optional_package
 from pathcond.groups import ScaleGroups, groups_to_awq_mappings, groups_to_cle_pairs, scale_groups, verify_mapping
 
+_transformers = partial(
+    optional_package,
+    "transformers",
+    "configurations and models",
+    "Install it: pip install transformers; or run: uvx --with transformers pathcond",
+)
 FORMATS = ("text", "json", "awq", "smoothquant", "norms", "auto-round", "pairs")
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="pathcond", description=(__doc__ or "").partition(":")[0] + ".")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    config = "folder or file with a config.json of transformers, or a model id where the hub can be reached"
+    model = argparse.ArgumentParser(add_help=False)
+    model.add_argument(
+        "config", metavar="CONFIG",
+        help="folder or file with a config.json of transformers, or a model id where the hub can be reached",
+    )  # fmt: skip
 
-    command = commands.add_parser("mappings", help="mappings for AWQ, SmoothQuant and equalization that are exact")
-    command.add_argument("config", metavar="CONFIG", help=config)
+    about = "mappings for AWQ, SmoothQuant and equalization that are exact"
+    command = commands.add_parser("mappings", parents=[model], help=about)
     command.add_argument(
         "--format", choices=FORMATS, default="text",
         help="text and json: every free group; awq, smoothquant, norms: as llm-compressor takes them; auto-round; "
         "pairs: layers for cross-layer equalization (AIMET, brevitas)",
     )  # fmt: skip
 
-    command = commands.add_parser("groups", help="the scale groups, free and frozen, with reasons")
-    command.add_argument("config", metavar="CONFIG", help=config)
+    commands.add_parser("groups", parents=[model], help="the scale groups, free and frozen, with reasons")
 
-    command = commands.add_parser("verify", help="compare a mapping with the scale groups of a model")
-    command.add_argument("config", metavar="CONFIG", help=config)
+    command = commands.add_parser("verify", parents=[model], help="compare a mapping with the scale groups of a model")
     command.add_argument("mapping", metavar="MAPPING", type=Path, help="JSON file with a list of entries")
 
     command = commands.add_parser("check", help="check the mappings that a quantization library ships")
     command.add_argument("--registry", required=True, metavar="NAME", help="llm-compressor, auto-round, or one list")
-    command.add_argument(
-        "--only",
-        nargs="+",
-        metavar="MODEL",
-        help="model types or classes of transformers; else all listed ones",
-    )
-    command.add_argument(
-        "--also", nargs="+", default=[], metavar="MODEL", help="more of them, which the library does not list"
-    )
+    only = "model types or classes of transformers; else all listed ones"
+    command.add_argument("--only", nargs="+", metavar="MODEL", help=only)
+    also = "more of them, which the library does not list"
+    command.add_argument("--also", nargs="+", default=[], metavar="MODEL", help=also)
     command.add_argument("--json", type=Path, metavar="FILE", help="write the findings there")
     return parser
-
-
-def _transformers() -> Any:
-    try:
-        import transformers
-    except ImportError as error:
-        raise PathCondError(
-            "expected the package transformers, which reads configurations and builds models, got none. "
-            "Install it: pip install transformers; or run: uvx --with transformers pathcond"
-        ) from error
-    return transformers
 
 
 def load_config(source: str) -> Any:
@@ -128,18 +121,30 @@ def _example(model: nn.Module, config: Any) -> dict[str, torch.Tensor]:
         return example | ({"decoder_input_ids": text} if getattr(config, "is_encoder_decoder", False) else {})
 
 
-def _call(name: str, **arguments: Any) -> str:
-    inside = ", ".join(f"{key}={json.dumps(value)}" for key, value in arguments.items())
-    return f"    {name}({inside}),"
+_ENTRIES = {  # as llm-compressor takes them
+    "awq": "AWQMapping(smooth_layer={smooth_layer}, balance_layers={balance_layers})",
+    "smoothquant": "LayerMap(balance_layers={balance_layers}, smooth_layers={smooth_layer})",
+    "norms": "NormMapping(norm={smooth_layer}, linears={balance_layers})",
+}
 
 
 def mappings_as(form: str, model: nn.Module, groups: ScaleGroups) -> str:
     """The free groups of a model in one of :data:`FORMATS`."""
+    free = groups.free
+    if form in _ENTRIES:
+        if form == "norms":
+            free = [group for group in free if all(len(part.shape) == 1 for part in group.producers)]
+        found = groups_to_awq_mappings(free, fused=form != "smoothquant")
+        entries = [{key: json.dumps(names) for key, names in mapping.items()} for mapping in found]
+        return "\n".join(["[", *(f"    {_ENTRIES[form].format(**entry)}," for entry in entries), "]"])
     if form == "text":
-        return str(ScaleGroups(groups.free))
+        return str(ScaleGroups(free))
     if form == "pairs":
-        return json.dumps(groups_to_cle_pairs(groups), indent=1)
-    if form == "json":
+        shown: Any = groups_to_cle_pairs(free)
+    elif form == "auto-round":
+        found = groups_to_awq_mappings(free, experts="skip", fused=False)
+        shown = [{key: _expressions(names) for key, names in m.items()} for m in found if _in_a_block(model, m)]
+    else:
         parts = [
             {
                 "name": group.name,
@@ -147,23 +152,10 @@ def mappings_as(form: str, model: nn.Module, groups: ScaleGroups) -> str:
                 "multiplied": [str(part) for part in group.producers],
                 "divided": [str(part) for part in group.consumers],
             }
-            for group in groups.free
+            for group in free
         ]
-        return json.dumps({"groups": parts, "mappings": groups_to_awq_mappings(groups)}, indent=1)
-    if form == "norms":
-        norms = [group for group in groups.free if all(len(part.shape) == 1 for part in group.producers)]
-        found = groups_to_awq_mappings(norms)
-        lines = [_call("NormMapping", norm=m["smooth_layer"], linears=m["balance_layers"]) for m in found]
-    elif form == "smoothquant":
-        found = groups_to_awq_mappings(groups, fused=False)
-        lines = [_call("LayerMap", balance_layers=m["balance_layers"], smooth_layers=m["smooth_layer"]) for m in found]
-    elif form == "awq":
-        lines = [_call("AWQMapping", **m) for m in groups_to_awq_mappings(groups)]
-    else:
-        found = [m for m in groups_to_awq_mappings(groups, experts="skip", fused=False) if _in_a_block(model, m)]
-        exact = [{k: _expressions(v) for k, v in m.items()} for m in found]
-        return json.dumps(exact, indent=1)
-    return "\n".join(["[", *lines, "]"])
+        shown = {"groups": parts, "mappings": groups_to_awq_mappings(free)}
+    return json.dumps(shown, indent=1)
 
 
 def _in_a_block(model: nn.Module, mapping: dict[str, Any]) -> bool:
@@ -175,7 +167,7 @@ def _in_a_block(model: nn.Module, mapping: dict[str, Any]) -> bool:
 
 
 def _expressions(names: Any) -> Any:
-    return f"^{re.escape(names)}$" if isinstance(names, str) else [f"^{re.escape(name)}$" for name in names]
+    return f"^{re.escape(names)}$" if isinstance(names, str) else [_expressions(name) for name in names]
 
 
 def _verify(model: nn.Module, example: Any, path: Path) -> int:

@@ -6,28 +6,21 @@ library's own code finds its entries and resolves them to modules; :func:`pathco
 
 from __future__ import annotations
 
-import importlib
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from pathcond.checks import PathCondError
+from pathcond.checks import PathCondError, optional_package
 from pathcond.groups import MappingCheck, groups_to_awq_mappings, scale_groups, verify_mapping
 
-
-def _module(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        package = name.split(".")[0]
-        raise PathCondError(f"expected the package '{package}' for this check, got: {error}. Install it.") from error
+_module = partial(optional_package, purpose="this check")
 
 
 # ---- tiny models of any architecture
@@ -98,7 +91,6 @@ _SPECIAL: dict[str, dict[str, Any]] = {
                     {"head_dim": ..., "num_key_value_heads": 4}),
 }  # fmt: skip
 _LARGEST = 20_000_000  # parameters
-_NOT_BUILT = (PathCondError, AttributeError, KeyError, TypeError, ValueError, RuntimeError, NotImplementedError)
 
 
 def model_class(name: str) -> Any:
@@ -168,58 +160,54 @@ class Registry:
     """How one list of a library is read.
 
     Attributes:
-        package: the package to import.
-        prepare: changes a model as the library does before it scales, such as experts into linear layers.
-        context: within it the model is as the library scales it.
-        listed: the names of the model classes that the list has; others get a default.
-        entries: the entries for a model.
+        module: where the library has the list.
+        lists: names of the dictionaries there, from model classes to entries; other classes get a default.
+        function: name of the function there that finds the entries for a model.
         resolve: the modules of an entry, by the library's own code: pairs of a smooth layer and its balance layers.
-        offset: whether the library scales the sum in gains that are used as ``1 + weight``.
+        offset: whether the library scales the sum in gains that are used as ``1 + weight``; else it converts them.
     """
 
-    package: str
-    prepare: Callable[[nn.Module], None]
-    context: Callable[[nn.Module], AbstractContextManager[Any]]
-    listed: Callable[[], set[str]]
-    entries: Callable[[nn.Module], list[Any]]
+    module: str
+    lists: tuple[str, str]
+    function: str
     resolve: Callable[[nn.Module, Any], list[tuple[str, list[str]]]]
     offset: bool = False
 
+    def listed(self) -> set[str]:
+        """The names of the model classes that the list has."""
+        return {name for each in self.lists for name in getattr(_module(self.module), each)}
 
-def _linearize(model: nn.Module) -> None:
-    _module("llmcompressor.modeling.moe.linearize").linearize_moe(model)
-    _module("compressed_tensors.offload").remove_dispatch(model)  # weights are parameters again
-    for module in model.modules():
-        if isinstance(module, nn.Linear):
-            module.quantization_scheme = True  # type: ignore[assignment]  # its resolver skips what is not quantized
+    def entries(self, model: nn.Module) -> list[Any]:
+        """The entries for a model."""
+        return getattr(_module(self.module), self.function)(model)
+
+    def context(self, model: nn.Module) -> AbstractContextManager[Any]:
+        """Within it the model is as the library scales it."""
+        return nullcontext() if self.offset else _module(_NORMS).norm_calibration_context(model)
+
+    @staticmethod
+    def prepare(model: nn.Module) -> None:
+        """Change a model as the libraries do before they scale: experts into linear layers."""
+        _module("llmcompressor.modeling.moe.linearize").linearize_moe(model)
+        _module("compressed_tensors.offload").remove_dispatch(model)  # weights are parameters again
+        for module in model.modules():
+            if isinstance(module, nn.Linear):
+                module.quantization_scheme = True  # type: ignore[assignment]  # its resolver skips what is not quantized
 
 
-def _offset_norms(model: nn.Module) -> AbstractContextManager[Any]:
-    return _module("llmcompressor.modeling.offset_norm").norm_calibration_context(model)
-
-
-_DYNAMIC = "llmcompressor.modifiers.transform.{}.dynamic_mappings"
-_STATIC = {"awq": "AWQ_MAPPING_REGISTRY", "smoothquant": "MAPPINGS_REGISTRY"}
+_NORMS = "llmcompressor.modeling.offset_norm"
+_COMPRESSOR = "llmcompressor.modifiers.transform."
 _AUTO_ROUND = "auto_round.algorithms.transforms.awq.mappings"
 
 
-def _compressor_classes(kind: str) -> set[str]:
-    module = _module(_DYNAMIC.format(kind))
-    return {*getattr(module, _STATIC[kind]), *getattr(module, f"{kind.upper()}_DYNAMIC_MAPPING_REGISTRY")}
-
-
-def _compressor_entries(kind: str, model: nn.Module) -> list[Any]:
-    return _module(_DYNAMIC.format(kind)).get_layer_mappings_from_model(model)
-
-
 def _resolve_awq(model: nn.Module, entry: Any) -> list[tuple[str, list[str]]]:
-    modifier = _module("llmcompressor.modifiers.transform.awq").AWQModifier(mappings=[entry])
+    modifier = _module(_COMPRESSOR + "awq").AWQModifier(mappings=[entry])
     modifier._set_resolved_mappings(model)
     return [(found.smooth_name, list(found.balance_names)) for found in modifier._resolved_mappings]
 
 
 def _resolve_smoothquant(model: nn.Module, entry: Any) -> list[tuple[str, list[str]]]:
-    modifier = _module("llmcompressor.modifiers.transform.smoothquant").SmoothQuantModifier(mappings=[entry])
+    modifier = _module(_COMPRESSOR + "smoothquant").SmoothQuantModifier(mappings=[entry])
     names = {id(module): name for name, module in model.named_modules()}
     try:
         found = modifier._resolve_mappings(model)
@@ -228,26 +216,19 @@ def _resolve_smoothquant(model: nn.Module, entry: Any) -> list[tuple[str, list[s
     return [(each.smooth_name, [names[id(layer)] for layer in each.balance_layers]) for each in found]
 
 
-def _auto_round_classes() -> set[str]:
-    module = _module(_AUTO_ROUND)
-    return {*module.AWQ_MAPPING_REGISTRY, *module.AWQ_DYNAMIC_MAPPING_REGISTRY}
-
-
 def _resolve_auto_round(model: nn.Module, entry: Any) -> list[tuple[str, list[str]]]:
     found = _module(_AUTO_ROUND)._resolve_mapping_defs(model, [entry])
     return [(each.smooth_name, list(each.balance_names)) for each in found]
 
 
+_AWQ_LISTS = ("AWQ_MAPPING_REGISTRY", "AWQ_DYNAMIC_MAPPING_REGISTRY")
 REGISTRIES: dict[str, Registry] = {
     "llm-compressor awq": Registry(
-        "llmcompressor", _linearize, _offset_norms, partial(_compressor_classes, "awq"),
-        partial(_compressor_entries, "awq"), _resolve_awq),
+        _COMPRESSOR + "awq.dynamic_mappings", _AWQ_LISTS, "get_layer_mappings_from_model", _resolve_awq),
     "llm-compressor smoothquant": Registry(
-        "llmcompressor", _linearize, _offset_norms, partial(_compressor_classes, "smoothquant"),
-        partial(_compressor_entries, "smoothquant"), _resolve_smoothquant),
-    "auto-round awq": Registry(
-        "auto_round", _linearize, lambda model: nullcontext(), _auto_round_classes,
-        lambda model: _module(_AUTO_ROUND)._get_mappings_for_model(model), _resolve_auto_round, offset=True),
+        _COMPRESSOR + "smoothquant.dynamic_mappings", ("MAPPINGS_REGISTRY", "SMOOTHQUANT_DYNAMIC_MAPPING_REGISTRY"),
+        "get_layer_mappings_from_model", _resolve_smoothquant),
+    "auto-round awq": Registry(_AUTO_ROUND, _AWQ_LISTS, "_get_mappings_for_model", _resolve_auto_round, offset=True),
 }  # fmt: skip
 
 
@@ -298,6 +279,14 @@ def short(name: str) -> str:
     return re.sub(r"\bexperts\.\d+\.", "experts.*.", _LAYER.sub("", name))
 
 
+def _short(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(map(short, names)))
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".split("\n")[0]
+
+
 def listed_models(registry: str) -> list[str]:
     """The model classes that a library lists, as far as transformers has them."""
     return sorted(name for name in REGISTRIES[registry].listed() if hasattr(_module("transformers"), name))
@@ -314,9 +303,8 @@ def check_registry(registry: str, model: str) -> list[Finding]:
         if again:
             own_values = _check(registry, model, again.__contains__, num_key_value_heads=_TINY["num_attention_heads"])
             found = [each for each in found if each.verdict != "not applicable"] + own_values
-    except _NOT_BUILT as error:
-        text = f"{type(error).__name__}: {error}".split("\n")[0]
-        return [Finding(registry, model, "", True, "", (), "not built", reason=text)]
+    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        return [Finding(registry, model, "", True, "", (), "not built", reason=_first_line(error))]
     return found
 
 
@@ -325,7 +313,8 @@ def _check(registry: str, name: str, wanted: Callable[[str], bool], **sizes: Any
     model, example_input = tiny_model(name, **sizes)
     source.prepare(model)
     kind: Any = type(model)
-    line = (registry, kind.config_class.model_type, kind.__name__, kind.__name__ in source.listed())
+    listed = kind.__name__ in source.listed()
+    finding = partial(Finding, registry, kind.config_class.model_type, kind.__name__, listed, sizes=sizes)
     found: list[Finding] = []
     with source.context(model):
         groups = scale_groups(model, example_input)
@@ -337,42 +326,40 @@ def _check(registry: str, name: str, wanted: Callable[[str], bool], **sizes: Any
             try:
                 pairs = source.resolve(model, entry)
             except Exception as error:  # noqa: BLE001 - whatever the library raises is its refusal
-                text = f"{type(error).__name__}: {error}".split("\n")[0]
-                found.append(Finding(*line, pattern, tuple(entry.balance_layers), "refused", reason=text))
+                found.append(finding(pattern, tuple(entry.balance_layers), "refused", reason=_first_line(error)))
                 continue
             if not pairs:
-                found.append(Finding(*line, pattern, tuple(entry.balance_layers), "not applicable"))
+                found.append(finding(pattern, tuple(entry.balance_layers), "not applicable"))
             resolved += pairs
         checks = verify_mapping(model, example_input, resolved, offset=source.offset, groups=groups)
         exact = groups_to_awq_mappings(groups)
-    found += [Finding(*line, *_summary(same, exact)) for same in _alike(checks)]
-    return [replace(finding, sizes=sizes) for finding in found]
-
-
-def _alike(checks: Sequence[MappingCheck]) -> Iterator[list[MappingCheck]]:
-    """Checks of the same layers in other blocks, together."""
-    by_name: dict[tuple[str, ...], list[MappingCheck]] = {}
+    alike: dict[tuple[str, ...], list[MappingCheck]] = {}  # the same layers in other blocks
     for check in checks:
         key = (short(check.smooth_layer), *sorted({short(name) for name in check.balance_layers}), check.verdict)
-        by_name.setdefault(key, []).append(check)
-    yield from by_name.values()
-
-
-def _summary(checks: list[MappingCheck], exact: list[dict[str, Any]]) -> tuple[Any, ...]:
-    worst = max(checks, key=lambda check: check.change or 0.0)
-    correct = [
-        f"{short(mapping['smooth_layer'])} -> {', '.join(dict.fromkeys(map(short, mapping['balance_layers'])))}"
-        for mapping in exact
-        if not worst.exact
-        and (
-            mapping["smooth_layer"] == worst.smooth_layer
-            or not set(worst.balance_layers).isdisjoint(mapping["balance_layers"])
+        alike.setdefault(key, []).append(check)
+    for same in alike.values():
+        worst = max(same, key=lambda check: check.change or 0.0)
+        layer = _LAYER.match(worst.smooth_layer)
+        found.append(
+            finding(
+                smooth=short(worst.smooth_layer),
+                balance=_short(worst.balance_layers),
+                verdict=worst.verdict,
+                change=worst.change,
+                reason=worst.reason,
+                omitted=_short(worst.omitted),
+                layer=layer[0] if layer else "",
+                correct=() if worst.exact else _correct(worst, exact),
+            )
         )
+    return found
+
+
+def _correct(wrong: MappingCheck, exact: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    """The exact mappings that share the smooth layer or a balance layer of one that is not."""
+    arrows = [
+        f"{short(mapping['smooth_layer'])} -> {', '.join(_short(mapping['balance_layers']))}"
+        for mapping in exact
+        if mapping["smooth_layer"] == wrong.smooth_layer or {*wrong.balance_layers} & {*mapping["balance_layers"]}
     ]
-    balance = tuple(dict.fromkeys(map(short, worst.balance_layers)))
-    omitted = tuple(dict.fromkeys(map(short, worst.omitted)))
-    layer = _LAYER.match(worst.smooth_layer)
-    return (
-        short(worst.smooth_layer), balance, worst.verdict, worst.change, worst.reason, omitted,
-        layer[0] if layer else "", tuple(dict.fromkeys(correct)),
-    )  # fmt: skip
+    return tuple(dict.fromkeys(arrows))
