@@ -563,7 +563,7 @@ def _real_cells(rows: list[Row]) -> list[tuple[str, ...]]:
 
 
 def _hardware(rows: list[Row]) -> str:
-    return "; ".join(dict.fromkeys(row.hardware for row in rows))
+    return "; ".join(dict.fromkeys(row.hardware for row in rows)).replace(", 1 threads", ", 1 thread")
 
 
 def markdown(rows: list[Row]) -> str:

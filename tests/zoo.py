@@ -223,11 +223,11 @@ def markdown(rows: list[Row]) -> str:
     parts = [
         "# The model zoo",
         "Look up whether a model of torchvision or timm can be rescaled, and what stands in the way. "
-        f"Default initialization, {BATCH} random images, {versions}. `free`: hidden units that may be rescaled; "
-        "`moved`: those that `rescale_` with `damping=1` changed by more than 0.1%; `frozen`: hidden channels "
-        "without a free scale. `eval` and `train`: largest change of the output under random scales in float64, "
-        "relative to its largest entry; `float32`: under `rescale_`. `seconds`: wall time of `rescale_`, its check "
-        "included; other programs may run beside it.",
+        f"Models have their default initialization and see {BATCH} random images ({versions}). "
+        "`free`: hidden units that may be rescaled; `moved`: those that `rescale_` with `damping=1` changed by more "
+        "than 0.1%; `frozen`: hidden channels without a free scale. `eval` and `train`: largest change of the output "
+        "under random scales in float64, relative to its largest entry; `float32`: under `rescale_`. `seconds`: wall "
+        "time of `rescale_`, its check included; other programs may run beside it.",
         table(["family", "models", "rescaled", "refused", "failed"], summary(rows)),
         table(COLUMNS, [row.cells() for row in rows]),
         "\n".join(["Notes:", "", *notes]) if notes else "",
