@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from paper import plotting
 from paper.experiments.practice import LABELS as PRACTICE
+from paper.methods import METHODS
 
 
 class Row(NamedTuple):
@@ -23,52 +24,47 @@ class Row(NamedTuple):
 
 
 TIMES, POINTS = "times", "points"  # units, one panel each
+
+
+def _rows(group: str, claim: str, cases: Mapping[str, str]) -> tuple[Row, ...]:
+    """The rows of a claim, from labels to cases."""
+    return tuple(Row(group, label, claim, case) for label, case in cases.items())
+
+
+def _layers(*depths: int, more: str = "") -> dict[str, str]:
+    return {f"{depth} hidden layers": f"{depth}{more}" for depth in depths}
+
+
 _RATE, _TUNED = "at the paper's rate, 1e-3", "each at its best rate"
+_COMPRESSIONS = {f"compression {factor}": f"{factor}" for factor in (1, 2, 4, 7)}
+_OPTIMISERS = ("SGD with momentum", "AdamW", "Muon")
+_COMMON = {label: label for network, label in PRACTICE.items() if not network.startswith("mnist")}
+_MNIST = {f"MLP, {name}": f"MLP on MNIST, {name}, {METHODS['free'].label}" for name in ("SGD", "AdamW")}
 ROWS = {
     TIMES: (
         Row(f"MLPs, epochs, {_RATE}", "3 hidden layers", "mlp_speedup"),
-        *(Row(f"MLPs, epochs, {_RATE}", f"{depth} hidden layers", "mlp_deeper", f"{depth}") for depth in (4, 6, 8)),
-        Row(f"MLPs, epochs, {_RATE}", "GELU, 3 hidden layers", "mlp_gelu_speedup", "3"),
-        Row(f"MLPs, epochs, {_RATE}", "8 hidden layers, bounded", "default_bounded", "8"),
-        *(
-            Row(f"MLPs, epochs, {_RATE}, library's default", f"{depth} hidden layers", "default_speed", f"{depth}")
-            for depth in (3, 6, 8)
-        ),
-        *(
-            Row(
-                "MLPs without BatchNorm, epochs, rate 1e-3",
-                f"{depth} hidden layers",
-                "controls_no_batchnorm",
-                f"{depth} hidden layers, lr 0.001",
-            )
-            for depth in (3, 6)
-        ),
-        *(Row("MLPs, epochs, at rate 0.1", f"{depth} hidden layers", "mlp_lrs_large", f"{depth}") for depth in (3, 8)),
-        *(Row(f"MLPs, epochs, {_TUNED}", f"{d} hidden layers", "tuned_epochs", f"{d}") for d in (2, 3, 5, 8)),
-        *(Row(f"Autoencoders, loss, {_RATE}", f"compression {c}", "autoencoder_loss", f"{c}") for c in (1, 2, 4, 7)),
-        *(Row(f"Autoencoders, loss, {_TUNED}", f"compression {c}", "tuned_autoencoders", f"{c}") for c in (1, 2, 4, 7)),
+        *_rows(f"MLPs, epochs, {_RATE}", "mlp_deeper", _layers(4, 6, 8)),
+        *_rows(f"MLPs, epochs, {_RATE}", "mlp_gelu_speedup", {"GELU, 3 hidden layers": "3"}),
+        *_rows(f"MLPs, epochs, {_RATE}", "default_bounded", {"8 hidden layers, bounded": "8"}),
+        *_rows(f"MLPs, epochs, {_RATE}, library's default", "default_speed", _layers(3, 6, 8)),
+        *_rows("MLPs without BatchNorm, epochs, rate 1e-3", "controls_no_batchnorm",
+               _layers(3, 6, more=" hidden layers, lr 0.001")),
+        *_rows("MLPs, epochs, at rate 0.1", "mlp_lrs_large", _layers(3, 8)),
+        *_rows(f"MLPs, epochs, {_TUNED}", "tuned_epochs", _layers(2, 3, 5, 8)),
+        *_rows(f"Autoencoders, loss, {_RATE}", "autoencoder_loss", _COMPRESSIONS),
+        *_rows(f"Autoencoders, loss, {_TUNED}", "tuned_autoencoders", _COMPRESSIONS),
     ),
     POINTS: (
-        Row(f"MLPs, test accuracy, {_RATE}", "best epoch", "mlp_generalization", "best epoch"),
-        Row(f"MLPs, test accuracy, {_RATE}", "last epoch", "mlp_generalization", "last epoch"),
-        Row("MLP, test accuracy, other optimizers", "momentum", "optimisers_accuracy", "mlp_3x500_momentum"),
-        Row("MLP, test accuracy, other optimizers", "AdamW", "optimisers_accuracy", "mlp_3x500_adamw"),
-        Row("MLP, test accuracy, other optimizers", "Muon", "optimisers_accuracy", "mlp_3x500_muon"),
+        *_rows(f"MLPs, test accuracy, {_RATE}", "mlp_generalization", {c: c for c in ("best epoch", "last epoch")}),
+        *_rows("MLP, test accuracy, other optimizers", "optimisers_accuracy",
+               {name: f"3-layer MLP, {name}" for name in _OPTIMISERS}),
         Row("CIFAR-NV, test accuracy", "rate 1e-3", "cifar_generalization"),
         Row("CIFAR-NV, test accuracy", "best rate of each", "tuned_cifar_nv", "CIFAR-NV"),
         Row("CIFAR-NV, test accuracy", "rate 1e-3, library's default", "default_cifar_nv"),
-        *(
-            Row("Common networks, 2 epochs, library's default", label, "practice_no_harm", case)
-            for case, label in PRACTICE.items()
-            if not case.startswith("mnist")
-        ),
-        *(
-            Row("Unequal starts (sigma 2), scales without bound", label, "unequal_gain", f"{case}, sigma 2, free")
-            for case, label in PRACTICE.items()
-            if case.startswith("mnist")
-        ),
+        *_rows("Common networks, 2 epochs, library's default", "practice_no_harm", _COMMON),
+        *_rows("Unequal starts (sigma 2), scales without bound", "unequal_gain", _MNIST),
     ),
-}
+}  # fmt: skip
 LABELS = {TIMES: "baseline / PathCond (above 1: PathCond is better)", POINTS: "PathCond - baseline (points)"}
 NONE = {TIMES: 1.0, POINTS: 0.0}  # no effect
 COLOURS = {"yes": plotting.GREEN, "no": plotting.RED}
@@ -97,7 +93,8 @@ def draw(claims: Sequence[Mapping[str, Any]]) -> plotting.Figure:
         for row, (value, low, high) in rows:  # an open end is drawn at the value
             if row.group != group:
                 at, group = at + 1.0, row.group
-                place.text(0.0, at, group, transform=place.get_yaxis_transform(), fontsize="x-small", weight="bold")
+                place.text(0.0, at, group, transform=place.get_yaxis_transform(), fontsize="x-small", weight="bold",
+                           bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5})  # fmt: skip
                 at += 1.0
             ends = [value if end is None else end for end in (low, high)]
             colour = _colour(unit, -math.inf if low is None else low, math.inf if high is None else high)

@@ -46,11 +46,12 @@ WORDS = {
 NOT_RUN = "not judged at this preset"
 COLUMNS = ("claim", "paper", "ours", "verdict", "experiment")
 MANY = 12  # cases that are listed one by one; more are counted
+MOST = 500  # seeds that are named as what would decide a claim
 
 LR = 1e-3  # of the paper's main figures
 BASELINE, PATHCOND = "baseline", "pathcond"
 AT_LEAST, AT_MOST = ">= ", "<= "
-END = "at the baseline's final accuracy"
+END, EDGE = "at the baseline's final accuracy", "at the edge of the grid"
 
 
 def verdict_words(answer: Answer, kind: str) -> str:
@@ -71,6 +72,16 @@ def at_least(low: float) -> Range:
 def at_most(high: float) -> Range:
     """A range without a lower end."""
     return -math.inf, high
+
+
+def above(low: float) -> Range:
+    """A range without an upper end, and without `low` itself."""
+    return math.nextafter(low, math.inf), math.inf
+
+
+def below(high: float) -> Range:
+    """A range without a lower end, and without `high` itself."""
+    return -math.inf, math.nextafter(high, -math.inf)
 
 
 class NotMeasured(Exception):
@@ -135,10 +146,10 @@ class Claim:
 def _range(ends: Range) -> str:
     low, high = ends
     if math.isinf(high):
-        return f"above {low:g}" if low in (0.0, 1.0) else f"at least {low:g}"
+        return f"at least {low:g}" if low == round(low, 15) else f"above {round(low, 15):g}"
     if math.isinf(low):
-        return f"below {high:g}" if high in (0.0, 1.0) else f"at most {high:g}"
-    return f"{low:g}" if low == high else f"{low:g} to {high:g}"
+        return f"at most {high:g}" if high == round(high, 15) else f"below {round(high, 15) + 0.0:g}"
+    return f"{low:g} to {high:g}"
 
 
 # ---- deciding
@@ -149,6 +160,20 @@ def decide(estimate: Estimate, yes: Range) -> Answer:
     if yes[0] <= estimate.low and estimate.high <= yes[1]:
         return YES
     return NO if estimate.high < yes[0] or estimate.low > yes[1] else UNDECIDED
+
+
+def lacking(found: Estimate, yes: Range) -> str:
+    """What would decide an undecided case, if its mean and its spread over seeds stay as they are."""
+    less, more = found.value - found.low, found.high - found.value  # of a bound one is infinite, and stays so
+    if found.seeds > 1 and math.isfinite(min(less, more)):
+        for count in range(found.seeds + 1, MOST + 1):
+            part = interval(0.0, 1.0, count)[1] / interval(0.0, 1.0, found.seeds)[1]
+            then = replace(found, low=found.value - part * less, high=found.value + part * more)
+            if decide(then, yes) is not UNDECIDED:
+                return f"{count} seeds in place of {found.seeds}"
+    if EDGE in found.note:
+        return "learning rates beyond the edge of the grid"
+    return "longer training, in which all runs meet the target" if found.bound else f"more than {MOST} seeds"
 
 
 def joined(answers: Iterable[Answer]) -> Answer:
@@ -184,16 +209,20 @@ def judged(
     one: Estimate | None = None
     cases: dict[str, Estimate] = {}
     answers: dict[str, Answer] = {}
+    answer, lacks = NOT_COMPARABLE, ""
     try:
         found = claim.estimate(table)
         if isinstance(found, Estimate):
             one, answer = found, decide(found, claim.yes)
             ours = found.with_unit(claim.unit)
+            lacks = lacking(found, claim.yes)
         else:
             cases = {_name(case): estimate for case, estimate in found.items() if estimate is not None}
             answers = {case: decide(estimate, claim.yes) for case, estimate in cases.items()}
             answer = joined(answers.values())
             ours = _listed(claim, cases, answers)
+            unclear = [case for case, given in answers.items() if given is UNDECIDED]
+            lacks = "; ".join(f"{case}: {lacking(cases[case], claim.yes)}" for case in unclear)
         verdict = verdict_words(NOT_COMPARABLE if claim.not_comparable else answer, claim.kind)
     except NotMeasured as error:
         ours, verdict = f"not measured ({error})", NOT_RUN
@@ -211,6 +240,7 @@ def judged(
         "cases": {case: estimate.words for case, estimate in cases.items()},
         "numbers": {case: [_finite(v) for v in (e.value, e.low, e.high)] for case, e in cases.items()},
         "answers": {case: answer.value for case, answer in answers.items()},
+        "lacking": lacks if answer in (UNDECIDED, SOME, MIXED) and not claim.not_comparable else "",
         "rule": claim.rule,
         "verdict": verdict if is_paper else NOT_RUN,
         "artifact": artifact,
@@ -275,6 +305,7 @@ class Estimate:
     bound: str = ""  # AT_LEAST or AT_MOST where targets were missed
     digits: int | None = 2  # printed after the point; None: two significant digits
     note: str = ""  # a remark that is printed with it
+    seeds: int = 0  # behind the interval; 0 if it is not over seeds
 
     @classmethod
     def of(cls, values: Iterable[float], bound: str = "", digits: int | None = 2, note: str = "") -> Estimate:
@@ -286,7 +317,7 @@ class Estimate:
         if not math.isfinite(mean):
             low = high = mean  # all seeds of one side diverged, and none of the other
         low, high = -math.inf if bound == AT_MOST else low, math.inf if bound == AT_LEAST else high
-        return cls(mean, low, high, bound, digits, note)
+        return cls(mean, low, high, bound, digits, note, len(found))
 
     @classmethod
     def exact(cls, value: float, digits: int | None = 2, bound: str = "") -> Estimate:
@@ -514,4 +545,4 @@ def head_start(table: pd.DataFrame, value: str, level: float | None = None) -> E
         found.append(float(first - own))
     if not found:
         raise NotMeasured("the baseline never gets there")
-    return Estimate.of(found, bound, digits=1, note=f"{len(found)} seeds")
+    return Estimate.of(found, bound, digits=1, note=f"{len(found)} seed{'s' * (len(found) > 1)}")

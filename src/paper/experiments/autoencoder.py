@@ -15,6 +15,7 @@ from paper.verdicts import (
     Estimate,
     Estimates,
     NotMeasured,
+    above,
     at_least,
     by,
     loss_ratios,
@@ -81,7 +82,7 @@ _CLAIMS = (
         "slope, over the logarithm of the compression, of the gap in the figure: final train loss of the baseline "
         "minus PathCond's",
         _slope,
-        at_least(0.0),
+        above(0.0),
         unit="more for each doubling of the compression",
     ),
     Claim(
@@ -90,7 +91,7 @@ _CLAIMS = (
         "a clear trend, at every rate",
         "growth of the largest |log lambda| from one compression to the next",
         _growth,
-        at_least(0.0),
+        above(0.0),
         cases="step",
     ),
 )

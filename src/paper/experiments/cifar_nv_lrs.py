@@ -13,8 +13,8 @@ from paper.verdicts import (
     Estimate,
     Estimates,
     NotMeasured,
+    above,
     accuracy_gain,
-    at_least,
     at_most,
     head_start,
     runs,
@@ -77,7 +77,7 @@ _CLAIMS = (
         "epochs saved until a seed's smoothed train accuracy reaches the baseline's final one, and gain in best test "
         "accuracy in points, at each learning rate up to 0.001",
         _small,
-        at_least(0.0),
+        above(0.0),
         cases="rate and measure",
     ),
 )

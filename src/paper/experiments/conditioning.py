@@ -18,7 +18,7 @@ from paper import settings as fields
 from paper.experiments.base import Experiment, Part, Runs
 from paper.lazy import functional, nn, np, pathcond, pd, torch
 from paper.methods import describe
-from paper.verdicts import Claim, Estimate, Estimates, NotMeasured, at_least, correlation, noted, rank
+from paper.verdicts import Claim, Estimate, Estimates, NotMeasured, above, at_least, correlation, noted, rank
 
 ZERO = 1e-10  # of the largest eigenvalue; rounding in float64 makes about 1e-13 of it
 LOW = 0.1  # quantile of the eigenvalues that stands for the small ones where the smallest is an outlier
@@ -436,7 +436,7 @@ _CLAIMS = (
         "rank correlation over networks of the largest |log lambda|, which stands for the spread, with the speed-up in "
         "epochs at lr 1e-3, mean over seeds; networks whose speed-up is a bound are left out",
         _spread,
-        at_least(0.0),
+        above(0.0),
         unit="rank correlation",
         cases="kind of network",
     ),
@@ -454,7 +454,7 @@ _CLAIMS = (
         "In train mode PathCond makes the neural tangent kernel (NTK) of MLPs larger rather than better conditioned",
         _GROWTH,
         _growth,
-        at_least(1.0),
+        above(1.0),
         unit="times",
         cases="network",
     ),

@@ -12,7 +12,7 @@ from paper.experiments.base import Experiment
 from paper.experiments.cifar_nv import CurveGrid
 from paper.lazy import pd
 from paper.settings import Block, DepthGrid, grids_of_blocks
-from paper.verdicts import LR, Claim, accuracy_gain, at_least, epochs_ratios, runs, some
+from paper.verdicts import LR, Claim, above, accuracy_gain, at_most, epochs_ratios, runs, some
 
 DEFAULT = "half"  # what the library does
 NO_BATCHNORM = "_no_bn"  # end of the names of networks
@@ -38,8 +38,9 @@ def _paper(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _longer(table: pd.DataFrame) -> pd.DataFrame:
-    """The runs without BatchNorm."""
-    return runs(table[table["network"].str.endswith(NO_BATCHNORM)])
+    """The runs without BatchNorm; the target is the accuracy with which the baseline of a seed ended."""
+    found = runs(table[table["network"].str.endswith(NO_BATCHNORM)])
+    return found.assign(reached=found["reached_end"])
 
 
 def plot(table: pd.DataFrame) -> plotting.Figure:
@@ -76,10 +77,10 @@ def _epochs(axes: plotting.Axes, rows: pd.DataFrame, title: str) -> None:
 _CLAIMS = (
     Claim.ours(
         "default_speed",
-        "The library's default brings the paper's MLPs to 99% train accuracy in fewer epochs than the baseline",
+        "The library's default brings the paper's MLPs to 99% train accuracy at most 1.1 times faster",
         "epochs of the baseline over those of the default at lr 1e-3, paired by seed",
         lambda table: epochs_ratios(_paper(table), "hidden_layers", DEFAULT),
-        at_least(1.0),
+        at_most(1.1),
         unit="times",
         cases="depth",
     ),
@@ -88,7 +89,7 @@ _CLAIMS = (
         "The library's default raises the best test accuracy of CIFAR-NV",
         "best test accuracy, default minus baseline at lr 1e-3, paired by seed",
         lambda table: accuracy_gain(runs(table[table["network"] == "cifar_nv"], lr=LR), DEFAULT),
-        at_least(0.0),
+        above(0.0),
         unit="points",
     ),
     Claim.ours(
@@ -96,16 +97,16 @@ _CLAIMS = (
         "With a bound on every |log lambda|, eight hidden layers need fewer epochs with PathCond than without it",
         "epochs of PathCond over those of PathCond with the bound at lr 1e-3, paired by seed",
         lambda table: epochs_ratios(some(_paper(table), hidden_layers=8), "hidden_layers", "bounded", "pathcond"),
-        at_least(1.0),
+        above(1.0),
         unit="times",
         cases="depth",
     ),
     Claim.ours(
         "default_longer",
-        "Without BatchNorm, in 500 epochs, PathCond reaches 99% train accuracy at least 1.1 times sooner",
-        "epochs of the baseline over those of PathCond at lr 1e-3, paired by seed",
+        "Without BatchNorm, in 500 epochs, PathCond reaches the baseline's final train accuracy over 1.1 times sooner",
+        "epochs of the baseline until its final train accuracy over those of PathCond, at lr 1e-3, paired by seed",
         lambda table: epochs_ratios(_longer(table), "hidden_layers"),
-        at_least(1.1),
+        above(1.1),
         unit="times",
         cases="depth",
     ),

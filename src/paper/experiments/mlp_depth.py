@@ -18,8 +18,10 @@ from paper.verdicts import (
     Estimate,
     Estimates,
     NotMeasured,
+    above,
     at_least,
     at_most,
+    below,
 )
 
 
@@ -111,7 +113,7 @@ _CLAIMS = (
         "at 3",
         "ratio of epochs at 3 hidden layers minus that at another depth, paired by seed",
         _above_others,
-        at_least(0.0),
+        above(0.0),
         cases="other depth",
     ),
     Claim(
@@ -120,7 +122,7 @@ _CLAIMS = (
         "modest but consistent",
         _RATIO.format("PathCond"),
         lambda table: {depth: ratio for depth, ratio in _ratios(table).items() if depth > DEPTH},
-        at_least(1.0),
+        above(1.0),
         unit="times",
         cases="depth",
     ),
@@ -130,7 +132,7 @@ _CLAIMS = (
         "given as the explanation",
         "rank correlation of the largest |log lambda| with depth, mean over seeds",
         _trend_of_scales,
-        at_most(0.0),
+        below(0.0),
         unit="rank correlation",
     ),
     Claim(

@@ -41,6 +41,12 @@ def table(runs: Runs, settings: Mapping[str, Any]) -> pd.DataFrame:
     return found.assign(optimiser=found["network"].str.rpartition("_")[2])
 
 
+def _name(rows: pd.DataFrame) -> str:
+    """A network and its optimizer."""
+    depth, optimiser = rows[["hidden_layers", "optimiser"]].iloc[0]
+    return f"{'CIFAR-NV' if depth != depth else f'{depth:.0f}-layer MLP'}, {LABELS[optimiser]}"
+
+
 def plot(table: pd.DataFrame) -> plotting.Figure:
     """Best test accuracy against the learning rate: a row of panels per network, a column per optimizer."""
     cells = table[table["panel"] == "cell"]
@@ -57,9 +63,7 @@ def plot(table: pd.DataFrame) -> plotting.Figure:
         plotting.rates_axis(place, one)
         percent = one.assign(**{key: 100 * one[key] for key in one if key.startswith("best_test_accuracy")})
         plotting.accuracies(place, percent, "lr", "best_test_accuracy")
-        depths = one["hidden_layers"].dropna()
-        name = "CIFAR-NV" if depths.empty else f"{depths.iloc[0]:.0f}-layer MLP"
-        place.set_title(f"{name}, {LABELS[optimiser]}")
+        place.set_title(_name(one))
         place.set_ylabel("" if number % len(columns) else "best test accuracy (%)")
     plotting.letters(axes)
     plotting.legend(figure, table[table["panel"] != "run"].assign(reached_n=table["n"]), markers=True)
@@ -70,8 +74,8 @@ def plot(table: pd.DataFrame) -> plotting.Figure:
 
 
 def _networks(rows: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
-    for network, part in rows.groupby("network", sort=False):
-        yield str(network), part
+    for _, part in rows.groupby("network", sort=False):
+        yield _name(part), part
 
 
 _CLAIMS = (

@@ -13,7 +13,7 @@ from paper.cli import PaperError
 from paper.experiments.base import Experiment, Part, Runs
 from paper.lazy import nn, pathcond, pd, ticker, torch
 from paper.seeds import generator, seeded
-from paper.verdicts import ERRATUM, Claim, Estimate, Estimates, NotMeasured, at_least, at_most
+from paper.verdicts import ERRATUM, Claim, Estimate, Estimates, NotMeasured, above, at_least, at_most
 
 
 class LogSpace(fields.Block):
@@ -234,7 +234,7 @@ _CLAIMS = (
         "a clear trend",
         "largest |log lambda| over that of the same widths at the next larger variance, at the alpha where it is least",
         _variance,
-        at_least(1.0),
+        above(1.0),
         unit="times",
         cases="variance",
     ),

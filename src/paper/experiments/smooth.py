@@ -14,7 +14,7 @@ from paper.experiments.base import Experiment, Runs
 from paper.lazy import nn, np, pathcond, pd, torch
 from paper.seeds import generator
 from paper.settings import Activation, Block, Distinct, Initialisation, Positive, PositiveInt, SeedList
-from paper.verdicts import Claim, Estimate, Estimates, NotMeasured, at_least, at_most, noted, some
+from paper.verdicts import Claim, Estimate, Estimates, NotMeasured, at_least, at_most, below, noted, some
 
 LABELS = {"gelu": "GELU", "silu": "SiLU", "relu": "ReLU"}
 GRAPHS: dict[str, Callable[[float], float]] = {
@@ -224,7 +224,7 @@ _CLAIMS = (
         "decreases with depth",
         "largest ratio of the relative change to that with one layer less, default initialization",
         _steepest_rise,
-        at_most(1.0),
+        below(1.0),
         unit="times",
     ),
     Claim(

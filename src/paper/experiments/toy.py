@@ -18,7 +18,7 @@ from paper.experiments.base import Experiment
 from paper.lazy import np, pd, sns, torch
 from paper.seeds import generator
 from paper.settings import Block, Distinct, Field, Number, Positive, PositiveInt, SeedList, model_validator
-from paper.verdicts import AT_LEAST, AT_MOST, Claim, Estimate, Estimates, at_least
+from paper.verdicts import AT_LEAST, AT_MOST, Claim, Estimate, Estimates, above
 
 Start = Annotated[list[Number], Field(min_length=3, max_length=3)]
 
@@ -232,7 +232,7 @@ _CLAIMS = (
         "all three starts",
         "steps to a loss of 0.01, original over rescaled start",
         _ratios("reached_1e2"),
-        at_least(1.0),
+        above(1.0),
         unit="times",
         cases="start",
     ),
@@ -243,7 +243,7 @@ _CLAIMS = (
         "all three starts",
         "mean distance to the ideal trajectory, original over rescaled start",
         _ratios("distance"),
-        at_least(1.0),
+        above(1.0),
         unit="times",
         cases="start",
     ),

@@ -19,7 +19,7 @@ from paper.experiments.base import Experiment, Runs
 from paper.experiments.cifar_nv import CurveGrid
 from paper.lazy import np, pd
 from paper.settings import Block, CompressionGrid, DepthGrid, grids_of_blocks
-from paper.verdicts import BASELINE, PATHCOND, Claim, Estimate, Estimates, at_least, by, noted, of, runs
+from paper.verdicts import BASELINE, EDGE, PATHCOND, Claim, Estimate, Estimates, above, at_least, by, noted, of, runs
 
 COLUMNS = (
     "panel", "network", "hidden_layers", "compression", "parameters", "method", "lr", "epochs", "seed", "diverged",
@@ -60,18 +60,16 @@ class Criterion:
 
     Attributes:
         column: column of the runs that is compared.
-        factor: a rate is good if its value is at most this times the smallest; None for an accuracy.
-        points: a rate is good if its accuracy is within so many points of the highest.
+        accuracy: whether the largest is best, and a gain is a difference in points, not a ratio.
     """
 
     column: str
-    factor: float | None = None
-    points: float = 0.0
+    accuracy: bool = False
 
     def by_rate(self, rows: pd.DataFrame) -> dict[float, pd.Series]:
         """Values by learning rate, each by seed, the smaller the better; NaN for a run that has none."""
         values = rows[self.column].replace(np.inf, np.nan)
-        values = values.clip(lower=1.0) if self.column == "reached" else values * (-100.0 if self.factor is None else 1)
+        values = values.clip(lower=1.0) if self.column == "reached" else values * (-100 if self.accuracy else 1)
         found: dict[float, dict[int, float]] = {}
         for lr, seed, value in zip(rows["lr"], rows["seed"], values, strict=True):
             found.setdefault(float(lr), {})[seed] = value
@@ -79,16 +77,12 @@ class Criterion:
 
     def gain(self, method: pd.Series, other: pd.Series) -> pd.Series:
         """By seed: how many times fewer epochs (or how much smaller a loss), or how many points more, a method has."""
-        return (other - method if self.factor is None else other / method).dropna()
-
-    def good(self, value: float, best: float) -> bool:
-        """Whether a value is near enough to the best."""
-        return value <= (best + self.points if self.factor is None else best * self.factor)
+        return (other - method if self.accuracy else other / method).dropna()
 
 
-EPOCHS = Criterion("reached", factor=1.25)
-ACCURACY = Criterion("best_test_accuracy", points=1.0)
-LOSS = Criterion("final_train_loss", factor=1.25)
+EPOCHS = Criterion("reached")
+ACCURACY = Criterion("best_test_accuracy", accuracy=True)
+LOSS = Criterion("final_train_loss")
 
 
 @dataclass(frozen=True)
@@ -98,15 +92,11 @@ class Best:
     Attributes:
         lr: the rate.
         values: values by seed; smaller is better.
-        low: lowest rate of the range of good rates around it.
-        high: highest rate of that range.
         at_end: whether the best rate is the lowest or highest of those tried.
     """
 
     lr: float
     values: pd.Series
-    low: float
-    high: float
     at_end: bool
 
 
@@ -123,17 +113,7 @@ def best(rows: pd.DataFrame, criterion: Criterion) -> Best | None:
     if means.isna().all():  # also where there is no rate at all
         return None
     lr = float(means.idxmin())
-    low, high = _around(means, criterion)
-    return Best(lr, by_rate[lr], low, high, lr in (means.index[0], means.index[-1]))
-
-
-def _around(values: pd.Series, criterion: Criterion) -> tuple[float, float]:
-    """The lowest and highest rate of those next to the best that are good without a gap."""
-    lrs, at = list(values.index), int(values.argmin())
-    fine = [criterion.good(value, values.iloc[at]) for value in values]
-    first = max((k for k in range(at) if not fine[k]), default=-1) + 1
-    last = min((k for k in range(at, len(fine)) if not fine[k]), default=len(fine)) - 1
-    return float(lrs[first]), float(lrs[last])
+    return Best(lr, by_rate[lr], lr in (means.index[0], means.index[-1]))
 
 
 def pair(rows: pd.DataFrame, criterion: Criterion, method: str, other: str) -> tuple[Best, Best] | None:
@@ -158,27 +138,24 @@ def gain(
 
 
 def plot(table: pd.DataFrame) -> plotting.Figure:
-    """MLPs at their best rates and their good rates, autoencoders, and CIFAR-NV by rate: five panels, a page wide."""
+    """MLPs and autoencoders at their best rates, and CIFAR-NV by rate: a page wide."""
     rows = runs(table)
     mlps, coders = rows[rows["hidden_layers"].notna()], rows[rows["compression"].notna()]
     conv = _convolutional(rows)
-    figure, axes = plotting.panels(2, 3, plotting.PAGE, 4.6)
+    figure, axes = plotting.panels(2, 2, plotting.PAGE, 4.8)
     _at_best(axes[0], mlps, "hidden_layers", EPOCHS, 0.12)
-    axes[0].set(ylabel="epochs to target", title="Epochs at the best rate")
+    axes[0].set(ylabel="epochs to target", title="MLPs: epochs at the best rate")
     _at_best(axes[1], mlps, "hidden_layers", ACCURACY, 0.12)
-    axes[1].set(ylabel="best test accuracy (%)", title="Test accuracy at the best rate")
-    _good_rates(axes[2], mlps)
-    axes[2].set(ylabel="learning rate", title="Rates near the best")
-    for place in axes[:3]:
+    axes[1].set(ylabel="best test accuracy (%)", title="MLPs: test accuracy at the best rate")
+    for place in axes[:2]:
         depths = sorted(set(mlps["hidden_layers"]))
         place.set(xlabel="hidden layers")
         place.set_xticks(depths, [f"{depth:.0f}" for depth in depths])
-    _loss_gains(axes[3], coders)
-    _by_rate(axes[4], conv)
-    axes[4].set(ylabel="best test accuracy (%)", title="CIFAR-NV")
-    plotting.letters(axes[:5])
-    axes[5].set_axis_off()
-    axes[5].legend(handles=_handles(rows), loc="center", handlelength=2.6)
+    _loss_gains(axes[2], coders)
+    _by_rate(axes[3], conv)
+    axes[3].set(ylabel="best test accuracy (%)", title="CIFAR-NV by learning rate")
+    plotting.letters(axes)
+    figure.legend(handles=_handles(rows), loc="outside upper center", ncols=4, handlelength=2.6)
     return figure
 
 
@@ -193,12 +170,12 @@ def _handles(rows: pd.DataFrame) -> list[plotting.Line2D]:
         look: dict[str, Any] = {"color": method.colour, "linestyle": method.dash, "marker": method.marker}
         found.append(plotting.handle(label=method.label, **look))
     gap: dict[str, Any] = {"linestyle": "", "marker": "o", "color": plotting.GREY, "markerfacecolor": "white"}
-    return [*found, plotting.handle(label="open: best rate is the\nsmallest or largest tried", **gap)]
+    return [*found, plotting.handle(label="open: best rate is the smallest or largest tried", **gap)]
 
 
 def _at_best(axes: plotting.Axes, rows: pd.DataFrame, x: str, criterion: Criterion, offset: float = 0.0) -> None:
     """Means and 95% intervals of each method at its own best rate; open where that is the last one tried."""
-    sign = -1.0 if criterion.factor is None else 1.0
+    sign = -1.0 if criterion.accuracy else 1.0
     for number, name in enumerate(plotting.methods(rows)):
         method = plotting.METHODS[name]
         found = {value: best(of(part, name), criterion) for value, part in by(rows, x)}
@@ -216,20 +193,6 @@ def _at_best(axes: plotting.Axes, rows: pd.DataFrame, x: str, criterion: Criteri
 def _half(values: Estimate) -> float:
     """Half the width of an interval; none is drawn of one seed."""
     return values.high - values.value if math.isfinite(values.high) else 0.0
-
-
-def _good_rates(axes: plotting.Axes, rows: pd.DataFrame) -> None:
-    """From the lowest to the highest good rate of each method, with the best one marked."""
-    for number, name in enumerate(plotting.methods(rows)):
-        method = plotting.METHODS[name]
-        for depth, part in by(rows, "hidden_layers"):
-            found = best(of(part, name), EPOCHS)
-            if found is not None:
-                at = depth + 0.22 * (number - 1)
-                axes.plot([at, at], [found.low, found.high], color=method.colour, linewidth=2.0, alpha=0.6)
-                face = "white" if found.at_end else method.colour
-                axes.plot(at, found.lr, color=method.colour, marker=method.marker, markerfacecolor=face, linestyle="")
-    axes.set(yscale="log")
 
 
 def _loss_gains(axes: plotting.Axes, rows: pd.DataFrame) -> None:
@@ -278,7 +241,7 @@ def gains(
     for case, rows in cases:
         one, rates = gain(rows, criterion, method, other), pair(rows, criterion, other, method)
         if one is not None and rates is not None:
-            told = " and ".join(f"{best.lr:g}{', the end of the grid' * best.at_end}" for best in rates)
+            told = " and ".join(f"{best.lr:g}" + f" {EDGE}" * best.at_end for best in rates)
             found[case] = noted(one, f"lr {told}")
     return found
 
@@ -295,7 +258,7 @@ _CLAIMS = (
         "With each method at its own best learning rate, MLPs need fewer epochs with PathCond than without",
         f"ratio of epochs to the target, baseline over PathCond, {_LEAST}",
         _over("hidden_layers", EPOCHS),
-        at_least(1.0),
+        above(1.0),
         paper="not studied: one rate for all",
         unit="times",
         cases="depth",
@@ -316,7 +279,7 @@ _CLAIMS = (
         "With each method at its own best learning rate, autoencoders end with a smaller train loss with PathCond",
         f"ratio of final train losses, baseline over PathCond, {_LEAST}",
         _over("compression", LOSS),
-        at_least(1.0),
+        above(1.0),
         paper="smaller, at one rate for all",
         unit="times",
         cases="compression",
@@ -331,10 +294,9 @@ EXPERIMENT = Experiment(
     caption=(
         "MLPs by depth, each method at its own best learning rate: epochs until {mlp[target]:.0%} of the training "
         "images are classified correctly, at the rate with the fewest epochs (a), and best test accuracy, at the rate "
-        "with the highest (b). Range of rates around the best that need at most 1.25 times its epochs, as far as the "
-        "tried rates can tell (c). Final train loss of autoencoders, baseline over method, each at its best of the "
-        "rates that both have (d). Best test accuracy of CIFAR-NV against the rate, with a small marker per seed (e). "
-        "Means over seeds; bars are 95% intervals, in (d) paired by seed."
+        "with the highest (b). Final train loss of autoencoders, baseline over method, each at its best of the rates "
+        "that both have (c). Best test accuracy of CIFAR-NV against the rate, with a small marker per seed (d). Means "
+        "over seeds; bars are 95% intervals, in (c) paired by seed."
     ),
     settings=Settings,
     plot=plot,

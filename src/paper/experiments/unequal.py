@@ -12,10 +12,11 @@ from typing import Any
 
 from paper import plotting
 from paper.experiments.base import Experiment
-from paper.experiments.practice import DEFAULT, LABELS, gain, gains, key, table
+from paper.experiments.practice import DEFAULT, GAIN, LABELS, gain, gains, key, table
 from paper.lazy import pd
+from paper.methods import METHODS
 from paper.settings import Block, TrainingGrid, plain
-from paper.verdicts import Claim, Estimate, at_least, some
+from paper.verdicts import Claim, Estimate, above, some
 
 NETWORKS = {"sgd": "mnist_mlp", "adamw": "mnist_mlp_adamw", "vgg": "vgg11_bn"}  # by the first word of a block
 
@@ -62,33 +63,32 @@ def plot(table: pd.DataFrame) -> plotting.Figure:
     return figure
 
 
-def _at(sigmas: tuple[float, ...], *methods: str) -> Callable[[pd.DataFrame], dict[str, Estimate]]:
-    """Gains of methods at some values of sigma, by network and method."""
+def _at(sigma: float, *methods: str) -> Callable[[pd.DataFrame], dict[str, Estimate]]:
+    """Gains of methods at a value of sigma, by network and method."""
 
     def found(table: pd.DataFrame) -> dict[str, Estimate]:
-        rows: Any = some(table, panel="best")
-        rows = rows[rows["sigma"].isin(sigmas) & rows["method"].isin(methods)]
-        return {f"{row.network}, sigma {row.sigma:g}, {row.method}": gain(row) for row in rows.itertuples()}
+        rows: Any = some(table, panel="best", sigma=sigma)
+        names = {name: METHODS[name].label for name in methods}
+        return {f"{LABELS[r.network]}, {names[r.method]}": gain(r) for r in rows.itertuples() if r.method in names}
 
     return found
 
 
-_GAIN = "test accuracy minus that of the baseline, each at the rate with its best validation accuracy, paired by seed"
 _CLAIMS = (
     Claim.ours(
         "unequal_gain",
         "Where units differ by sigma 2 within a layer, undoing it without a bound gains test accuracy",
-        _GAIN,
-        _at((2.0,), "free", "norms"),
-        at_least(0.0),
+        GAIN,
+        _at(2.0, "free", "norms"),
+        above(0.0),
         unit="points",
         cases="network and method",
     ),
     Claim.ours(
         "unequal_none",
         "Where units are equal to begin with, no method gains or loses half a point on the MLP",
-        _GAIN,
-        lambda table: _at((0.0,), DEFAULT, "full", "free", "norms")(table[table["network"].str.startswith("mnist")]),
+        GAIN,
+        lambda table: _at(0.0, DEFAULT, "full", "free", "norms")(table[table["network"].str.startswith("mnist")]),
         (-0.5, 0.5),
         unit="points",
         cases="network and method",

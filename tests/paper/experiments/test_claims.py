@@ -23,8 +23,10 @@ from paper.verdicts import (
     Claim,
     Estimate,
     NotMeasured,
+    above,
     at_least,
     at_most,
+    below,
     judged,
 )
 from tests.paper.experiments.tables import ROOT
@@ -44,7 +46,18 @@ def test_an_interval_decides():
     assert [verdicts.decide(Estimate(1.4, *pair), at_least(1.35)) for pair in ends] == answers
     pairs = ((1, 2), (0, 0.9), (2.1, 3), (1.5, 2.5))
     assert [verdicts.decide(Estimate(1.0, *pair), (1.0, 2.0)) for pair in pairs] == [YES, NO, NO, UNDECIDED]
-    assert verdicts.decide(Estimate.exact(0.0), at_most(0.0)) == YES
+    ranges = at_most(0.0), below(0.0), at_least(0.0), above(0.0)
+    assert [verdicts.decide(Estimate.exact(0.0), yes) for yes in ranges] == [YES, NO, YES, NO]
+
+
+def test_what_is_lacking_would_decide():
+    few = Estimate(1.0, *verdicts.interval(1.0, 1.0, 3), seeds=3)
+    seeds = int(verdicts.lacking(few, above(0.0)).split()[0])
+    ends = [verdicts.interval(1.0, 1.0, count)[0] for count in (seeds - 1, seeds)]
+    assert ends[0] <= 0 < ends[1]
+    bound = Estimate.of([0.5, 0.7, 0.9], AT_MOST)
+    assert "longer training" in verdicts.lacking(bound, above(0.0))
+    assert "edge" in verdicts.lacking(verdicts.noted(bound, verdicts.EDGE), above(0.0))
 
 
 def test_cases_are_joined():
@@ -61,7 +74,7 @@ def test_a_claim_is_judged_and_put_into_words():
     found = judged(claim(Estimate(1.78, 1.74, 1.83), unit="times"), "e", pd.DataFrame(), True, "t.csv")
     assert (found["verdict"], found["ours"]) == ("reproduced", "1.78 [1.74, 1.83] times")
     assert (found["value"], found["interval"]) == (1.78, [1.74, 1.83])
-    assert found["rule"] == "quantity; above 1: reproduced"
+    assert found["rule"] == "quantity; at least 1: reproduced"
     cases = {2.0: Estimate(1.5, 1.2, math.inf, AT_LEAST), 3.0: None, "x": Estimate(0.5, 0.4, 0.6, note="lr 1")}
     found = judged(claim(cases, unit="times", cases="depth"), "e", pd.DataFrame(), True, "t.csv")
     assert (found["verdict"], found["ours"]) == (
@@ -72,7 +85,7 @@ def test_a_claim_is_judged_and_put_into_words():
     assert Estimate.of([1.5], AT_LEAST).words == ">= 1.50"  # one seed shows no spread
     assert Estimate.of([1.5, 2.0], AT_MOST).words == "<= 1.75 [<= 4.93]"
     assert found["numbers"] == {"2": [1.5, 1.2, None], "x": [0.5, 0.4, 0.6]}
-    assert found["rule"] == "quantity; above 1 for every depth: reproduced"
+    assert found["rule"] == "quantity; at least 1 for every depth: reproduced"
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     small = judged(claim(cases), "e", pd.DataFrame(), False, "t.csv")
     assert small["verdict"] == NOT_RUN
@@ -175,9 +188,9 @@ def test_head_starts():
     assert (found.value, found.bound, found.note) == (1.5, "", "2 seeds")
     assert verdicts.head_start(table, "train_loss").value == 1.5
     one = verdicts.head_start(table, "accuracy", 0.4)  # the second baseline never gets there
-    assert (one.value, one.note) == (1.0, "1 seeds")
+    assert (one.value, one.note) == (1.0, "1 seed")
     late = curves(baseline=[[0, 0.5, 0.5, 0.5]], pathcond=[[0, 0.1, 0.2, 0.3]])
-    assert (verdicts.head_start(late, "accuracy").words) == "<= -3.0 (1 seeds)"
+    assert (verdicts.head_start(late, "accuracy").words) == "<= -3.0 (1 seed)"
     with pytest.raises(NotMeasured, match="never gets there"):
         verdicts.head_start(late, "accuracy", 0.9)
 

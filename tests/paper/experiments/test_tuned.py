@@ -1,4 +1,4 @@
-"""Tuned learning rates: which runs count, the best rate, the range of good rates, gains of pairs."""
+"""Tuned learning rates: which runs count, the best rate, gains of pairs."""
 
 import math
 
@@ -46,18 +46,17 @@ def rates(column="reached", **methods):
 
 
 @pytest.mark.parametrize(
-    ("by_rate", "lr", "low", "high", "at_end"),
+    ("by_rate", "lr", "at_end"),
     [
-        ({1e-3: 50, 1e-2: 30, 1e-1: 40}, 1e-2, 1e-2, 1e-2, False),
-        ({1e-3: 37.4, 1e-2: 30, 1e-1: 37.6}, 1e-2, 1e-3, 1e-2, False),
-        ({1e-3: 30, 1e-2: 31, 1e-1: 90, 1.0: 31}, 1e-3, 1e-3, 1e-2, True),  # a gap ends the range
-        ({1e-3: 40, 1e-2: [20, NEVER], 1e-1: 90}, 1e-3, 1e-3, 1e-3, True),  # every seed must get there
-        ({1e-3: [30, 34], 1e-2: [34, 28]}, 1e-2, 1e-3, 1e-2, True),  # by the mean
+        ({1e-3: 50, 1e-2: 30, 1e-1: 40}, 1e-2, False),
+        ({1e-3: 30, 1e-2: 31, 1e-1: 90, 1.0: 31}, 1e-3, True),
+        ({1e-3: 40, 1e-2: [20, NEVER], 1e-1: 90}, 1e-3, True),  # every seed must get there
+        ({1e-3: [30, 34], 1e-2: [34, 28]}, 1e-2, True),  # by the mean
     ],
 )
-def test_best_rate_and_range(by_rate, lr, low, high, at_end):
+def test_best_rate(by_rate, lr, at_end):
     found = tuned.best(rates(pathcond=by_rate), EPOCHS)
-    assert (found.lr, found.low, found.high, found.at_end) == (lr, low, high, at_end)
+    assert (found.lr, found.at_end) == (lr, at_end)
 
 
 def test_best_rate_is_chosen_over_the_seeds_that_all_rates_have_and_compared_over_all_of_its_own():
@@ -72,10 +71,9 @@ def test_best_rate_is_chosen_over_the_seeds_that_all_rates_have_and_compared_ove
 
 
 def test_best_rate_of_other_criteria():
-    found = tuned.best(rates("best_test_accuracy", pathcond={1e-3: 0.5, 1e-2: 0.58, 1e-1: 0.571}), ACCURACY)
-    assert (found.lr, found.low, found.high) == (1e-2, 1e-2, 1e-1)
-    found = tuned.best(rates("final_train_loss", pathcond={0.1: 1.24, 1.0: 1.0, 10.0: [0.1, math.inf]}), LOSS)
-    assert (found.lr, found.low, found.high) == (1.0, 0.1, 1.0)
+    assert tuned.best(rates("best_test_accuracy", pathcond={1e-3: 0.5, 1e-2: 0.58, 1e-1: 0.571}), ACCURACY).lr == 1e-2
+    losses = {0.1: 1.24, 1.0: 1.0, 10.0: [0.1, math.inf]}
+    assert tuned.best(rates("final_train_loss", pathcond=losses), LOSS).lr == 1.0
     assert tuned.best(rates(pathcond={1e-3: NEVER}), EPOCHS) is None
 
 
