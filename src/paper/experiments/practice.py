@@ -192,9 +192,9 @@ def estimates(
 
     def found(table: pd.DataFrame) -> dict[str, Estimate | None]:
         rows = some(table, panel="best", method=method)
-        first = rows["epochs"].min()
+        budget = {count: f", {count:g} epochs" for count in rows["epochs"]} | {rows["epochs"].min(): ""}
         return {
-            LABELS.get(row.network, row.network) + f", {row.epochs:g} epochs" * bool(row.epochs != first): gain(row)
+            f"{LABELS.get(row.network) or row.network}{budget[row.epochs]}": gain(row)
             for row in rows.itertuples()
             if (networks is None or row.network in networks) and (epochs is None or row.epochs in epochs)
         }
