@@ -31,16 +31,7 @@ from pathcond.isolation import caller_device, full_precision, isolated, on_cpu
 from pathcond.rules import TABLE
 from pathcond.rules.normalization import MEASURES
 from pathcond.rules.paths import PathSums, Scaled
-from pathcond.tracing import (
-    Call,
-    Constants,
-    Ref,
-    Trace,
-    module_at_work,
-    record,
-    refs,
-    run,
-)
+from pathcond.tracing import Call, Constants, Ref, Trace, module_at_work, record, refs, run
 
 _TINY = 1.0e-30  # a float32 entry this far below the largest of its tensor may have lost digits
 _GAP = 1.0e-20  # if all other entries are within this factor of the largest, zeros are exact and not underflow
@@ -360,8 +351,6 @@ def _single_example(model: nn.Module, example_input: Any, trace: Trace) -> tuple
         return example_input, trace
     args, kwargs = map_tensors(lambda x: x[:1] if x.ndim and x.shape[0] == size else x, as_arguments(example_input))
     first = kwargs or args
-    if args and kwargs:
-        return example_input, trace
     try:
         found = record(model, first, training=False)
     except PathCondError:

@@ -18,14 +18,7 @@ from torch.optim import Optimizer
 
 from pathcond import plotting
 from pathcond.apply import apply_scales_, scale_optimizer_state_, scale_parameters_
-from pathcond.checks import (
-    PathCondError,
-    PathCondWarning,
-    check_choice,
-    check_finite,
-    check_flags,
-    check_model,
-)
+from pathcond.checks import PathCondError, PathCondWarning, check_choice, check_finite, check_flags, check_model
 from pathcond.diag_g import has_normalization, scaled_diag_g
 from pathcond.graph import ExactFor, Frozen, ScaleGraph, extract_graph
 from pathcond.inputs import as_arguments, tensors_in
