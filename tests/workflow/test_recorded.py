@@ -1,6 +1,7 @@
 """Recorded runs in a fresh clone: no command destroys one, and nothing is trained that is recorded."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -13,10 +14,11 @@ from tests.workflow.tree import ROOT, Tree, git, jobs, once
 # Commands of docs/pipeline.md, and others that force jobs; without a GPU none may start training.
 COMMANDS = {
     "-n": 0, "toy --summary": 0, "toy --list-changes params": 0, "toy --list-changes input": 0, "--lint": 0,
-    "toy --rulegraph": 0, "--touch -F toy": 0, "--touch -F": 0, "toy": 0, "figures/paper/architectures.pdf": 0,
-    "toy --rerun-triggers mtime": 0, "timing -R timing --quiet rules": 0, "toy -R toy --no-hooks": 0,
-    "mlp_depth -R train": 1, "mlp_depth -F": 1, "-R rescale init -n": 0, "mlp_depth -R mlp_depth -n": 0,
-    "mlp_depth --config device=cuda -R train": 1, "--config preset=papr": 1, "cifar_nv -F --keep-going": 1,
+    "toy --until aggregate": 0, "--unlock": 0, "toy --rulegraph": 0, "--touch -F toy": 0, "--touch -F": 0, "toy": 0,
+    "figures/paper/architectures.pdf": 0, "toy --rerun-triggers mtime": 0, "timing -R timing --quiet rules": 0,
+    "toy -R toy --no-hooks": 0, "mlp_depth -R train": 1, "mlp_depth -F": 1, "-R rescale init -n": 0,
+    "mlp_depth -R mlp_depth -n": 0, "mlp_depth --config device=cuda -R train": 1, "--config preset=papr": 1,
+    "cifar_nv -F --keep-going": 1,
 }  # fmt: skip
 
 
@@ -71,6 +73,17 @@ def test_a_stopped_measurement_keeps_its_predecessor(clone: Tree):
         assert "Traceback" in done.stdout, "the log of the failed job is shown"
     finally:
         source.write_text(text)
+    assert changes(clone) == ""
+
+
+@pytest.mark.xdist_group("clone")
+def test_indices_that_snakemake_deletes_are_written_again_from_the_runs(clone: Tree):
+    """They are outputs; runs are not."""
+    assert run(clone, "--delete-all-output").returncode == 0
+    gone = changes(clone).splitlines()
+    assert gone
+    assert all(re.match(r" D results/paper/(train|measure)/[^/]+\.json$", line) for line in gone)
+    assert plan.write_indices(clone.folder / "results", plan.plan(config.read(ROOT, "paper"))) == []
     assert changes(clone) == ""
 
 
