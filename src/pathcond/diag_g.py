@@ -213,7 +213,7 @@ def _stays_zero(p: PathSums, kind: str, reads: list[int]) -> bool:
     """Whether a call makes zeros, or only moves or copies zeros."""
     if kind == "zeros":
         return not any(r in p.sums for r in reads)
-    return kind in ("move", "reshape", "same", "cast", "pass") and bool(reads) and p.zero.issuperset(reads)
+    return kind in ("move", "reshape", "same", "pass") and bool(reads) and p.zero.issuperset(reads)
 
 
 def _reached(p: PathSums, call: Call, kind: str, reads: list[int]) -> bool:

@@ -37,7 +37,7 @@ from pathcond.inputs import (
 )
 from pathcond.isolation import on_cpu
 from pathcond.progress import at_step
-from pathcond.rules import TABLE, Operation
+from pathcond.rules import TABLE
 from pathcond.rules.base import FROZEN, GROUP, ZERO, ParamView, Reason, ScalePropagation, Use
 from pathcond.tracing import Call, Constants, Recorder, Ref, Trace, record, refs, signature
 
@@ -256,7 +256,6 @@ def extract_graph(
     doubts: list[str] = []
     traces: list[Trace] = []
     modes: dict[str, None] = {}
-    groups_in_eval = 1
     recorder = Recorder(model)
     for example in examples:
         for name, mode in _modes(model):
@@ -270,9 +269,8 @@ def extract_graph(
             modes[name] = None
             traces.append(found)
             _propagate(s, found, Constants(found, model))
-            groups_in_eval = s.count if len(traces) == 1 else groups_in_eval
+    traces += recorder.later
     for later in recorder.later:
-        traces.append(later)
         _propagate(s, later, Constants(later, model))
     doubts += recorder.doubts()
     sizes = ("any: no call depends on them",)
@@ -281,17 +279,22 @@ def extract_graph(
         sizes = _record_other_sizes(s, recorder, examples[0], traces)
         doubts += recorder.unseen_sizes() if len(examples) == 1 else []
     _freeze_unusual_parameters(model, s, traces)
-    graph = _assemble(model, s, traces, groups_in_eval)
-    doubts = [*dict.fromkeys(doubts), *_unread(model, traces)] if graph.units else []
+    found = _assemble(model, s)
+    doubts = [*dict.fromkeys(doubts), *_unread(model, traces)] if found["units"] else []
     for doubt in doubts:
         warnings.warn(f"not shown to be exact: {doubt}.", PathCondWarning, stacklevel=3)
-    shown = ExactFor(() if s.approximate else tuple(modes), len(examples), sizes, tuple(left_out(model, examples)))
-    return replace(
-        graph,
+    args, kwargs = map_tensors(
+        lambda t: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta"), as_arguments(examples[0])
+    )
+    return ScaleGraph(
+        **found,
+        shapes={name: tuple(p.shape) for name, p in model.named_parameters()},
         notes=(*doubts, *sorted(s.approximate)),
+        exact_for=ExactFor(() if s.approximate else tuple(modes), len(examples), sizes, left_out(model, examples)),
         options={"batchnorm": batchnorm, "smooth": smooth, "strict": strict},
-        exact_for=shown,
-        arguments=_without_values(examples[0]),
+        trace=traces[0],
+        signature=_identity(model, traces[0]),
+        arguments=kwargs or args,
         _known=WeakKeyDictionary({model: _settings(model)}),
     )
 
@@ -318,18 +321,11 @@ def _identity(model: nn.Module, trace: Trace) -> str:
     return " ".join([signature(trace), *parts])
 
 
-def _without_values(example: Any) -> Any:
-    """An example with its tensors on the meta device, so that it can be kept."""
-    args, kwargs = as_arguments(example)
-    meta = map_tensors(lambda t: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta"), (args, kwargs))
-    return meta[1] if kwargs else meta[0]
-
-
 _MOST_SIZES = 8  # tried beside the usual ones, because the code of the model compares with them
 
 
 # Kinds of operations whose scale rules give the same for inputs of every size, without the number of axes at the end.
-_ANY_SIZE = """pass same cast prelu clamp threshold smooth bounded softmax linear embedding batch_norm layer_norm
+_ANY_SIZE = """pass same prelu clamp threshold smooth bounded softmax linear embedding batch_norm layer_norm
     rms_norm group_norm mean sum extreme resample conv convt max_pool avg_pool adaptive_max_pool adaptive_avg_pool"""
 
 
@@ -399,21 +395,20 @@ def _sizes_of_tables(s: ScalePropagation, sizes: list[int]) -> list[tuple[int, i
 
 def _propagate(s: ScalePropagation, trace: Trace, constants: Constants) -> None:
     """Find the group map of every value of a trace; groups continue those of earlier traces of the same model."""
-    flow = _follow_data(trace)
-    s.begin(trace, constants, flow.data)
+    data, weights, hidden = _follow_data(trace)
+    s.begin(trace, constants, data)
     moves, first = [], s.moves[0] if s.moves else []
     for call in trace.calls:
-        reads = {ref.id for ref in refs([*call.args, call.kwargs])}
-        s.hidden = not flow.hidden.isdisjoint(call.outs)
-        _propagate_call(s, call, reads, flow)
+        s.hidden = not hidden.isdisjoint(call.outs)
+        _propagate_call(s, call, weights)
         if _moves(call):
             made, before = _moved(s, call), first[len(moves) : len(moves) + 1]
             same = before and all(map(torch.equal, before[0][1:], made[1:]))
             moves.append((call.name, *(before[0] if same else made)[1:]))
     for value in trace.outputs:
-        s.freeze(s.groups(Ref(value)), Reason("output", "", "is an output of the model"))
+        s.freeze(s.groups(Ref(value)), Reason("", "is an output of the model", lost=False))
     for value in trace.kept:
-        s.freeze(s.groups(Ref(value)), Reason("op", "", "is kept in the model from one call to the next"))
+        s.freeze(s.groups(Ref(value)), Reason("", "is kept in the model from one call to the next"))
     s.maps = {}
     s.moves = [*s.moves[:1], moves]
 
@@ -439,53 +434,42 @@ def _freeze_what_sizes_select(s: ScalePropagation) -> None:
         return
     for (name, before, places), (_, after, others) in zip(first, last, strict=True):
         if len(before) == len(after) and not torch.equal(places, others):
-            reason = Reason("op", "", f"is selected by `{name}`, which selects others for inputs of other sizes")
+            reason = Reason("", f"is selected by `{name}`, which selects others for inputs of other sizes")
             s.freeze(s.with_layers(torch.cat((before, after))), reason)
 
 
-def _propagate_call(s: ScalePropagation, call: Call, reads: set[int], flow: _Flow) -> None:
-    operation = TABLE.get(call.fn)
+def _propagate_call(s: ScalePropagation, call: Call, weights: set[int]) -> None:
+    operation, read = TABLE.get(call.fn), refs([*call.args, call.kwargs])
+    reads = {ref.id for ref in read}
     if operation is not None and operation.kind == "zeros":
         operation.scales(s, call, {})
-    elif reads.isdisjoint(flow.data):  # parameters and constants alone
+        return
+    if operation is not None and not (operation.logical or s.floating(call.outs[0])):
+        operation = None
+    if reads.isdisjoint(s.data):  # parameters and constants alone
         if operation is not None and operation.constant:
             rule = operation.scales if operation.constant is True else operation.constant
             rule(s, call, operation.bind(call.args, call.kwargs))
         else:
             s.freeze_through(call, f"enters `{call.name}`, which has no rule for values without data")
-    elif operation is None or not (operation.logical or s.floating(call.outs[0])):
+    elif operation is None:
         s.freeze_through(call)
-        if any(sum(n > 1 for n in s.shape(value)) > 1 for value in reads & flow.weights):
+        if any(sum(n > 1 for n in s.shape(value)) > 1 for value in reads & weights):
             s.frozen_layer(call, ", which has no rule", -1)
-    elif any(isinstance(x, ParamView) or bool(x.any()) for x in map(s.look_up, reads)):
-        _apply_rule(s, call, operation)
     else:
-        if operation.layer:
-            _apply_rule(s, call, operation)  # counts its output channels as units
-        s.set_result(call)
+        scaled = any(isinstance(x, ParamView) or bool(x.any()) for x in map(s.look_up, reads))
+        if scaled or operation.layer:  # the output channels of a layer count as units
+            s.read = set()
+            operation.scales(s, call, operation.bind(call.args, call.kwargs))
+            for ref in read:
+                if ref.id not in s.read:
+                    s.freeze(s.groups(ref), Reason(call.where, f"enters `{call.name}` in a way without a rule"))
+        if not scaled:
+            s.set_result(call)
 
 
-def _apply_rule(s: ScalePropagation, call: Call, operation: Operation) -> None:
-    """Run the rule, then freeze the groups of arguments that it did not read."""
-    s.read = set()
-    operation.scales(s, call, operation.bind(call.args, call.kwargs))
-    if operation.shapes:
-        return
-    for ref in refs([*call.args, call.kwargs]):
-        if ref.id not in s.read:
-            s.freeze(s.groups(ref), Reason("op", call.where, f"enters `{call.name}` in a way without a rule"))
-
-
-@dataclass(frozen=True, slots=True)
-class _Flow:
+def _follow_data(trace: Trace) -> tuple[set[int], set[int], set[int]]:
     """Values of a trace that depend on inputs or zeros, that depend on parameters alone, that a later layer reads."""
-
-    data: frozenset[int]
-    weights: frozenset[int]
-    hidden: frozenset[int]
-
-
-def _follow_data(trace: Trace) -> _Flow:
     data, weights = set(trace.inputs), {i for i, v in enumerate(trace.values) if v.leaf and v.leaf.kind == "param"}
     hidden: set[int] = set()
     steps = [(call, TABLE.get(call.fn), {r.id for r in refs([*call.args, call.kwargs])}) for call in trace.calls]
@@ -503,7 +487,7 @@ def _follow_data(trace: Trace) -> _Flow:
             layer = reads & many if operation is None or operation.kind not in ("add", "maximum") else set()
         if layer or not hidden.isdisjoint(call.outs):
             hidden |= reads
-    return _Flow(frozenset(data), frozenset(weights), frozenset(hidden))
+    return data, weights, hidden
 
 
 def _modes(model: nn.Module) -> Iterator[tuple[str, bool | None]]:
@@ -550,7 +534,7 @@ def _representatives(s: ScalePropagation) -> tuple[Tensor, Tensor]:
     met, pairs = root[torch.cat([torch.zeros(2, 0, dtype=GROUP), *s.inverse_ties], 1)].unique(return_inverse=True)
     inverse = torch.tensor([[0], [1]])  # node 2 n is group number n of those met, and 2 n + 1 its inverse
     nodes = _components(2 * len(met), [2 * pairs + inverse, 2 * pairs + 1 - inverse])
-    s.freeze(met[nodes[::2] == nodes[1::2]], Reason("tie", "", "would have to be its own inverse"))
+    s.freeze(met[nodes[::2] == nodes[1::2]], Reason("", "would have to be its own inverse"))
     top, sign = torch.arange(s.count, dtype=GROUP), torch.ones(s.count, dtype=torch.int8)
     top[met], sign[met] = met[nodes[::2] // 2], (1 - 2 * (nodes[::2] % 2)).to(torch.int8)
     return top[root], sign[root]
@@ -560,25 +544,25 @@ def _joint_uses(s: ScalePropagation) -> dict[str, Use]:
     """Tie the uses of each parameter to one another, and freeze what a frozen parameter touches."""
     found: dict[str, Use] = {}
     for name, uses in s.uses.items():
-        reason = Reason("param", "", f"parameter '{name}' is used in several places")
+        reason = Reason("", f"parameter '{name}' is used in several places")
         row, col = uses[0].row, uses[0].col
         for other in uses[1:]:
             row, col = s.tie(row, other.row, reason), s.tie(col, other.col, reason)
         if any(use.offset != uses[0].offset for use in uses):
-            s.freeze_parameter(name, Reason("param", "", f"parameter '{name}' is used with and without an offset"))
+            s.freeze_parameter(name, Reason("", f"parameter '{name}' is used with and without an offset"))
         if name in s.frozen_parameters:
             s.freeze(row, s.frozen_parameters[name])
             s.freeze(col, s.frozen_parameters[name])
         elif bool((row == ZERO).any() | (col == ZERO).any()):
             text = f"touches parameter '{name}', of which the passes on the example inputs read a part only"
-            s.freeze(s.with_layers(torch.cat((row.reshape(-1), col.reshape(-1)))), Reason("param", "", text))
+            s.freeze(s.with_layers(torch.cat((row.reshape(-1), col.reshape(-1)))), Reason("", text))
         row, col = (end.clamp(min=FROZEN) if bool((end == ZERO).any()) else end for end in (row, col))
         found[name] = replace(uses[0], row=row, col=col, bias=all(use.bias for use in uses))
     return found
 
 
-def _assemble(model: nn.Module, s: ScalePropagation, traces: list[Trace], groups_in_eval: int) -> ScaleGraph:
-    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+def _assemble(model: nn.Module, s: ScalePropagation) -> dict[str, Any]:
+    """The units of a graph, and its parts that name units or channels; frees what it has used."""
     s.moves.clear()
     uses = _joint_uses(s)
     by_expert = s.have_scale_per_expert()
@@ -586,10 +570,11 @@ def _assemble(model: nn.Module, s: ScalePropagation, traces: list[Trace], groups
     for name, use in uses.items():
         row, col = (root[end] * sign[end] for end in (use.row, use.col))
         twice = torch.isin(row, -col[col != 0]) if bool((row < 0).any() | (col < 0).any()) else row < 0
-        s.freeze(row[twice].abs(), Reason("tie", "", f"would be divided twice in parameter '{name}'"))
-    why = torch.full((s.count,), len(s.reasons), dtype=torch.int32)
-    for groups, reason in s.frozen:
-        why.scatter_reduce_(0, root[groups].long(), torch.full_like(groups, reason, dtype=torch.int32), "amin")
+        s.freeze(row[twice].abs(), Reason("", f"would be divided twice in parameter '{name}'"))
+    why = torch.full((s.count,), len(s.frozen), dtype=torch.int32)
+    for number, found in enumerate(s.frozen.values()):
+        for groups in found:
+            why.scatter_reduce_(0, root[groups].long(), torch.full_like(groups, number, dtype=torch.int32), "amin")
     entered, left = torch.zeros(2, s.count, dtype=torch.bool)
     for use in (use for each in s.uses.values() for use in each):
         for end, same, inverse in ((use.row, entered, left), (use.col, left, entered)):
@@ -597,8 +582,8 @@ def _assemble(model: nn.Module, s: ScalePropagation, traces: list[Trace], groups
             same[root[groups[sign[groups] > 0]]] = True
             inverse[root[groups[sign[groups] < 0]]] = True
     s.uses.clear()
-    roots = (entered & left & (why == len(s.reasons))).nonzero()[:, 0]  # only roots are marked
-    frozen, by_module = _frozen(s, root, sign, why, left, groups_in_eval)
+    roots = (entered & left & (why == len(s.frozen))).nonzero()[:, 0]  # only roots are marked
+    frozen, by_module = _frozen(s, root, sign, why, left)
     s.frozen.clear()
     del why, entered, left
     number, step, sizes = _number(s, roots, by_expert)
@@ -614,27 +599,21 @@ def _assemble(model: nn.Module, s: ScalePropagation, traces: list[Trace], groups
             if key not in shared:
                 shared[key] = number[end]
                 if use.expert_axis is not None and bool(step[end].any()):
-                    expert = torch.arange(shapes[name][use.expert_axis])
+                    expert = torch.arange(model.get_parameter(name).size(use.expert_axis))
                     shared[key] = shared[key] + step[end] * expert.reshape(
                         [-1, *[1] * (end.ndim - 1 - use.expert_axis)]
                     )
             ends.append(shared[key])
         if any(bool(end.any()) for end in ends):
             params[name] = ParamScales(ends[0], ends[1], use.offset, use.bias)
-    return ScaleGraph(
-        units=sum(sizes),
-        layers=_layers(s, number, step),
-        groups=tuple(size for size in sizes if size),
-        params=params,
-        shapes=shapes,
-        frozen=frozen,
-        notes=(),
-        exact_for=ExactFor((), 0),
-        options={},
-        frozen_by_module=by_module,
-        trace=traces[0],
-        signature=_identity(model, traces[0]),
-    )
+    return {
+        "units": sum(sizes),
+        "layers": _layers(s, number, step),
+        "groups": tuple(size for size in sizes if size),
+        "params": params,
+        "frozen": frozen,
+        "frozen_by_module": by_module,
+    }
 
 
 def _number(s: ScalePropagation, roots: Tensor, by_expert: Tensor) -> tuple[Tensor, Tensor, list[int]]:
@@ -664,25 +643,26 @@ def _layers(s: ScalePropagation, number: Tensor, step: Tensor) -> dict[str, Tens
 
 
 def _frozen(
-    s: ScalePropagation, root: Tensor, sign: Tensor, why: Tensor, left: Tensor, groups_in_eval: int
+    s: ScalePropagation, root: Tensor, sign: Tensor, why: Tensor, left: Tensor
 ) -> tuple[tuple[Frozen, ...], dict[str, tuple[Frozen, ...]]]:
     """Count the frozen hidden channels by reason and by module; one that several passes or calls make counts once."""
-    known = {layer.name for layer in s.layers if layer.first < groups_in_eval}
+    reasons, later = list(s.frozen), [*s.begins, s.count][1]
+    known = {layer.name for layer in s.layers if layer.first < later}
     counts: dict[tuple[str, str], int] = {}
     by_module: dict[str, tuple[Frozen, ...]] = {}
     counted: dict[str, list[tuple[Tensor, Tensor]]] = {}
     for layer in s.layers:
-        if not layer.hidden or (layer.first >= groups_in_eval and layer.name in known):
+        if not layer.hidden or (layer.first >= later and layer.name in known):
             continue
         carried = slice(layer.first, layer.first + layer.size)
         scales = root[carried], sign[carried]
         if any(all(map(torch.equal, scales, other)) for other in counted.setdefault(layer.name, [])):
             continue  # the module is called again
         counted[layer.name].append(scales)
-        groups = root[carried][why[root[carried]] < len(s.reasons)]
+        groups = root[carried][why[root[carried]] < len(reasons)]
         for index, count in zip(*(t.tolist() for t in why[groups].unique(return_counts=True)), strict=True):
-            reason = s.reasons[index]
-            if reason.kind in ("output", "norm", "weight"):
+            reason = reasons[index]
+            if not reason.lost:
                 count = int(left[groups[why[groups] == index]].sum())
             count *= layer.experts
             if count:
@@ -700,9 +680,9 @@ def _freeze_unusual_parameters(model: nn.Module, s: ScalePropagation, traces: Se
     real = {id(t): t for t in read if t is not None and not isinstance(t, FakeTensor) and t.layout == torch.strided}
     for name in shared_memory(model, list(real.values()))[1]:
         text = f"parameter '{name}' shares memory with another tensor"
-        s.freeze_parameter(s.alias.get(name, name), Reason("param", "", text))
+        s.freeze_parameter(s.alias.get(name, name), Reason("", text))
     for name in [name for name, p in model.named_parameters() if not p.is_floating_point()]:
-        s.freeze_parameter(name, Reason("param", "", f"parameter '{name}' holds integers"))
+        s.freeze_parameter(name, Reason("", f"parameter '{name}' holds integers"))
 
 
 def _unread(model: nn.Module, traces: Sequence[Trace]) -> list[str]:

@@ -190,13 +190,13 @@ def sizes_beyond(
             yield from (dict.fromkeys(joint, n) for n in dict.fromkeys(wanted) if 0 < n <= _LARGEST and n != size)
 
 
-def left_out(model: nn.Module, examples: Sequence[Any]) -> list[str]:
+def left_out(model: nn.Module, examples: Sequence[Any]) -> tuple[str, ...]:
     """Arguments of the forward pass that no example gives, and what all give alike beside tensors."""
     try:
         signature = inspect.signature(model.forward)
         bound = [signature.bind(*args, **kwargs) for args, kwargs in map(as_arguments, examples)]
     except (TypeError, ValueError):
-        return []
+        return ()
     texts: dict[str, set[str]] = {}
     for arguments in bound:
         arguments.apply_defaults()
@@ -204,4 +204,4 @@ def left_out(model: nn.Module, examples: Sequence[Any]) -> list[str]:
             shown = reprlib.repr(map_tensors(lambda _: ..., value)).replace("Ellipsis", "tensor")
             texts.setdefault(name, set()).add(shown)
     alike = {name: shown for name, (shown, *more) in texts.items() if not more}
-    return [f"{name}={shown}" for name, shown in alike.items() if shown.replace("tensor", "").strip("(){}, ")]
+    return tuple(f"{name}={shown}" for name, shown in alike.items() if shown.replace("tensor", "").strip("(){}, "))

@@ -259,6 +259,13 @@ def _rnn_relu_cell(
     return F.relu(F.linear(x, w_ih, b_ih) + F.linear(h, w_hh, b_hh))
 
 
+def _addmm(x: Tensor, *factors: Tensor, beta: float = 1, alpha: float = 1, **named: Tensor) -> Tensor:
+    """``beta x + alpha a b`` for matrices, or batches of them, ``a`` and ``b``."""
+    a, b = (*factors, *(named[name] for name in sorted(named)))
+    made = a @ b if alpha == 1 else alpha * (a @ b)
+    return torch.add(made, x, alpha=beta) if beta else made
+
+
 def _einsum(equation: str, *operands: Any) -> Tensor:
     """A product of three or more factors as products of two, from left to right."""
     factors = flatten(operands)
@@ -276,6 +283,7 @@ _COMPOSED = {
     F.multi_head_attention_forward: _composed(F.multi_head_attention_forward),
     torch.rnn_relu: rnn_relu_input,
     torch.rnn_relu_cell: _rnn_relu_cell,
+    **dict.fromkeys((torch.addmm, Tensor.addmm, torch.baddbmm, Tensor.baddbmm), _addmm),
 }
 
 

@@ -20,7 +20,7 @@ from pathcond.tracing import Call, Ref
 def _attention_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
     shape = s.shape(call.outs[0])
     if isinstance(a.get("attn_mask"), Ref):
-        s.freeze(s.groups(a["attn_mask"]), Reason("op", call.where, f"is the mask of `{call.name}`"))
+        s.freeze(s.groups(a["attn_mask"]), Reason(call.where, f"is the mask of `{call.name}`"))
 
     def by_head(x: Ref) -> Tensor:
         """Groups of each channel of each query head, tied over positions."""
@@ -31,7 +31,7 @@ def _attention_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
             groups = groups.repeat_interleave(shape[-3] // groups.size(-3), -3)
         return groups
 
-    no_scale = Reason("op", call.where, f"is multiplied by a value without scale in `{call.name}`")
+    no_scale = Reason(call.where, f"is multiplied by a value without scale in `{call.name}`")
     s.tie_inverse(by_head(a["query"]), by_head(a["key"]), no_scale)
     s.set_result(call, by_head(a["value"]))
 

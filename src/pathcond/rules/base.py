@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -30,14 +31,11 @@ GROUP = torch.int32  # the type of group maps: large models have tens of million
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why scales are frozen.
+    """Why scales are frozen: the module that is the cause, the reason in words, and whether hidden units are lost."""
 
-    ``kind`` is ``op``, ``tie``, ``param``, or, where no hidden unit is lost by it, ``output``, ``norm``, ``weight``.
-    """
-
-    kind: str
     where: str
     text: str
+    lost: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,33 +60,19 @@ class ParamView:
 class Use:
     """Groups that a parameter's elements, or their sums with ``offset``, enter (``row``) and leave (``col``).
 
-    ``by_expert`` says for each of the two whether its groups stand for those of every expert along ``expert_axis``.
+    Groups of experts stand for those of every expert along ``expert_axis``.
     """
 
     row: Tensor
     col: Tensor
     offset: float = 0.0
     bias: bool = False
-    by_expert: tuple[bool, bool] = (False, False)
     expert_axis: int | None = None
 
     def same(self, other: Use) -> bool:
         """Whether another use has the same groups."""
         same = replace(self, row=other.row, col=other.col) == other
         return same and torch.equal(self.row, other.row) and torch.equal(self.col, other.col)
-
-
-@dataclass(frozen=True, slots=True)
-class Experts:
-    """Groups of shape (channels,) that stand for the same channels of every expert.
-
-    Rows of a value belong to experts as the offsets ``offs`` (a value of ``trace``) divide them. If any operation but
-    another product by the same experts uses the groups, all experts must share one scale per channel.
-    """
-
-    groups: Tensor
-    offs: int
-    trace: Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,31 +109,32 @@ class ScalePropagation:
     strict: bool = False
     alias: dict[str, str] = field(default_factory=dict)
     count: int = 1
+    begins: list[int] = field(default_factory=list)  # number of the first new group of each trace
     ties: list[Tensor] = field(default_factory=list)
     inverse_ties: list[Tensor] = field(default_factory=list)
-    frozen: list[tuple[Tensor, int]] = field(default_factory=list)
-    reasons: list[Reason] = field(default_factory=list)
-    frozen_for: dict[Reason, list[Tensor]] = field(default_factory=dict)
+    frozen: dict[Reason, list[Tensor]] = field(default_factory=dict)
     uses: dict[str, list[Use]] = field(default_factory=dict)
     layers: list[Layer] = field(default_factory=list)
     made: dict[Any, int] = field(default_factory=dict)  # places in ``layers`` of the outputs of parameters
-    experts: list[Experts] = field(default_factory=list)
+    shared: list[Tensor] = field(default_factory=list)  # groups of experts that must share one scale
     frozen_parameters: dict[str, Reason] = field(default_factory=dict)
     approximate: set[str] = field(default_factory=set)
     moves: list[list[tuple[str, Tensor, Tensor]]] = field(default_factory=list)  # by trace; see pathcond.graph
     # The trace at hand, its values' group maps, and the state of the call at hand.
-    trace: Trace = Trace((), (), (), ())
-    constants: Constants | None = None
-    data: frozenset[int] = frozenset()
+    trace: Trace = field(init=False)
+    constants: Constants = field(init=False)
+    data: set[int] = field(default_factory=set)
     hidden: bool = False
     maps: dict[int, Tensor | ParamView] = field(default_factory=dict)
     read: set[int] = field(default_factory=set)
-    calls_of: dict[ParamView, int] = field(default_factory=dict)  # outputs of parameters in the trace at hand
+    calls_of: dict[ParamView, int] = field(default_factory=dict)  # outputs of parameters
+    experts: dict[int, list[Tensor]] = field(default_factory=dict)  # groups of experts, by the value that divides rows
 
-    def begin(self, trace: Trace, constants: Constants, data: frozenset[int]) -> None:
+    def begin(self, trace: Trace, constants: Constants, data: set[int]) -> None:
         """Go on with another trace of the model."""
         self.trace, self.constants, self.data = trace, constants, data
-        self.maps, self.calls_of = {}, {}
+        self.maps, self.calls_of, self.experts = {}, {}, {}
+        self.begins.append(self.count)
 
     # ---- values
 
@@ -185,7 +170,7 @@ class ScalePropagation:
         found = self.look_up(x.id)
         if isinstance(found, ParamView):
             reason = f"parameter '{found.name}' is read outside a layer with a rule"
-            self.freeze_parameter(found.name, Reason("param", "", reason))
+            self.freeze_parameter(found.name, Reason("", reason))
             return self.uniform(x.id, FROZEN)
         return found
 
@@ -229,22 +214,18 @@ class ScalePropagation:
         self.layers[place] = replace(layer, hidden=layer.hidden or self.hidden)
         return torch.arange(layer.first, layer.first + size, dtype=GROUP)
 
-    def layers_of(self, groups: Tensor) -> list[int]:
-        """Indices of the layers that some groups belong to."""
-        firsts = torch.tensor([layer.first for layer in self.layers], dtype=GROUP)
-        return (torch.bucketize(groups.unique(), firsts, right=True) - 1).unique().tolist() if len(groups) else []
-
     def with_layers(self, groups: Tensor) -> Tensor:
-        """Some groups, and all others of the layers that they belong to."""
-        layers = [self.layers[index] for index in self.layers_of(groups[groups > 0])]
+        """All groups of the layers that some groups belong to."""
+        firsts = torch.tensor([layer.first for layer in self.layers], dtype=GROUP)
+        places = (torch.bucketize(groups[groups > 0].unique(), firsts, right=True) - 1).unique().tolist()
+        layers = [self.layers[place] for place in places]
         return torch.cat([groups[:0], *(torch.arange(x.first, x.first + x.size, dtype=GROUP) for x in layers)])
 
     def freeze(self, groups: Tensor, reason: Reason) -> None:
         """Fix the scale of every group in a map at one."""
         found = groups[groups > 0].unique() if groups.numel() else groups
-        if len(found) and _add_new(self.frozen_for.setdefault(reason, []), found):
-            self.reasons.append(reason)
-            self.frozen.append((found, len(self.reasons) - 1))
+        if len(found):
+            _add_new(self.frozen.setdefault(reason, []), found)
 
     def tie(self, a: Tensor, b: Tensor, reason: Reason) -> Tensor:
         """Make two group maps share their scales, element by element; returns the joint map."""
@@ -297,41 +278,38 @@ class ScalePropagation:
 
     # ---- parameters
 
-    def connect(
-        self,
-        view: ParamView,
-        row: Tensor,
-        col: Tensor,
-        *,
-        by_expert: tuple[bool, bool] = (False, False),
-        bias: bool = False,
-    ) -> None:
+    def connect(self, view: ParamView, row: Tensor, col: Tensor, *, experts: bool = False, bias: bool = False) -> None:
         """A parameter, seen as ``view``, maps the groups ``col`` to ``row`` (both broadcast to the view's shape).
 
-        With ``by_expert``, as in :class:`Use`, experts lie along the first axis of the view.
+        With ``experts``, which lie along the first axis of the view, groups of experts stand for those of every one.
         """
         if not (row.numel() and col.numel()):
             raise PathCondError(f"expected layers with units, got '{view.name}' without entries. Drop its layer.")
-        row, col = (self._project(view, groups) for groups in (row, col))
-        row, col = to_parameter_axes(view, row), to_parameter_axes(view, col)
-        axis = view.axes[0] if any(by_expert) else None
-        self._use(view.name, Use(row, col, view.offset, bias, by_expert, axis))
+        row, col = self._on_parameter(view, row), self._on_parameter(view, col)
+        use = Use(row, col, view.offset, bias, view.axes[0] if experts else None)
+        known = self.uses.setdefault(view.name, [])
+        if not any(use.same(other) for other in known):
+            known.append(use)
 
-    def _use(self, name: str, use: Use) -> None:
-        """Keep a use of a parameter, unless an earlier one says the same."""
-        uses = self.uses.setdefault(name, [])
-        if not any(use.same(other) for other in uses):
-            uses.append(use)
+    def _on_parameter(self, view: ParamView, groups: Tensor) -> Tensor:
+        """Groups over a view, along the parameter's own axes; entries outside of the view fit any scale.
 
-    def _project(self, view: ParamView, groups: Tensor) -> Tensor:
-        """Tie groups along axes on which the parameter is broadcast."""
+        They are tied along axes on which the parameter is broadcast.
+        """
         groups = with_axes(groups, len(view.axes))
-        extra = groups.ndim - len(view.axes)
-        own = [extra + i for i, axis in enumerate(view.axes) if axis is not None]
-        reason = Reason("tie", "", f"shares one entry of parameter '{view.name}'")
-        return self.collapse(groups, own, reason).reshape(
-            [groups.size(i) if i in own else 1 for i in range(extra, groups.ndim)]
-        )
+        own = {axis: groups.ndim - len(view.axes) + i for i, axis in enumerate(view.axes) if axis is not None}
+        reason = Reason("", f"shares one entry of parameter '{view.name}'")
+        groups = self.collapse(groups, list(own.values()), reason)
+        order = [own[axis] for axis in sorted(own)]
+        shape = [groups.size(own[axis]) if axis in own else 1 for axis in range(len(view.shape))]
+        groups = groups.permute([*order, *(i for i in range(groups.ndim) if i not in order)]).reshape(shape)
+        for axis, (start, size, whole) in enumerate(zip(view.starts, view.sizes, view.shape, strict=True)):
+            if size < whole:
+                shape[axis] = whole
+                padded = torch.full(shape, ZERO, dtype=GROUP)
+                padded.narrow(axis, start, size).copy_(groups)
+                groups = padded
+        return groups
 
     def connect_bias(self, call: Call, bias: Any, groups: Tensor) -> None:
         """A bias enters the output groups of a layer; one that is no parameter freezes them."""
@@ -339,8 +317,8 @@ class ScalePropagation:
             return
         view = self.parameter(bias)
         if view is None:
-            self.freeze(groups, Reason("op", call.where, f"has a bias in `{call.name}` that is not a parameter"))
-            self.freeze(self.groups(bias), Reason("op", call.where, f"is used as the bias of `{call.name}`"))
+            self.freeze(groups, Reason(call.where, f"has a bias in `{call.name}` that is not a parameter"))
+            self.freeze(self.groups(bias), Reason(call.where, f"is used as the bias of `{call.name}`"))
         else:
             self.connect(view, groups, torch.zeros_like(groups), bias=True)
 
@@ -360,15 +338,13 @@ class ScalePropagation:
         found = torch.zeros(self.count, dtype=torch.bool)
         for layer in self.layers:
             found[layer.first : layer.first + layer.size] = layer.experts > 1
-        for groups in (*self.ties, *self.inverse_ties, *(frozen for frozen, _ in self.frozen)):
-            found[groups.reshape(-1)] = False
+        shared = [*self.shared, *self.ties, *self.inverse_ties, *chain(*self.frozen.values())]
         for uses in self.uses.values():
-            known = {use.expert_axis for use in uses} != {None} and len({use.expert_axis for use in uses}) == 1
-            for end, by_expert in (
-                (end, own) for u in uses for end, own in zip((u.row, u.col), u.by_expert, strict=True)
-            ):
-                if not (known and by_expert):
-                    found[end[end > 0]] = False
+            axes = {use.expert_axis for use in uses}
+            if len(axes) > 1 or None in axes:
+                shared += [end for use in uses for end in (use.row, use.col)]
+        for groups in shared:
+            found[groups[groups > 0]] = False
         return found
 
     # ---- operations that scales cannot cross
@@ -380,7 +356,7 @@ class ScalePropagation:
             groups = self.groups(ref)
             if bool((groups > 0).any()):
                 self._raise_if_strict(call, what)
-            self.freeze(groups, Reason("op", call.where, what))
+            self.freeze(groups, Reason(call.where, what))
         self.set_result(call)
 
     def frozen_layer(self, call: Call, why: str, *axes: int) -> None:
@@ -391,7 +367,7 @@ class ScalePropagation:
         self._raise_if_strict(call, what)
         sizes = [shape[axis] if axis in axes else 1 for axis in range(-len(shape), 0)]
         groups = self.new_groups(math.prod(sizes), call.where)
-        self.freeze(groups, Reason("op", call.where, what))
+        self.freeze(groups, Reason(call.where, what))
         self.set_result(call, groups.reshape(sizes))
 
     def _raise_if_strict(self, call: Call, what: str) -> None:
@@ -404,33 +380,15 @@ class ScalePropagation:
             )
 
 
-def _add_new(known: list[Tensor], found: Tensor) -> bool:
+def _add_new(known: list[Tensor], found: Tensor) -> None:
     """Add a tensor unless an equal one is there: the traces of a model have most ties and frozen groups in common."""
-    new = not any(torch.equal(found, other) for other in known)
-    known += [found] if new else []
-    return new
+    if not any(torch.equal(found, other) for other in known):
+        known.append(found)
 
 
 def mixed_positions(call: Call) -> Reason:
     """The reason for ties where an operation mixes positions."""
-    return Reason("tie", call.where, f"is mixed across positions by `{call.name}`")
-
-
-def to_parameter_axes(view: ParamView, groups: Tensor) -> Tensor:
-    """Groups laid out along a view's axes, moved to the parameter's own; entries outside of the view fit any scale."""
-    groups = with_axes(groups, len(view.axes))
-    order = sorted((axis, i) for i, axis in enumerate(view.axes) if axis is not None)
-    shape = [1] * len(view.shape)
-    for axis, i in order:
-        shape[axis] = groups.size(i)
-    groups = groups.permute([*(i for _, i in order), *(i for i, a in enumerate(view.axes) if a is None)]).reshape(shape)
-    for axis, (start, size, whole) in enumerate(zip(view.starts, view.sizes, view.shape, strict=True)):
-        if size < whole:
-            shape[axis] = whole
-            padded = torch.full(shape, ZERO, dtype=GROUP)
-            padded.narrow(axis, start, size).copy_(groups)
-            groups = padded
-    return groups
+    return Reason(call.where, f"is mixed across positions by `{call.name}`")
 
 
 def with_axes(groups: Tensor, ndim: int) -> Tensor:
@@ -479,7 +437,6 @@ class Operation:
         view: how it shows a parameter: ``same`` (as it is), ``layout`` (its elements elsewhere), ``factor`` (times a
             constant), ``shift`` (plus a constant), or not (empty).
         constant: whether its scale rule also holds for values that depend on no input, or the rule for these.
-        shapes: whether further tensors among its arguments give shapes and dtypes only.
         logical: whether its scale rule also holds where the result is not of a floating-point type.
     """
 
@@ -490,7 +447,6 @@ class Operation:
     layer: bool = False
     view: str = ""
     constant: bool | ScaleRule = False
-    shapes: bool = False
     logical: bool = False
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arguments:

@@ -44,13 +44,6 @@ def _same_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
     s.set_result(call, s.parameter(a["input"]) or s.groups(a["input"]))
 
 
-def _cast_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
-    if s.floating(call.outs[0]):
-        _same_scales(s, call, a)
-    else:
-        s.freeze_through(call)
-
-
 def _prelu_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
     s.leave_parameter(a["weight"])
     s.set_result(call, s.groups(a["input"]))
@@ -162,15 +155,12 @@ def add_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
             shape = s.shape(other.id)
             groups = with_axes(s.groups(data), len(shape))
             wide = [i for i in range(-len(shape), 0) if shape[i] > 1]
-            row = s.collapse(groups, wide, Reason("tie", call.where, f"shares one entry of parameter '{view.name}'"))
-            row = row.clamp(min=FROZEN)
-            s.set_result(
-                call, torch.where(groups == ZERO, row, groups)
-            )  # what was zero now holds the parameter's entry
-            row = row.reshape(row.shape[groups.ndim - len(shape) :])
+            reason = Reason(call.where, f"shares one entry of parameter '{view.name}'")
+            row = s.collapse(groups, wide, reason).clamp(min=FROZEN)
             s.connect(view, row, torch.zeros_like(row), bias=True)
+            s.set_result(call, torch.where(groups == ZERO, row, groups))  # what was zero has the parameter's entry
             return
-    constant = Reason("op", call.where, f"is added to a value without scale by `{call.name}`")
+    constant = Reason(call.where, f"is added to a value without scale by `{call.name}`")
     s.set_result(call, s.tie(s.groups(a["input"]), s.groups(a["other"]), constant))
 
 
@@ -185,14 +175,13 @@ def _weight_offset(s: ScalePropagation, call: Call, a: Arguments) -> None:
 
 
 def _where_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
-    s.freeze(s.groups(a["condition"]), Reason("op", call.where, "decides a `where`"))
-    tied = s.tie(s.groups(a["input"]), s.groups(a["other"]), mixed_positions(call))
-    s.set_result(call, tied)
+    s.freeze(s.groups(a["condition"]), Reason(call.where, "decides a `where`"))
+    s.set_result(call, s.tie(s.groups(a["input"]), s.groups(a["other"]), mixed_positions(call)))
 
 
 def _masked_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
     """Entries may become zero, which fits any scale; another value fits none."""
-    s.freeze(s.groups(a["mask"]), Reason("op", call.where, "decides a `masked_fill`"))
+    s.freeze(s.groups(a["mask"]), Reason(call.where, "decides a `masked_fill`"))
     if bool((s.groups(a["value"]) == ZERO).all()):
         s.set_result(call, s.groups(a["input"]))
     else:
@@ -235,7 +224,7 @@ def _mul_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
     x, y = s.groups(a["input"]), s.groups(a["other"])
     free_x, free_y = bool((x > 0).any()), bool((y > 0).any())
     if free_x and free_y:  # a gate and what it gates: one of the two scales passes
-        s.freeze(x, Reason("op", call.where, "is multiplied by another scale"))
+        s.freeze(x, Reason(call.where, "is multiplied by another scale"))
         s.set_result(call, y)
     else:
         number = isinstance(a["other"], (int, float)) or isinstance(a["input"], (int, float))
@@ -251,11 +240,10 @@ def _mul_parameter(s: ScalePropagation, call: Call, data: Ref, other: Ref, view:
         s.leave_parameter(other)
         s.set_result(call, s.groups(data))
         return
-    groups = with_axes(s.groups(data), ndim)
-    reason = Reason("tie", call.where, f"shares one entry of parameter '{view.name}'")
-    col = s.collapse(groups, axes, reason)
+    reason = Reason(call.where, f"shares one entry of parameter '{view.name}'")
+    col = s.collapse(with_axes(s.groups(data), ndim), axes, reason)
     row = s.new_groups(shape[axes[0]], view).reshape(-1, *[1] * (-axes[0] - 1))
-    s.connect(view, with_axes(row, len(shape)), col.reshape(col.shape[col.ndim - len(shape) :]))
+    s.connect(view, row, col)
     s.set_result(call, row)
 
 
@@ -264,7 +252,7 @@ def _glu_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
     groups = s.groups(a["input"])
     if groups.size(dim) > 1:
         groups, gate = groups.chunk(2, dim)
-        s.freeze(gate, Reason("op", call.where, f"is the gate of `{call.name}`"))
+        s.freeze(gate, Reason(call.where, f"is the gate of `{call.name}`"))
     elif bool((groups > 0).any()):
         s.freeze_through(call)
         return
@@ -309,12 +297,8 @@ OPERATIONS = [
         "pass", "input", pass_scales, pass_paths,
     ),
     *entries(
-        "clone contiguous detach alias positive requires_grad_ data",
+        "clone contiguous detach alias positive requires_grad_ data to type float double half bfloat16 cuda cpu",
         "same", "input", _same_scales, pass_paths, view="same", constant=True,
-    ),
-    *entries(
-        "to type type_as float double half bfloat16 cuda cpu",
-        "cast", "input", _cast_scales, pass_paths, view="same", constant=True, shapes=True,
     ),
     *entries("prelu", "prelu", "input weight", _prelu_scales, pass_paths),
     *entries("clamp clip", "clamp", "input min max", _clamp_scales, _clamp_paths),
@@ -331,7 +315,7 @@ OPERATIONS = [
         "gt lt ge le greater less greater_equal less_equal __gt__ __lt__ __ge__ __le__ sign sgn",
         "compare", "input other", _compare_scales, _compare_paths, logical=True,
     ),
-    *entries("zeros zeros_like new_zeros zero_", "zeros", "input", _zero_scales, _zero_paths, constant=True),
+    *entries("zeros zeros_like new_zeros zero_", "zeros", "input", _zero_scales, _zero_paths),
     *entries(
         "add __radd__ __add__ __iadd__ sub subtract __sub__ __isub__ rsub __rsub__",
         "add", "input other alpha", add_scales, add_paths, view="shift", constant=_weight_offset,

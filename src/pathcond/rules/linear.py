@@ -20,7 +20,6 @@ from pathcond.rules.base import (
     FROZEN,
     GROUP,
     Arguments,
-    Experts,
     ParamView,
     Reason,
     ScalePropagation,
@@ -91,8 +90,7 @@ def _product_scales(s: ScalePropagation, call: Call, letters: Letters, x: Ref, y
     else:
         for factor, mine, rest in ((x, own, other), (y, other, own)):
             made = [letter for letter in mine if letter in result and letter not in rest]
-            constants = s.constants
-            if factor.id not in s.data and made and constants and constants.made_from_parameters(factor.id):
+            if factor.id not in s.data and made and s.constants.made_from_parameters(factor.id):
                 _fixed_layer(s, call, *(result.index(letter) - len(result) for letter in made))
                 return
         _data_scales(s, call, letters, x, y)
@@ -138,7 +136,7 @@ def _data_scales(s: ScalePropagation, call: Call, letters: Letters, x: Ref, y: R
             _along(s.collapse(groups, [i for i, c in enumerate(axes) if c in both], mixed_positions(call)), axes, both)
             for groups, axes in zip(maps, (own, other), strict=True)
         )
-        s.tie_inverse(left, right, Reason("op", call.where, f"is multiplied by a value without scale in `{call.name}`"))
+        s.tie_inverse(left, right, Reason(call.where, f"is multiplied by a value without scale in `{call.name}`"))
         s.set_result(call)
         return
     groups, axes = (maps[1], other) if bool((maps[1] > 0).any()) else (maps[0], own)
@@ -161,29 +159,11 @@ def _einsum_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
     _product_scales(s, call, *parsed) if parsed else s.freeze_through(call)
 
 
-def _addmm_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
-    x, weight = a["mat1"], a["mat2"]
-    if s.parameter(weight) is None or s.parameter(x) is not None:
-        s.freeze_through(call)
-    else:
-        _layer_scales(s, call, _matmul_letters(s.trace, x, weight), x, weight, a["input"])
-
-
-def _baddbmm_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
-    x, y = a["batch1"], a["batch2"]
-    _data_scales(s, call, _matmul_letters(s.trace, x, y), x, y)
-    if a.get("beta", 1) != 0:
-        reason = Reason("op", call.where, f"is added to a value without scale by `{call.name}`")
-        s.set_result(call, s.tie(s.groups(Ref(call.outs[0])), s.groups(a["input"]), reason))
-
-
 # ---- how path sums cross products
 
 
-def _product_paths(
-    p: PathSums, call: Call, letters: Letters, x: Ref, y: Ref, function: Callable[..., Any], factor: float = 1.0
-) -> None:
-    """``factor`` times a product; a gate, such as attention weights, takes averages of the other factor."""
+def _product_paths(p: PathSums, call: Call, letters: Letters, x: Ref, y: Ref, function: Callable[..., Any]) -> None:
+    """A gate, such as attention weights, takes averages of the other factor."""
     on_path = [p.on_path(ref) for ref in (x, y)]
     gates = [ref.id in p.gates for ref in (x, y)]
     if all(on_path) and sum(gates) == 1:
@@ -195,13 +175,13 @@ def _product_paths(
         def average(v: Tensor) -> Tensor:
             v = v.mean(averaged, keepdim=True) if averaged else v
             v = v.sum(summed, keepdim=True) if summed else v
-            return factor * _along(v, own, letters[2]).expand(size)
+            return _along(v, own, letters[2]).expand(size)
 
         p.sum(call, [value], average)
     elif on_path[0]:
-        _weighted_paths(p, call, x, y, function, log=math.log(factor))
+        _weighted_paths(p, call, x, y, function)
     else:
-        _weighted_paths(p, call, y, x, lambda y, x: function(x, y), log=math.log(factor))
+        _weighted_paths(p, call, y, x, lambda y, x: function(x, y))
 
 
 def _weighted_paths(
@@ -238,23 +218,6 @@ def _einsum_paths(p: PathSums, call: Call, a: Arguments) -> None:
     _product_paths(p, call, *parsed, partial(torch.einsum, call.args[0])) if parsed else p.barrier(call)
 
 
-def _addmm_paths(p: PathSums, call: Call, a: Arguments) -> None:
-    alpha, beta = (float(a.get(name, 1)) ** 2 for name in ("alpha", "beta"))
-    if alpha:
-        shaped = {"shape": lambda b: beta * b, "log": math.log(alpha)}
-        _weighted_paths(p, call, a["mat1"], a["mat2"], torch.matmul, a["input"] if beta else None, **shaped)
-    else:
-        p.barrier(call)
-
-
-def _baddbmm_paths(p: PathSums, call: Call, a: Arguments) -> None:
-    x, y, factor = a["batch1"], a["batch2"], float(a.get("alpha", 1)) ** 2
-    if (p.on_path(a["input"]) and a.get("beta", 1) != 0) or not factor or not (p.on_path(x) and p.on_path(y)):
-        p.barrier(call)
-    else:
-        _product_paths(p, call, _matmul_letters(p.trace, x, y), x, y, torch.bmm, factor)
-
-
 # ---- one matrix for each group of rows: mixtures of experts
 
 
@@ -264,21 +227,17 @@ def _grouped_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
     if view is None or len(view.axes) != 3 or len(s.shape(a["mat_a"].id)) != 2 or not isinstance(offs, Ref):
         _fixed_layer(s, call, -1)
         return
-    s.freeze(s.groups(offs), Reason("op", call.where, f"divides the rows of `{call.name}`"))
+    s.freeze(s.groups(offs), Reason(call.where, f"divides the rows of `{call.name}`"))
     count, _, size = s.shape(a["mat_b"].id)
     col = s.channels(a["mat_a"], -1, call)
     made = s.new_groups(size, view, experts=count)
-    by_expert = True, _by_expert(s, a["mat_a"].id, col, offs.id)
-    s.connect(view, made[None, None, :], col[None, :, None], by_expert=by_expert)
-    s.experts.append(Experts(made, offs.id, s.trace))
+    same = any(bool(torch.isin(col, known).all()) for known in s.experts.get(offs.id, []))
+    if not (same and _in_place(s, a["mat_a"].id, offs.id)):
+        s.shared.append(col)
+    s.connect(view, made[None, None, :], col[None, :, None], experts=True)
+    s.experts.setdefault(offs.id, []).append(made)
     s.connect_bias(call, a.get("bias"), made)
     s.set_result(call, made[None])
-
-
-def _by_expert(s: ScalePropagation, value: int, groups: Tensor, offs: int) -> bool:
-    """Whether groups stand for those of every expert, and rows of the value are divided by the same offsets."""
-    made = [each.groups for each in s.experts if each.offs == offs and each.trace is s.trace]
-    return any(bool(torch.isin(groups, found).all()) for found in made) and _in_place(s, value, offs)
 
 
 def _in_place(s: ScalePropagation, value: int, offs: int) -> bool:
@@ -290,7 +249,7 @@ def _in_place(s: ScalePropagation, value: int, offs: int) -> bool:
         if current in seen or isinstance(groups, ParamView) or not bool((groups > 0).any()):
             continue
         seen.add(current)
-        call = None if s.constants is None else s.constants.maker(current)
+        call = s.constants.maker(current)
         operation = None if call is None else s.table.get(call.fn)
         if call is None or operation is None:
             return False
@@ -300,7 +259,7 @@ def _in_place(s: ScalePropagation, value: int, offs: int) -> bool:
             continue
         dim = dict(enumerate(call.args)).get(2, call.kwargs.get("dim", 0))
         splits = call.name in ("chunk", "split") and dim in (1, -1)
-        if not splits and operation.kind not in ("mul", "smooth", "same", "cast", "pass", "glu"):
+        if not splits and operation.kind not in ("mul", "smooth", "same", "pass", "glu"):
             return False
         pending += [ref.id for ref in refs([*call.args, call.kwargs])]
     return True
@@ -318,21 +277,18 @@ def _grouped_paths(p: PathSums, call: Call, a: Arguments) -> None:
 
 
 def _conv_scales(s: ScalePropagation, call: Call, a: Arguments, nd: int, transposed: bool) -> None:
-    groups = a.get("groups", 1)
-    view, shape, outputs = s.parameter(a["weight"]), s.shape(a["weight"].id), s.shape(call.outs[0])[-nd - 1]
+    groups, view, outputs = a.get("groups", 1), s.parameter(a["weight"]), s.shape(call.outs[0])[-nd - 1]
     col = s.channels(a["input"], -nd - 1, call)
     if view is None:
         _fixed_conv(s, call, a, col, groups == len(col) == outputs, nd)
         return
     made = s.new_groups(outputs, view)
-    if transposed:
-        rows = made.reshape(groups, -1).repeat_interleave(len(col) // groups, 0) if groups > 1 else made[None, :]
-        cols = col[:, None]
-    else:
-        rows = made[:, None]
-        cols = col.reshape(groups, -1).repeat_interleave(outputs // groups, 0) if groups > 1 else col[None, :]
-    tail = (1,) * (len(shape) - 2)
-    s.connect(view, rows.reshape(*rows.shape, *tail), cols.reshape(*cols.shape, *tail))
+    first, second = (col, made) if transposed else (made, col)  # along the first two axes of the weight
+    by_group = second.reshape(groups, -1)
+    by_group = by_group.repeat_interleave(len(first) // groups, 0) if groups > 1 else by_group
+    maps = [x.reshape(*x.shape, *[1] * nd) for x in (first[:, None], by_group)]
+    row, col = reversed(maps) if transposed else maps
+    s.connect(view, row, col)
     s.connect_bias(call, a.get("bias"), made)
     s.set_result(call, made.reshape(-1, *[1] * nd))
 
@@ -340,7 +296,7 @@ def _conv_scales(s: ScalePropagation, call: Call, a: Arguments, nd: int, transpo
 def _fixed_conv(s: ScalePropagation, call: Call, a: Arguments, col: Tensor, depthwise: bool, nd: int) -> None:
     """Constant weights: scales pass a depthwise convolution, and freeze before any other."""
     weight = s.groups(a["weight"])
-    s.freeze(weight, Reason("weight", call.where, f"is the weight of `{call.name}`"))
+    s.freeze(weight, Reason(call.where, f"is the weight of `{call.name}`", lost=False))
     if not depthwise or bool((weight > 0).any()):
         _fixed_layer(s, call, -nd - 1)
         return
@@ -378,7 +334,7 @@ def _embedding_paths(p: PathSums, call: Call, a: Arguments) -> None:
 
 def _bag_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
     if isinstance(a.get("per_sample_weights"), Ref):
-        s.freeze(s.groups(a["per_sample_weights"]), Reason("op", call.where, f"weighs the sum of `{call.name}`"))
+        s.freeze(s.groups(a["per_sample_weights"]), Reason(call.where, f"weighs the sum of `{call.name}`"))
     _embedding_scales(s, call, a)
 
 
@@ -404,8 +360,6 @@ OPERATIONS = [
     *entries("linear", "linear", "input weight bias", _linear_scales, _linear_paths, layer=True),
     *entries("matmul mm __matmul__ bmm", "matmul", "input other", _matmul_scales, _matmul_paths, layer=True),
     *entries("einsum", "einsum", "equation", _einsum_scales, _einsum_paths, namespaces=[torch], layer=True),
-    *entries("baddbmm", "baddbmm", "input batch1 batch2 beta alpha", _baddbmm_scales, _baddbmm_paths),
-    *entries("addmm", "addmm", "input mat1 mat2 beta alpha", _addmm_scales, _addmm_paths, layer=True),
     *(
         entry
         for nd in (1, 2, 3)

@@ -14,29 +14,30 @@ from pathcond.rules.paths import PathSums, Scaled
 from pathcond.tracing import Call
 
 
-def _normalized(s: ScalePropagation, call: Call, a: Arguments, shape: tuple[int, ...], tail: int) -> None:
+def _gain_shape(a: Arguments, size: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape in which gain and bias meet the values, of shape ``size``."""
+    return tuple(a["normalized_shape"]) if "normalized_shape" in a else (size[1], *[1] * (len(size) - 2))
+
+
+def _norm_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
     """The value is normalized, so its own scale must stay; gain and bias start new groups."""
-    groups = s.groups(a["input"])
-    s.freeze(groups, Reason("norm", call.where, f"is normalized by `{call.name}`"))
+    shape = _gain_shape(a, s.shape(a["input"].id))
+    s.freeze(s.groups(a["input"]), Reason(call.where, f"is normalized by `{call.name}`", lost=False))
     view = s.parameter(a.get("weight"))
-    made = s.new_groups(math.prod(shape), view or call.where).reshape(shape)
+    made = s.new_groups(math.prod(shape), view or call.where)
     if view is None:
-        s.freeze(made, Reason("op", call.where, f"leaves `{call.name}`, which has no scale parameter"))
+        s.freeze(made, Reason(call.where, f"leaves `{call.name}`, which has no scale parameter"))
         s.leave_parameter(a.get("bias"))
     else:
-        s.connect(view, made, torch.zeros_like(made))
-        s.connect_bias(call, a.get("bias"), made)
-    s.set_result(call, made.reshape(*shape, *[1] * tail))
-
-
-def _channel_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
-    shape = s.shape(a["input"].id)
-    _normalized(s, call, a, (shape[1],), len(shape) - 2)
+        row = made.reshape(s.shape(a["weight"].id))
+        s.connect(view, row, torch.zeros_like(row))
+        s.connect_bias(call, a.get("bias"), row)
+    s.set_result(call, made.reshape(shape))
 
 
 def _batch_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
     if s.batchnorm != "exclude":
-        _channel_scales(s, call, a)
+        _norm_scales(s, call, a)
         return
     s.approximate.add(
         "batchnorm='exclude' keeps the function only in eval mode at initialization; it is meant to be applied once"
@@ -46,11 +47,7 @@ def _batch_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
     s.set_result(call, s.groups(a["input"]))
 
 
-def _layer_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
-    _normalized(s, call, a, tuple(a["normalized_shape"]), 0)
-
-
-def _norm_paths(p: PathSums, call: Call, a: Arguments, layer: bool = False) -> None:
+def _norm_paths(p: PathSums, call: Call, a: Arguments) -> None:
     """Y = weight (x - mean) / sqrt(var + eps) + bias, with every term squared; paths also start at a fixed mean.
 
     The statistics are those measured on data, else running ones. Without any, paths end in front of the normalization
@@ -61,7 +58,7 @@ def _norm_paths(p: PathSums, call: Call, a: Arguments, layer: bool = False) -> N
         p.barrier(call)
         return
     size, x = p.trace.values[source].shape, a["input"]
-    shape = tuple(a["normalized_shape"]) if layer else (size[1], *[1] * (len(size) - 2))
+    shape = _gain_shape(a, size)
     slope, offset = _statistics(p, call, a, shape)
     if slope is None:
         p.end_path(source)
@@ -104,7 +101,7 @@ def _measure_batch(a: Arguments) -> Tensor | None:
     if x.numel() // max(1, x.shape[1]) < MIN_VALUES:
         return None
     variance = _wide(x).var([0, *range(2, x.ndim)], correction=0)
-    return (variance + a.get("eps", 1e-5)).reciprocal().reshape(-1, *[1] * (x.ndim - 2))
+    return (variance + a.get("eps", 1e-5)).reciprocal().reshape(_gain_shape(a, x.shape))
 
 
 def _measure_group(a: Arguments) -> Tensor:
@@ -113,7 +110,7 @@ def _measure_group(a: Arguments) -> Tensor:
     groups = a.get("num_groups", x.shape[1])
     variance = x.reshape(x.shape[0], groups, -1).var(-1, correction=0)
     slope = (variance + a.get("eps", 1e-5)).reciprocal().mean(0)
-    return slope.repeat_interleave(x.shape[1] // groups).reshape(-1, *[1] * (x.ndim - 2))
+    return slope.repeat_interleave(x.shape[1] // groups).reshape(_gain_shape(a, x.shape))
 
 
 def _measure_layer(a: Arguments, centered: bool = True) -> Tensor:
@@ -142,20 +139,15 @@ OPERATIONS = [
         "batch_norm", "batch_norm", "input weight bias running_mean running_var training momentum eps",
         _batch_scales, _norm_paths, namespaces=[torch],
     ),
-    *entries(
-        "layer_norm", "layer_norm", "input normalized_shape weight bias eps",
-        _layer_scales, partial(_norm_paths, layer=True),
-    ),
-    *entries(
-        "rms_norm", "rms_norm", "input normalized_shape weight eps", _layer_scales, partial(_norm_paths, layer=True)
-    ),
-    *entries("group_norm", "group_norm", "input num_groups weight bias eps", _channel_scales, _norm_paths),
+    *entries("layer_norm", "layer_norm", "input normalized_shape weight bias eps", _norm_scales, _norm_paths),
+    *entries("rms_norm", "rms_norm", "input normalized_shape weight eps", _norm_scales, _norm_paths),
+    *entries("group_norm", "group_norm", "input num_groups weight bias eps", _norm_scales, _norm_paths),
     *entries(
         "instance_norm", "group_norm", "input running_mean running_var weight bias use_input_stats momentum eps",
-        _channel_scales, _norm_paths, namespaces=[F],
+        _norm_scales, _norm_paths, namespaces=[F],
     ),
     *entries(
         "instance_norm", "group_norm", "input weight bias running_mean running_var use_input_stats momentum eps",
-        _channel_scales, _norm_paths, namespaces=[torch],
+        _norm_scales, _norm_paths, namespaces=[torch],
     ),
 ]  # fmt: skip

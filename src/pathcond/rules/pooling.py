@@ -8,7 +8,6 @@ in the padding do not exist.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -19,19 +18,23 @@ from torch import Tensor
 from pathcond.rules.base import Arguments, Reason, ScalePropagation, entries, mixed_positions
 from pathcond.rules.elementwise import add_paths, add_scales
 from pathcond.rules.paths import PathSums
+from pathcond.rules.shape import move_paths
 from pathcond.tracing import Call, Ref, run
 
 # ---- pools over windows
 
 
-def _pool_scales(s: ScalePropagation, call: Call, a: Arguments, nd: int) -> None:
-    axis = len(s.shape(a["input"].id)) - nd - 1
-    s.set_result(call, s.collapse(s.groups(a["input"]), range(axis + 1), mixed_positions(call)))
+def _pool_scales(s: ScalePropagation, call: Call, a: Arguments, nd: int | None = None) -> None:
+    """Positions along the last ``nd`` axes, or all behind the channels, are mixed."""
+    ndim = len(s.shape(a["input"].id))
+    kept = range(2 if nd is None else ndim - nd)
+    s.set_result(call, s.collapse(s.groups(a["input"]), kept, mixed_positions(call)))
 
 
 def _pool_paths(p: PathSums, call: Call, a: Arguments, kind: str) -> None:
     setting = {k: v for k, v in a.items() if k not in ("input", "return_indices")}
-    p.sum(call, [a["input"]], lambda x: _pool(kind, x, setting, p.pooling))
+    space = p.trace.values[call.outs[0]].shape[-int(kind[-1]) :]
+    p.sum(call, [a["input"]], lambda x: _pool(kind, x, setting, space, p.pooling))
 
 
 # ---- reductions over axes
@@ -42,8 +45,8 @@ def _axes(dim: Any, ndim: int) -> tuple[int, ...]:
     return tuple(range(ndim)) if dim is None or dim in ((), []) else (dim,) if isinstance(dim, int) else tuple(dim)
 
 
-def _reduce_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
-    dim = a.get("dim", a.get("axis", a.get("other")))
+def _reduce_scales(s: ScalePropagation, call: Call, a: Arguments, dim: Any = None) -> None:
+    dim = a.get("dim", a.get("axis", a.get("other", dim)))
     if isinstance(dim, Ref):  # torch.max(x, y)
         add_scales(s, call, {"input": a["input"], "other": dim})
         return
@@ -56,17 +59,27 @@ def _reduce_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
     )
 
 
-def _reduce_paths(p: PathSums, call: Call, a: Arguments, kind: str) -> None:
-    dim = a.get("dim", a.get("axis", a.get("other")))
+def _reduce_paths(p: PathSums, call: Call, a: Arguments, kind: str, dim: Any = None) -> None:
+    """``kind``: ``mean``, ``sum`` or ``extreme`` (a maximum or minimum)."""
+    dim = a.get("dim", a.get("axis", a.get("other", dim)))
     if isinstance(dim, Ref):
         add_paths(p, call, {"input": a["input"], "other": dim})
         return
     size, shape = p.trace.values[a["input"].id].shape, p.trace.values[call.outs[0]].shape
     dims = _axes(dim, len(size))
-    p.sum(call, [a["input"]], lambda x: _reduced(kind, x, dims, p.pooling).reshape(shape))
+    power = {"exact": 2, "plain": 1, "all": 0}[p.pooling] if kind == "mean" else 0
+
+    def reduced(x: Tensor) -> Tensor:
+        if kind == "extreme" and p.pooling == "plain":
+            found = x.amax(dims, keepdim=True)
+        else:
+            found = x.sum(dims, keepdim=True) / math.prod(size[d] for d in dims) ** power
+        return found if len(shape) == len(size) else found.reshape(shape)
+
+    p.sum(call, [a["input"]], reduced)
 
 
-# ---- sums at indices, and the largest entries
+# ---- sums at indices
 
 
 def _scatter_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
@@ -83,46 +96,25 @@ def _scatter_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
 
 
 def _scatter_paths(p: PathSums, call: Call, a: Arguments) -> None:
-    source, index = a.get("src", a.get("source")), p.constant(a["index"])
-    if not p.on_path(source) or index is None or a.get("alpha", 1) != 1 or a.get("reduce", "sum") != "sum":
+    plain = a.get("alpha", 1) == 1 and a.get("reduce", "sum") == "sum"
+    if plain and p.on_path(a.get("src", a.get("source"))) and p.constant(a["index"]) is not None:
+        move_paths(p, call, a)
+    else:
         p.barrier(call)
-        return
-    shape, dim = p.trace.values[call.outs[0]].shape, a["dim"]
-    add = torch.index_add if "index_add" in call.name else torch.scatter_add
-    terms = [a["input"]] if p.on_path(a["input"]) else []
-    p.add(call, [source, *terms], lambda x, *base: add(base[0] if base else x.new_zeros(shape), dim, index, x))
 
 
-def _along_axis_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
-    """Entries along an axis are ordered or added up, so that they must share their scales."""
-    groups, dim = s.groups(a["input"]), a.get("dim", -1)
-    kept = [axis for axis in range(groups.ndim) if axis != dim % max(groups.ndim, 1)]
-    s.set_result(call, s.collapse(groups, kept, mixed_positions(call)))
+# ---- resampling, and running sums
 
 
-def _largest_paths(p: PathSums, call: Call, a: Arguments) -> None:
-    p.sum(call, [a["input"]], lambda x: _reduced("extreme", x, (a.get("dim", -1),), p.pooling))
-
-
-def _cumsum_paths(p: PathSums, call: Call, a: Arguments) -> None:
-    p.sum(call, [a["input"]], lambda x: x.cumsum(a["dim"]))
-
-
-# ---- resampling
-
-
-def _resample_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
-    s.set_result(call, s.collapse(s.groups(a["input"]), (0, 1), mixed_positions(call)))
-
-
-def _resample_paths(p: PathSums, call: Call, a: Arguments) -> None:
+def _linear_paths(p: PathSums, call: Call, a: Arguments) -> None:
+    """The call itself is a sum of entries, or an average of few."""
     p.sum(call, [a["input"]], lambda x: run(call, lambda _: x))
 
 
 def _grid_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
     """Each channel is read at positions that the grid gives; positions outside are zero, or others of the channel."""
-    s.freeze(s.groups(a["grid"]), Reason("op", call.where, f"is the grid of `{call.name}`"))
-    _resample_scales(s, call, a)
+    s.freeze(s.groups(a["grid"]), Reason(call.where, f"is the grid of `{call.name}`"))
+    _pool_scales(s, call, a)
 
 
 def _grid_paths(p: PathSums, call: Call, a: Arguments) -> None:
@@ -150,66 +142,49 @@ _PLAIN = {
 }
 
 
-def _pool(kind: str, x: Tensor, setting: dict[str, Any], pooling: str) -> Tensor:
-    """A pool of ``kind`` (``max_pool2``, ``adaptive_avg_pool3``, ...) of path sums ``x`` (..., channels, *space)."""
-    plain = _PLAIN[kind]
+def _pool(kind: str, x: Tensor, setting: dict[str, Any], space: tuple[int, ...], pooling: str) -> Tensor:
+    """A pool of ``kind`` (``max_pool2``, ``adaptive_avg_pool3``, ...) of path sums ``x`` (..., channels, *positions).
+
+    The result has ``space`` positions.
+    """
+    plain, nd, average = _PLAIN[kind], len(space), "avg" in kind
     if pooling == "plain":
         return plain(x, **setting)
-    nd, average = int(kind[-1]), "avg" in kind
     if kind.startswith("adaptive"):
-        positions = _adaptive_positions(x, setting["output_size"], nd)
-        mean = _PLAIN[f"adaptive_avg_pool{nd}"](x, setting["output_size"])
+        positions = _adaptive_positions(x, space)
+        mean = _PLAIN[f"adaptive_avg_pool{nd}"](x, space)
         return mean / positions if average and pooling == "exact" else mean * positions
-    total = _window_sum(x, setting, nd)
+    total = _window_sum(x, setting, space)
     if average and pooling == "exact":
         ones = torch.ones_like(x[..., :1, *[slice(None)] * nd]) if x.ndim > nd else torch.ones_like(x)
-        return total * (plain(ones, **setting) / _window_sum(ones, setting, nd)) ** 2
+        return total * (plain(ones, **setting) / _window_sum(ones, setting, space)) ** 2
     return total
-
-
-def _reduced(kind: str, x: Tensor, dims: Sequence[int], pooling: str) -> Tensor:
-    """``mean``, ``sum`` or ``extreme`` (a maximum or minimum) of path sums over axes."""
-    if kind == "extreme" and pooling == "plain":
-        return x.amax(tuple(dims), keepdim=True)
-    total = x.sum(tuple(dims), keepdim=True)
-    positions = math.prod(x.shape[d] for d in dims)
-    if kind != "mean" or pooling == "all":
-        return total
-    return total / positions if pooling == "plain" else total / positions**2
 
 
 def _each(value: Any, nd: int) -> tuple[int, ...]:
     return (value,) * nd if isinstance(value, int) else tuple(value) * (nd if len(value) == 1 else 1)
 
 
-def _window_sum(x: Tensor, setting: dict[str, Any], nd: int) -> Tensor:
-    """Sum over pooling windows, as a convolution of each channel with ones; ``ceil_mode`` pads at the far end."""
+def _window_sum(x: Tensor, setting: dict[str, Any], space: tuple[int, ...]) -> Tensor:
+    """Sum over pooling windows, as a convolution of each channel with ones."""
+    nd = len(space)
     kernel = _each(setting["kernel_size"], nd)
-    given = setting.get("stride")
-    stride = kernel if given is None or given == [] or given == () else _each(given, nd)
+    stride = _each(setting.get("stride") or kernel, nd)
     padding, dilation = _each(setting.get("padding", 0), nd), _each(setting.get("dilation", 1), nd)
-    space = x.shape[-nd:]
-    extra = []
-    for n, k, s, p, d in zip(space, kernel, stride, padding, dilation, strict=True):
-        span = n + 2 * p - d * (k - 1) - 1
-        out = (-(-span // s) if setting.get("ceil_mode") else span // s) + 1
-        if setting.get("ceil_mode") and (out - 1) * s >= n + p:
-            out -= 1
-        extra.append(max(0, (out - 1) * s + d * (k - 1) + 1 - n - 2 * p))
-    pads = [amount for p, e in zip(reversed(padding), reversed(extra), strict=True) for amount in (p, p + e)]
-    flat = F.pad(x, pads).reshape(-1, 1, *(n + 2 * p + e for n, p, e in zip(space, padding, extra, strict=True)))
+    pads: list[int] = []
+    for n, out, k, s, p, d in zip(x.shape[-nd:], space, kernel, stride, padding, dilation, strict=True):
+        pads = [p, (out - 1) * s + d * (k - 1) + 1 - n - p, *pads]  # up to the end of the last window
+    padded = F.pad(x, pads)
     convolve = (F.conv1d, F.conv2d, F.conv3d)[nd - 1]
+    flat = padded.reshape(-1, 1, *padded.shape[-nd:])
     summed = convolve(flat, flat.new_ones(1, 1, *kernel), stride=stride, dilation=dilation)
-    return summed.reshape(*x.shape[:-nd], *summed.shape[-nd:])
+    return summed.reshape(*x.shape[:-nd], *space)
 
 
-def _adaptive_positions(x: Tensor, output_size: Any, nd: int) -> Tensor:
+def _adaptive_positions(x: Tensor, space: tuple[int, ...]) -> Tensor:
     """Number of positions of each window of an adaptive pool, broadcast over channels."""
-    sizes = (output_size,) * nd if output_size is None or isinstance(output_size, int) else tuple(output_size)
     positions = x.new_ones(())
-    for axis, wanted in enumerate(sizes):
-        n = x.shape[axis - nd]
-        out = n if wanted is None else wanted
+    for n, out in zip(x.shape[-len(space) :], space, strict=True):
         counts = [-(-(i + 1) * n // out) - i * n // out for i in range(out)]
         positions = positions[..., None] * x.new_tensor(counts)
     return positions
@@ -217,6 +192,7 @@ def _adaptive_positions(x: Tensor, output_size: Any, nd: int) -> Tensor:
 
 _AVERAGE = "input kernel_size stride padding ceil_mode count_include_pad divisor_override"
 _WINDOWS = "input kernel_size stride padding dilation ceil_mode"
+_LARGEST: Any = {"scales": partial(_reduce_scales, dim=-1), "paths": partial(_reduce_paths, kind="extreme", dim=-1)}
 
 OPERATIONS = [
     *(
@@ -235,7 +211,7 @@ OPERATIONS = [
     ),
     *entries(
         "interpolate upsample upsample_nearest upsample_bilinear",
-        "resample", "input", _resample_scales, _resample_paths, namespaces=[F],
+        "resample", "input", _pool_scales, _linear_paths, namespaces=[F],
     ),
     *entries(
         "grid_sample", "grid", "input grid mode padding_mode align_corners", _grid_scales, _grid_paths, namespaces=[F]
@@ -243,9 +219,9 @@ OPERATIONS = [
     *entries("index_add", "scatter", "input dim index source", _scatter_scales, _scatter_paths),
     *entries("scatter_add", "scatter", "input dim index src", _scatter_scales, _scatter_paths),
     *entries("scatter_reduce", "scatter", "input dim index src reduce", _scatter_scales, _scatter_paths),
-    *entries("topk", "largest", "input k dim", _along_axis_scales, _largest_paths),
-    *entries("sort", "largest", "input dim", _along_axis_scales, _largest_paths),
-    *entries("cumsum", "cumsum", "input dim", _along_axis_scales, _cumsum_paths),
+    *entries("topk", "largest", "input k dim", **_LARGEST),
+    *entries("sort", "largest", "input dim", **_LARGEST),
+    *entries("cumsum", "cumsum", "input dim", _reduce_scales, _linear_paths),
     *entries("mean", "mean", "input dim keepdim", _reduce_scales, partial(_reduce_paths, kind="mean")),
     *entries("sum", "sum", "input dim keepdim", _reduce_scales, partial(_reduce_paths, kind="sum")),
     *entries(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate, pairwise
+from operator import mul
 from typing import Any
 
 import torch
@@ -43,21 +45,15 @@ def reshape(groups: Tensor, old: tuple[int, ...], new: tuple[int, ...]) -> Tenso
     """The group map of ``x.reshape(new)``, without spreading it over axes that stay as they are."""
     if 0 in old:
         return torch.full((1,) * len(new), FROZEN, dtype=GROUP)
-    i = j = 0
+    ends, new_ends = (list(accumulate(shape, mul, initial=1)) for shape in (old, new))
     wide: list[int] = []
     sizes: list[int] = []
-    while i < len(old) or j < len(new):  # the shortest runs of old and new axes that hold the same elements
-        first_i, first_j = i, j
-        before, i = (old[i], i + 1) if i < len(old) else (1, i)
-        after, j = (new[j], j + 1) if j < len(new) else (1, j)
-        while before != after:
-            if before < after:
-                before, i = before * old[i], i + 1
-            else:
-                after, j = after * new[j], j + 1
-        varies = any(n > 1 for n in groups.shape[first_i:i])
-        wide += old[first_i:i] if varies else [1] * (i - first_i)
-        sizes += new[first_j:j] if varies else [1] * (j - first_j)
+    for low, high in pairwise([0, *sorted({*ends} & {*new_ends})]):  # the shortest runs of axes with the same elements
+        run_of_old = [axis for axis, end in enumerate(ends[1:]) if low < end <= high]
+        run_of_new = [axis for axis, end in enumerate(new_ends[1:]) if low < end <= high]
+        varies = any(groups.size(axis) > 1 for axis in run_of_old)
+        wide += [old[axis] if varies else 1 for axis in run_of_old]
+        sizes += [new[axis] if varies else 1 for axis in run_of_new]
     return compress(groups.expand(wide).reshape(sizes))
 
 
@@ -82,10 +78,7 @@ def _move_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
         if ref.id in data:
             fills[ref.id] = s.groups(ref).expand(s.shape(ref.id))
             continue
-        if call.name == "expand_as":
-            fills[ref.id] = torch.zeros(()).expand(s.shape(ref.id))
-            continue
-        constant = s.constants.get(ref.id) if s.constants is not None and not s.constants.random(ref.id) else None
+        constant = None if s.constants.random(ref.id) else s.constants.get(ref.id)
         if constant is None:
             unfixed.add(ref.id)
             constant = torch.zeros(s.shape(ref.id), dtype=torch.int64)
@@ -142,7 +135,7 @@ def _param_views(s: ScalePropagation, call: Call, source: int, view: ParamView) 
         )
         if shown is None:
             reason = f"parameter '{view.name}' is cut up by `{call.name}`"
-            s.freeze_parameter(view.name, Reason("param", call.where, reason))
+            s.freeze_parameter(view.name, Reason(call.where, reason))
         found.append(shown or s.uniform(value, FROZEN))
     return found
 
@@ -170,10 +163,11 @@ def _piece_of(view: ParamView, whole: Tensor, piece: Tensor) -> ParamView | None
     return replace(view, axes=tuple(axes), starts=tuple(starts), sizes=tuple(sizes)) if piece.numel() else None
 
 
-def _move_paths(p: PathSums, call: Call, a: Arguments, assign: bool = False) -> None:
+def move_paths(p: PathSums, call: Call, a: Arguments, assign: bool = False) -> None:
     """Run the call itself: on path sums, squared constants among the data, and plain constants as indices."""
     named = [r.id for r in refs([*call.args, call.kwargs])]
-    places = refs(call.args[:2] if call.fn is WRITE else [a.get("tensors", a.get("input")), a.get("value")])
+    keys = ("tensors", "input", "value", "src", "source")
+    places = refs(call.args[:2] if call.fn is WRITE else [a.get(key) for key in keys])
     data = list(dict.fromkeys(r.id for r in places))
     sources = [v for v in data if v in p.sums]
     if not sources:
@@ -183,20 +177,18 @@ def _move_paths(p: PathSums, call: Call, a: Arguments, assign: bool = False) -> 
 
     def function(*leaves: Tensor) -> Any:
         fills: dict[int, Any] = dict(zip(sources, leaves, strict=True))
-        for v in named:
-            if v in data and v not in fills:
-                known = p.constant(Ref(v)) is not None
-                fills[v] = p.square(Ref(v)).at(log) if known else leaves[0].new_zeros(p.trace.values[v].shape)
-            elif v not in fills:
-                fixed = p.constant(Ref(v))
-                known_as = p.trace.values[v]  # unknown indices are replaced by zeros
-                fills[v] = (
-                    torch.zeros(known_as.shape, dtype=known_as.dtype, device=p.device) if fixed is None else fixed
-                )
+        for v in (v for v in named if v not in fills):
+            known, shown = p.constant(Ref(v)), p.trace.values[v]
+            if known is None:  # unknown indices are replaced by zeros
+                fills[v] = torch.zeros(shown.shape, dtype=p.dtype if v in data else shown.dtype, device=p.device)
+            else:
+                fills[v] = p.square(Ref(v)).at(log) if v in data else known
+        if call.mutates:
+            fills[data[0]] = fills[data[0]].clone()
         if assign:
-            base = fills[a["input"].id].clone()
-            base[a["index"]] = fills[a["value"].id] if isinstance(a["value"], Ref) else float(a["value"]) ** 2
-            return base
+            value = fills[a["value"].id] if isinstance(a["value"], Ref) else float(a["value"]) ** 2
+            fills[data[0]][a["index"]] = value
+            return fills[data[0]]
         return run(call, fills.__getitem__)
 
     p.sum(call, [Ref(v) for v in sources], function)
@@ -273,7 +265,7 @@ def _write_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
     assert isinstance(view, View)  # noqa: S101 - the recorder makes it so
     operation = s.table.get(view.call.fn)
     kind = "" if operation is None else operation.kind
-    if kind in ("pass", "same", "cast"):
+    if kind in ("pass", "same"):
         s.groups(base)
         s.set_result(call, s.groups(piece))
     elif kind in ("move", "reshape") and s.parameter(base) is None and s.parameter(piece) is None:
@@ -287,35 +279,34 @@ _LAYOUT = {"view": "layout", "constant": True}
 
 OPERATIONS = [
     *entries(
-        "view view_as reshape reshape_as flatten unflatten ravel squeeze unsqueeze",
-        "reshape", "input", _reshape_scales, _reshape_paths, shapes=True, **_LAYOUT,
+        "view reshape flatten unflatten ravel squeeze unsqueeze",
+        "reshape", "input", _reshape_scales, _reshape_paths, **_LAYOUT,
     ),
     *entries(
         "permute transpose t swapaxes swapdims movedim moveaxis adjoint expand broadcast_to repeat tile roll flip "
         "fliplr flipud narrow select split split_with_sizes chunk tensor_split unbind hsplit vsplit unsafe_chunk "
         "unsafe_split index_select gather take_along_dim __getitem__ channel_shuffle "
         "native_channel_shuffle pixel_shuffle pixel_unshuffle T mT H mH",
-        "move", "input", _move_scales, _move_paths, **_LAYOUT,
+        "move", "input", _move_scales, move_paths, **_LAYOUT,
     ),
-    *entries("expand_as", "move", "input", _move_scales, _move_paths, shapes=True, **_LAYOUT),
     *entries(
         "diagonal rot90 repeat_interleave unfold",
-        "move", "input", _move_scales, _move_paths, namespaces=[torch, Tensor], **_LAYOUT,
+        "move", "input", _move_scales, move_paths, namespaces=[torch, Tensor], **_LAYOUT,
     ),
-    *entries("unfold", "unfold", "input", _unfold_scales, _move_paths, namespaces=[F]),
-    *entries("fold", "fold", "input", _fold_scales, _move_paths, namespaces=[F]),
+    *entries("unfold", "unfold", "input", _unfold_scales, move_paths, namespaces=[F]),
+    *entries("fold", "fold", "input", _fold_scales, move_paths, namespaces=[F]),
     *entries(
-        "stack hstack vstack dstack", "move", "tensors dim", _move_scales, _move_paths, namespaces=[torch],
+        "stack hstack vstack dstack", "move", "tensors dim", _move_scales, move_paths, namespaces=[torch],
         constant=True,
     ),
     *entries(
-        "cat concat concatenate", "cat", "tensors dim", _cat_scales, _move_paths, namespaces=[torch], constant=True
+        "cat concat concatenate", "cat", "tensors dim", _cat_scales, move_paths, namespaces=[torch], constant=True
     ),
-    *entries("pad", "pad", "input pad mode value", _pad_scales, _move_paths, namespaces=[F], constant=True),
+    *entries("pad", "pad", "input pad mode value", _pad_scales, move_paths, namespaces=[F], constant=True),
     *entries(
-        "constant_pad_nd", "pad", "input pad value", _pad_scales, _move_paths, namespaces=[torch], constant=True
+        "constant_pad_nd", "pad", "input pad value", _pad_scales, move_paths, namespaces=[torch], constant=True
     ),
-    *entries("__setitem__", "setitem", "input index value", _assign_scales, partial(_move_paths, assign=True)),
+    *entries("__setitem__", "setitem", "input index value", _assign_scales, partial(move_paths, assign=True)),
     *entries("copy_", "copy", "input src", _copy_scales, _copy_paths, namespaces=[Tensor]),
-    (WRITE, Operation("write", ("base", "piece", "view"), _write_scales, _move_paths)),
+    (WRITE, Operation("write", ("base", "piece", "view"), _write_scales, move_paths)),
 ]  # fmt: skip
