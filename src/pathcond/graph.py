@@ -7,6 +7,7 @@ import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import chain
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -383,7 +384,7 @@ def _record_other_sizes(s: ScalePropagation, recorder: Recorder, example: Any, t
 def _sizes_of_tables(s: ScalePropagation, sizes: list[int]) -> list[tuple[int, int, int]]:
     """Comparisons of input sizes with those of parameters of which as many entries are read, as of a position table."""
     found = []
-    for use in (use for uses in s.uses.values() for use in uses):
+    for use in chain(*s.uses.values()):
         for axis, whole in enumerate(use.row.shape):
             read = int((use.row != ZERO).transpose(0, axis).reshape(whole, -1).any(1).sum())
             found += [(n, n, whole) for n in {*sizes} if n == read < whole]
@@ -575,17 +576,16 @@ def _assemble(model: nn.Module, s: ScalePropagation) -> dict[str, Any]:
     for number, found in enumerate(s.frozen.values()):
         for groups in found:
             why.scatter_reduce_(0, root[groups].long(), torch.full_like(groups, number, dtype=torch.int32), "amin")
-    entered, left = torch.zeros(2, s.count, dtype=torch.bool)
-    for use in (use for each in s.uses.values() for use in each):
-        for end, same, inverse in ((use.row, entered, left), (use.col, left, entered)):
+    entered, left = sides = torch.zeros(2, s.count, dtype=torch.bool)
+    for use in chain(*s.uses.values()):
+        for side, end in enumerate((use.row, use.col)):
             groups = end[end > FROZEN]
-            same[root[groups[sign[groups] > 0]]] = True
-            inverse[root[groups[sign[groups] < 0]]] = True
+            sides[side ^ (sign[groups] < 0).long(), root[groups]] = True  # inverse scales change sides
     s.uses.clear()
     roots = (entered & left & (why == len(s.frozen))).nonzero()[:, 0]  # only roots are marked
     frozen, by_module = _frozen(s, root, sign, why, left)
     s.frozen.clear()
-    del why, entered, left
+    del why, entered, left, sides
     number, step, sizes = _number(s, roots, by_expert)
     del roots, by_expert
     number = number[root].mul_(sign)

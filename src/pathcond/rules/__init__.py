@@ -14,14 +14,14 @@ import torch
 from torch._library.custom_ops import CustomOpDef
 
 from pathcond.checks import PathCondError
-from pathcond.rules import attention, elementwise, linear, normalization, pooling, shape
+from pathcond.rules import elementwise, linear, normalization, pooling, shape
 from pathcond.rules.base import Operation, PathRule, ScaleRule
 from pathcond.rules.elementwise import barrier_paths
 from pathcond.tracing import name_of
 
 TABLE: dict[Any, Operation] = {
     function: operation
-    for family in (elementwise, linear, attention, normalization, pooling, shape)
+    for family in (elementwise, linear, normalization, pooling, shape)
     for function, operation in family.OPERATIONS
 }
 

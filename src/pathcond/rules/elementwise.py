@@ -309,6 +309,9 @@ OPERATIONS = [
         "relu6 hardtanh hardsigmoid sigmoid tanh softsign tanhshrink logsigmoid",
         "bounded", "input", freezes("crosses {}, which is bounded and so not homogeneous"), barrier_paths,
     ),
+    *entries(
+        "softmax log_softmax", "softmax", "input dim", freezes("crosses {}, which is not homogeneous"), barrier_paths
+    ),
     *entries("square sqrt pow __pow__ __ipow__", "power", "input exponent", _power_scales, _power_paths),
     *entries("rsqrt reciprocal", "reciprocal", "input", freezes("enters {}, as in a normalization"), _reciprocal_paths),
     *entries(

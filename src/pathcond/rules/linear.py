@@ -218,6 +218,43 @@ def _einsum_paths(p: PathSums, call: Call, a: Arguments) -> None:
     _product_paths(p, call, *parsed, partial(torch.einsum, call.args[0])) if parsed else p.barrier(call)
 
 
+# ---- attention by one call
+
+
+def _attention_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
+    """Values keep one scale for each channel of a head; queries and keys may have inverse ones, as they only meet."""
+    shape = s.shape(call.outs[0])
+    if isinstance(a.get("attn_mask"), Ref):
+        s.freeze(s.groups(a["attn_mask"]), Reason(call.where, f"is the mask of `{call.name}`"))
+
+    def by_head(x: Ref) -> Tensor:
+        """Groups of each channel of each query head, tied over positions."""
+        groups = s.groups(x)
+        axes = [axis for axis in range(groups.ndim) if axis != groups.ndim - 2]
+        groups = s.collapse(groups, axes, mixed_positions(call))
+        if groups.ndim > 2 and groups.size(-3) not in (1, shape[-3]):  # heads share a head of keys and values
+            groups = groups.repeat_interleave(shape[-3] // groups.size(-3), -3)
+        return groups
+
+    no_scale = Reason(call.where, f"is multiplied by a value without scale in `{call.name}`")
+    s.tie_inverse(by_head(a["query"]), by_head(a["key"]), no_scale)
+    s.set_result(call, by_head(a["value"]))
+
+
+def _attention_paths(p: PathSums, call: Call, a: Arguments) -> None:
+    """An average of values, which makes path sums independent of the number of tokens; others end at the weights."""
+    query, key, value = (a[name] for name in ("query", "key", "value"))
+    if value.id not in p.sums:
+        p.barrier(call)
+        return
+    shape, own = p.trace.values[call.outs[0]].shape, p.trace.values[value.id].shape
+    for other in (query, key):
+        if other.id != value.id:
+            p.end_path(other.id)
+    heads = shape[-3] // own[-3] if len(shape) > 2 else 1  # query heads that share one head of values
+    p.sum(call, [value], lambda v: (v.repeat_interleave(heads, -3) if heads > 1 else v).mean(-2, keepdim=True))
+
+
 # ---- one matrix for each group of rows: mixtures of experts
 
 
@@ -359,6 +396,10 @@ def _bag_paths(p: PathSums, call: Call, a: Arguments) -> None:
 OPERATIONS = [
     *entries("linear", "linear", "input weight bias", _linear_scales, _linear_paths, layer=True),
     *entries("matmul mm __matmul__ bmm", "matmul", "input other", _matmul_scales, _matmul_paths, layer=True),
+    *entries(
+        "scaled_dot_product_attention", "attention", "query key value attn_mask dropout_p is_causal scale enable_gqa",
+        _attention_scales, _attention_paths, namespaces=[F],
+    ),
     *entries("einsum", "einsum", "equation", _einsum_scales, _einsum_paths, namespaces=[torch], layer=True),
     *(
         entry
@@ -378,9 +419,6 @@ OPERATIONS = [
     *entries(
         "embedding", "embedding", "input weight padding_idx max_norm", _embedding_scales, _embedding_paths,
         namespaces=[F], constant=True,
-    ),
-    *entries(
-        "embedding", "embedding", "weight input", _embedding_scales, _embedding_paths, namespaces=[torch], constant=True
     ),
     *entries(
         "embedding_bag", "embedding",

@@ -135,19 +135,11 @@ OPERATIONS = [
         "batch_norm", "batch_norm", "input running_mean running_var weight bias training momentum eps",
         _batch_scales, _norm_paths, namespaces=[F],
     ),
-    *entries(
-        "batch_norm", "batch_norm", "input weight bias running_mean running_var training momentum eps",
-        _batch_scales, _norm_paths, namespaces=[torch],
-    ),
     *entries("layer_norm", "layer_norm", "input normalized_shape weight bias eps", _norm_scales, _norm_paths),
     *entries("rms_norm", "rms_norm", "input normalized_shape weight eps", _norm_scales, _norm_paths),
     *entries("group_norm", "group_norm", "input num_groups weight bias eps", _norm_scales, _norm_paths),
     *entries(
         "instance_norm", "group_norm", "input running_mean running_var weight bias use_input_stats momentum eps",
         _norm_scales, _norm_paths, namespaces=[F],
-    ),
-    *entries(
-        "instance_norm", "group_norm", "input weight bias running_mean running_var use_input_stats momentum eps",
-        _norm_scales, _norm_paths, namespaces=[torch],
     ),
 ]  # fmt: skip

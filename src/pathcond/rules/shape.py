@@ -303,9 +303,6 @@ OPERATIONS = [
         "cat concat concatenate", "cat", "tensors dim", _cat_scales, move_paths, namespaces=[torch], constant=True
     ),
     *entries("pad", "pad", "input pad mode value", _pad_scales, move_paths, namespaces=[F], constant=True),
-    *entries(
-        "constant_pad_nd", "pad", "input pad value", _pad_scales, move_paths, namespaces=[torch], constant=True
-    ),
     *entries("__setitem__", "setitem", "input index value", _assign_scales, partial(move_paths, assign=True)),
     *entries("copy_", "copy", "input src", _copy_scales, _copy_paths, namespaces=[Tensor]),
     (WRITE, Operation("write", ("base", "piece", "view"), _write_scales, move_paths)),
