@@ -599,7 +599,7 @@ def _assemble(model: nn.Module, s: ScalePropagation) -> dict[str, Any]:
             if key not in shared:
                 shared[key] = number[end]
                 if use.expert_axis is not None and bool(step[end].any()):
-                    expert = torch.arange(model.get_parameter(name).size(use.expert_axis))
+                    expert = torch.arange(model.get_parameter(name).size(use.expert_axis), dtype=torch.int32)
                     shared[key] = shared[key] + step[end] * expert.reshape(
                         [-1, *[1] * (end.ndim - 1 - use.expert_axis)]
                     )
@@ -638,7 +638,8 @@ def _layers(s: ScalePropagation, number: Tensor, step: Tensor) -> dict[str, Tens
         groups = slice(layer.first, layer.first + layer.size)
         numbers = number[groups]
         if layer.name not in found and bool(numbers.any()):
-            found[layer.name] = (numbers + step[groups] * torch.arange(layer.experts)[:, None]).reshape(-1)
+            experts = torch.arange(layer.experts, dtype=torch.int32)[:, None]
+            found[layer.name] = (numbers + step[groups] * experts).reshape(-1)
     return found
 
 

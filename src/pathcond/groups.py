@@ -239,12 +239,13 @@ def _group_numbers(graph: ScaleGraph) -> tuple[Tensor, list[str]]:
             for sign in (1, -1):
                 touched = numbers[numbers * sign > 0].abs().unique()
                 signature[touched] += torch.randint(1 << 40, (1,), generator=draws)
-    kinds, kind = signature[1:].unique(return_inverse=True)
-    first = torch.full((len(kinds),), graph.units).scatter_reduce_(0, kind, torch.arange(graph.units), "amin")
+    runs, run, sizes = signature[1:].unique_consecutive(return_inverse=True, return_counts=True)
+    kinds, kind = runs.unique(return_inverse=True)
+    first = torch.full((len(kinds),), graph.units).scatter_reduce_(0, kind, sizes.cumsum(0) - sizes, "amin")
     order = first.argsort()  # groups are numbered as they first appear
     number = torch.empty_like(order).scatter_(0, order, torch.arange(len(order)))
     names = [modules[index] for index in made_by[1:][first[order]].tolist()]
-    return torch.cat((torch.tensor([-1]), number[kind])), names
+    return torch.cat((torch.tensor([-1]), number[kind][run])), names
 
 
 def _members(graph: ScaleGraph, group: Tensor) -> dict[tuple[int, str], list[ParamSlice]]:
