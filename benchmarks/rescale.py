@@ -43,7 +43,7 @@ sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / 
 
 import pathcond
 from paper.models import cifar_nv, mlp, resnet18_c
-from tests.reference import dense_problem, literal_iterates
+from tests.reference import literal_iterates, problem_of
 
 NETS = {"MLP 3x500": mlp, "CIFAR-NV": cifar_nv, "ResNet-18-C": resnet18_c}
 MODELS = {"resnet50": 8, "vgg16": 8, "vit_b_16": 8, "mlp": 8}  # batch size of the call whose memory is measured
@@ -115,7 +115,7 @@ def literal_seconds(
     start = now()
     graph = pathcond.extract_graph(model, x, batchnorm="exclude")
     g = pathcond.compute_diag_g(model, x, graph=graph, pooling="plain")
-    iterates = literal_iterates(dense_problem(graph, g))
+    iterates = literal_iterates(problem_of(graph, g))
     seconds, sweeps, times, u = now() - start, list[float](), list[float](), torch.zeros(0)
     for _ in range(10):
         times += ours()

@@ -80,6 +80,14 @@ class Lambda(nn.Module):
             setattr(self, name, nn.Parameter(torch.randn(part)) if isinstance(part, tuple) else part)
 
 
+def one_hidden_layer(
+    forward: Callable[..., Any] = lambda s, x: s.b(F.relu(s.a(x))), inputs: int = 5, **more: nn.Module
+) -> Lambda:
+    """A function of two layers, ``a`` with eight outputs and ``b`` with two, and of more modules."""
+    torch.manual_seed(0)
+    return Lambda(forward, a=nn.Linear(inputs, 8), b=nn.Linear(8, 2), **more)
+
+
 def outputs(model: nn.Module, x: Any, training: bool) -> Tensor:
     """The output in one mode, with the same random numbers each time; the model is left as it is."""
     model = copy.deepcopy(model).train(training)
@@ -106,6 +114,15 @@ def change(before: list[Tensor], after: list[Tensor]) -> float:
     """Largest change of an output relative to its largest entry; NaN if one is not finite."""
     found = [(b - a).abs().amax() / b.abs().amax() for b, a in zip(before, after, strict=True)]
     return float(torch.stack(found).amax())
+
+
+def changes_under_random_scales(
+    model: nn.Module, x: Any, graph: pathcond.ScaleGraph, seed: int
+) -> tuple[list[list[Tensor]], list[float]]:
+    """Outputs in eval and in training mode, and by how much they change when the model is rescaled at random."""
+    before = [outputs_in_mode(model, x, mode) for mode in (False, True)]
+    pathcond.apply_scales_(model, graph, random_scales(graph, seed))
+    return before, [change(b, outputs_in_mode(model, x, mode)) for b, mode in zip(before, (False, True), strict=True)]
 
 
 def random_scales(graph: pathcond.ScaleGraph, seed: int = 3) -> Tensor:
@@ -288,6 +305,46 @@ def _recurrent(start: Callable[[Tensor], Tensor]) -> Lambda:
         return s.o(h)
 
     return Lambda(forward, i=L(5, 8), h=L(8, 8), o=L(8, 2))
+
+
+def _experts_by_where(s: Any, x: Tensor) -> Tensor:
+    """Each expert reads the tokens that the router sends to it, as many as there are."""
+    x = s.norm(x)
+    weights, chosen = s.router(x).softmax(-1).topk(2, -1)
+    mask, result = F.one_hot(chosen, 3).permute(2, 1, 0), torch.zeros_like(x)
+    for index in range(3):
+        place, token = torch.where(mask[index])
+        y = s.down[index](F.relu(s.up[index](x[token])))
+        result.index_add_(0, token, y * weights[token, place, None])
+    return result
+
+
+def _experts_by_split(s: Any, x: Tensor) -> Tensor:
+    """Tokens in the order of their experts, in parts whose sizes ``tolist`` returns."""
+    x = s.norm(x)
+    weights, chosen = s.router(x).softmax(-1).max(-1)
+    order, sizes = chosen.argsort(), F.one_hot(chosen, 3).sum(0).tolist()
+    if hasattr(s, "branch") and sizes[0] > 2:
+        return x
+    parts = zip(x[order].split(sizes), s.up, s.down, strict=True)
+    y = torch.cat([down(F.relu(up(part))) for part, up, down in parts])
+    return torch.zeros_like(x).index_add(0, order, y * weights[order, None])
+
+
+def _experts(forward: Callable[[Any, Tensor], Tensor]) -> Lambda:
+    up, down = (nn.ModuleList(L(*sizes) for _ in range(3)) for sizes in ((8, 6), (6, 8)))
+    return Lambda(forward, norm=nn.RMSNorm(8), router=L(8, 3, bias=False), up=up, down=down)
+
+
+def _visible_blocks(s: Any, x: Tensor) -> Tensor:
+    """For each token the mean of pairs of the tokens before it, selected by a constant mask."""
+    h, found = F.relu(s.a(x)), []
+    for row in torch.ones(5, 5, dtype=torch.bool).tril():
+        seen = row.nonzero()[:, 0]
+        pairs = seen.shape[0] // 2
+        if pairs:
+            found.append(h[:, seen[: 2 * pairs].view(pairs, 2)].mean((1, 2)))
+    return s.b(torch.stack(found, 1))
 
 
 def _masked_weights(s: Any, x: Tensor) -> Tensor:
@@ -499,6 +556,9 @@ CASES = [
          (2, 3, 8)),
     Case("bmm_left", 10, 0, Lambda(lambda s, x: torch.bmm(s.v, F.relu(torch.bmm(s.u, x))), u=(2, 5, 3), v=(2, 4, 5)),
          (2, 3, 8)),
+    Case("experts_by_where", 26, 3, _experts(_experts_by_where), (7, 8)),
+    Case("experts_by_split", 26, 3, _experts(_experts_by_split), (7, 8)),
+    Case("visible_blocks", 6, 0, Lambda(_visible_blocks, a=L(3, 6), b=L(6, 2)), (2, 5, 3)),
     # indices that are an input
     Case("embedding_bag", 5, 0, Lambda(lambda s, i: s.b(F.relu(s.e(i))), e=nn.EmbeddingBag(7, 5), b=L(5, 2)),
          torch.arange(12).reshape(3, 4) % 7),
@@ -563,6 +623,7 @@ CASES = [
          (3, 6)),
     Case("other_dtype", 0, 8, tail(lambda s, h, x: s.fc2(h) + h.view(torch.int64).sum() * 0), (3, 6)),
     Case("slice_relu_view", 4, 0, tail(lambda s, h, x: s.fc2(F.relu(s.fc1(x)[:, :4]).view(1, 12)[:, :8])), (3, 6)),
+    Case("size_by_constants", 8, 0, tail(lambda s, h, x: s.fc2(h)[:, : torch.tensor(1) + torch.tensor(1)]), (3, 6)),
     # tensors made like a value, which freeze nothing
     Case("randn_like", 8, 0, tail(lambda s, h, x: s.fc2(h * torch.randn_like(h))), (3, 6)),
     Case("full_like", 8, 0, tail(lambda s, h, x: s.fc2(h * torch.full_like(h, 2.0))), (3, 6)),

@@ -39,7 +39,7 @@ import pathcond
 from pathcond.apply import scale_parameters_
 from pathcond.output_check import trial
 from pathcond.registry import tiny_model, tiny_sizes
-from tests.cases import change, outputs_in_mode
+from tests.cases import change, changes_under_random_scales, outputs_in_mode
 
 hf: Any = transformers  # its configuration classes take more than their signatures tell
 ROOT = Path(__file__).parents[1]
@@ -418,13 +418,8 @@ def check(name: str, device: str = "cpu") -> Row:
         if hasattr(model, "config"):
             model.config._experts_implementation = "eager"  # grouped products know no float64
         wide = tree_map(lambda x: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x, example_input)
-        modes = (False, True)
-        before = [outputs_in_mode(model, wide, mode) for mode in modes]
-        measured["rounding"] = change(before[0], rounded)
-        u = torch.randn(graph.units, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) / 2
-        pathcond.apply_scales_(model, graph, u)
-        errors = [change(b, outputs_in_mode(model, wide, mode)) for b, mode in zip(before, modes, strict=True)]
-        measured.update(eval_error=errors[0], train_error=errors[1])
+        before, errors = changes_under_random_scales(model, wide, graph, 1)
+        measured.update(rounding=change(before[0], rounded), eval_error=errors[0], train_error=errors[1])
     return Row(
         name, device, parameters, symmetries, graph.units, seconds,
         f"{hardware('cuda' if device == 'cuda' else 'cpu')}; transformers {hf.__version__}",

@@ -32,7 +32,7 @@ import torchvision
 from torch import Tensor, nn
 
 import pathcond
-from tests.cases import change, outputs_in_mode
+from tests.cases import change, changes_under_random_scales, outputs_in_mode
 
 SEED = 0
 BATCH = 4
@@ -186,18 +186,15 @@ def _facts(row: Row, report: pathcond.Rescaling) -> tuple[Row, list[str]]:
 
 def _compare(row: Row, model: nn.Module, x: Tensor, graph: pathcond.ScaleGraph) -> tuple[Row, list[str]]:
     """Outputs before and after random scales, in both modes; a model may amplify rounding, which is measured too."""
-    u = torch.randn(graph.units, dtype=torch.float64, generator=torch.Generator().manual_seed(SEED)) / 2
-    modes = {"eval": False, "train": True}
-    before = {mode: outputs_in_mode(model, x, training) for mode, training in modes.items()}
-    rounding = {mode: change(before[mode], outputs_in_mode(model, x * (1 + 1e-15), modes[mode])) for mode in modes}
-    pathcond.apply_scales_(model, graph, u)
-    errors = {mode: change(before[mode], outputs_in_mode(model, x, training)) for mode, training in modes.items()}
+    moved = [outputs_in_mode(model, x * (1 + 1e-15), training) for training in (False, True)]
+    before, errors = changes_under_random_scales(model, x, graph, SEED)
+    rounding = list(map(change, before, moved))
     faults = [
-        f"{mode} outputs changed by {error:.1e} in float64, and by {rounding[mode]:.1e} if the input changes by 1e-15"
-        for mode, error in errors.items()
-        if not error <= max(EXACT, 10 * rounding[mode])
+        f"{mode} outputs changed by {error:.1e} in float64, and by {noise:.1e} if the input changes by 1e-15"
+        for mode, error, noise in zip(("eval", "train"), errors, rounding, strict=True)
+        if not error <= max(EXACT, 10 * noise)
     ]
-    return replace(row, eval_error=errors["eval"], train_error=errors["train"]), faults
+    return replace(row, eval_error=errors[0], train_error=errors[1]), faults
 
 
 def summary(rows: list[Row]) -> list[list[str]]:

@@ -134,6 +134,10 @@ OPTIONS = {
     "no damping at all": ({"damping": 0}, r"expected damping to be a number in \(0, 1\], got 0"),
     "unknown objective": ({"objective": "l2"}, "expected objective to be .*paths.*norms.*, got 'l2'"),
     "a clamp in words": ({"clamp": "tight"}, "expected clamp to be positive or None, got 'tight'"),
+    "no optimizer": ({"optimizer": 0.1}, r"expected optimizer to be a torch\.optim\.Optimizer or None, got float"),
+    "another model's optimizer": (
+        {"optimizer": torch.optim.SGD(mlp().parameters())}, "expected the optimizer of this model",
+    ),
     "a graph of another kind": ({"graph": 3}, "expected graph to be a ScaleGraph or None, got int"),
     "a graph of another model": (
         {"graph": pathcond.extract_graph(models.mlp(6, (7,), 3, batchnorm=False), X)}, r"Extract a new graph",

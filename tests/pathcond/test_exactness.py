@@ -28,18 +28,19 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, dtype=D, generator=torch.Generator().manual_seed(seed))
 
 
+def linear(n: int = 8, m: int = 6) -> nn.Linear:
+    return nn.Linear(n, m)
+
+
 def net(forward: Callable[..., Any], **parts: Any) -> Lambda:
+    """A function of two layers ``a`` and ``b``, or of others in their places, and of more parts."""
     torch.manual_seed(0)
-    return Lambda(forward, **parts).double()
+    return Lambda(forward, **{"a": linear(), "b": linear(6, 2), **parts}).double()
 
 
 def assert_kept(model: nn.Module, graph: pathcond.ScaleGraph, *calls: Any) -> None:
     for call in calls:
         assert_function_kept(model, call, graph)
-
-
-def linear(n: int = 8, m: int = 6) -> nn.Linear:
-    return nn.Linear(n, m)
 
 
 def _crop(s: Any, x: Tensor) -> Tensor:
@@ -73,48 +74,44 @@ def _wide(s: Any, x: Tensor) -> Tensor:
 
 
 tokens, images = normal(2, 3, 8), normal(2, 2, 4, 4)
-longer, larger = normal(2, 5, 8, seed=1), normal(2, 2, 6, 5, seed=1)
+one_token, longer, larger = normal(2, 1, 8), normal(2, 5, 8, seed=1), normal(2, 2, 6, 5, seed=1)
 READ_IN_PART: dict[str, tuple[Callable[[], nn.Module], Any, tuple[Any, ...]]] = {
-    "positions": (lambda: net(lambda s, x: s.b(F.relu(s.a(x) + s.pos[: x.shape[1]])), a=linear(), b=linear(6, 2),
-                                pos=(7, 6)), tokens, (longer, normal(2, 7, 8))),
-    "last positions": (lambda: net(lambda s, x: s.b(F.relu(s.a(x) + s.pos[-x.shape[1] :])), a=linear(),
-                                     b=linear(6, 2), pos=(7, 6)), tokens, (longer,)),
+    "positions": (lambda: net(lambda s, x: s.b(F.relu(s.a(x) + s.pos[: x.shape[1]])), pos=(7, 6)), tokens,
+                  (longer, normal(2, 7, 8))),
+    "last positions": (lambda: net(lambda s, x: s.b(F.relu(s.a(x) + s.pos[-x.shape[1] :])), pos=(7, 6)), tokens,
+                       (longer,)),
     "crop": (lambda: net(_crop, a=nn.Conv2d(2, 6, 1), b=nn.Conv2d(6, 2, 1), pos=(1, 6, 9, 9)), images, (larger,)),
-    "kernel": (lambda: net(
-        lambda s, x: s.b(F.conv1d(F.relu(s.a(x)).mT, s.k[..., : x.shape[1]]).flatten(1)), a=linear(), b=linear(4, 2),
-        k=(4, 6, 7)), tokens, (longer,)),
-    "mixing": (lambda: net(
-        lambda s, x: s.b(F.relu(s.mix[: x.shape[1], : x.shape[1]] @ F.relu(s.a(x)))).mean(1), a=linear(),
-        b=linear(6, 2), mix=(7, 7)), tokens, (longer,)),
-    "slimmable": (lambda: net(_wide, w=(6, 8), v=(6,), u=(2, 6)), normal(3, 8), (normal(5, 8, seed=1),)),
-    "one step": (lambda: net(_recurrent, a=linear(), c=linear(6, 6), b=linear(6, 2)), normal(2, 1, 8),
-                 (tokens, longer)),
-    "one step, joined": (lambda: net(_joined, c=linear(14, 6), b=linear(6, 2)), normal(2, 1, 8), (tokens,)),
-    "nn.RNN": (lambda: net(lambda s, x: s.b(s.r(x)[0][:, -1]), r=nn.RNN(8, 6, nonlinearity="relu", batch_first=True),
-                             b=linear(6, 2)), normal(2, 1, 8), (tokens,)),
+    "kernel": (lambda: net(lambda s, x: s.b(F.conv1d(F.relu(s.a(x)).mT, s.k[..., : x.shape[1]]).flatten(1)),
+                           b=linear(4, 2), k=(4, 6, 7)), tokens, (longer,)),
+    "mixing": (lambda: net(lambda s, x: s.b(F.relu(s.mix[: x.shape[1], : x.shape[1]] @ F.relu(s.a(x)))).mean(1),
+                           mix=(7, 7)), tokens, (longer,)),
+    "slimmable": (lambda: Lambda(_wide, w=(6, 8), v=(6,), u=(2, 6)).double(), normal(3, 8), (normal(5, 8, seed=1),)),
+    "one step": (lambda: net(_recurrent, c=linear(6, 6)), one_token, (tokens, longer)),
+    "one step, joined": (lambda: Lambda(_joined, c=linear(14, 6), b=linear(6, 2)).double(), one_token, (tokens,)),
+    "nn.RNN": (lambda: Lambda(lambda s, x: s.b(s.r(x)[0][:, -1]), b=linear(6, 2), r=nn.RNN(
+        8, 6, nonlinearity="relu", batch_first=True)).double(), one_token, (tokens,)),
     "batch of one in channels": (lambda: net(
-        lambda s, x: s.b(F.relu(s.a(x)).permute(1, 0, 2).reshape(6, -1).t()), a=nn.Conv1d(8, 6, 1), b=linear(6, 2)),
+        lambda s, x: s.b(F.relu(s.a(x)).permute(1, 0, 2).reshape(6, -1).t()), a=nn.Conv1d(8, 6, 1)),
         normal(1, 8, 3), (normal(2, 8, 3, seed=1),)),
     "batch folded into channels": (lambda: net(
-        lambda s, x: s.b(F.relu(s.a(x)).view(6, -1).t()), a=nn.Conv1d(8, 6, 1), b=linear(6, 2)),
+        lambda s, x: s.b(F.relu(s.a(x)).view(6, -1).t()), a=nn.Conv1d(8, 6, 1)),
         normal(1, 8, 3), (normal(2, 8, 3, seed=1),)),
-    "heads of one token": (lambda: net(_heads, a=linear(), c=linear(6, 6), b=linear(6, 2)), normal(2, 1, 8),
-                           (tokens, longer)),
+    "heads of one token": (lambda: net(_heads, c=linear(6, 6)), one_token, (tokens, longer)),
     "channels by length": (lambda: net(
-        lambda s, x: s.b(h := F.relu(s.a(x))).mean(1) + h[..., : x.shape[1]].sum((1, 2), keepdim=True)[:, 0],
-        a=linear(), b=linear(6, 2)), normal(2, 1, 8), (tokens, longer, normal(2, 6, 8))),
+        lambda s, x: s.b(h := F.relu(s.a(x))).mean(1) + h[..., : x.shape[1]].sum((1, 2), keepdim=True)[:, 0]),
+        one_token, (tokens, longer, normal(2, 6, 8))),
     "channel by length": (lambda: net(
-        lambda s, x: s.b(h := F.relu(s.a(x))).mean(1) + h[..., x.shape[1]].sum(1, keepdim=True),
-        a=linear(), b=linear(6, 2)), normal(2, 1, 8), (tokens, longer)),
+        lambda s, x: s.b(h := F.relu(s.a(x))).mean(1) + h[..., x.shape[1]].sum(1, keepdim=True)), one_token,
+        (tokens, longer)),
     "filled up to the largest length": (lambda: net(
-        lambda s, x: s.b(torch.cat((h := F.relu(s.a(x)), h.new_ones(x.shape[0], 7 - x.shape[1], 6)), 1)), a=linear(),
-        b=linear(6, 2)), normal(2, 7, 8), (tokens, longer)),
+        lambda s, x: s.b(torch.cat((h := F.relu(s.a(x)), h.new_ones(x.shape[0], 7 - x.shape[1], 6)), 1))),
+        normal(2, 7, 8), (tokens, longer)),
     "branch on the batch": (lambda: net(
-        lambda s, x: s.b(F.relu(s.a(x)) if len(x.shape) and x.shape[0] < 9 else s.a(x).tanh()), a=linear(),
-        b=linear(6, 2)), normal(3, 8), (normal(4, 8), normal(9, 8), normal(20, 8))),
-    **{f"branch on {name}": (lambda test=test: net(
-        lambda s, x: s.b(F.relu(s.a(x)) if test(x.shape[1]) else s.a(x).tanh()), a=linear(), b=linear(6, 2)),
-        tokens, (normal(2, 2, 8), longer, normal(2, 12, 8))) for name, test in {
+        lambda s, x: s.b(F.relu(s.a(x)) if len(x.shape) and x.shape[0] < 9 else s.a(x).tanh())), normal(3, 8),
+        (normal(4, 8), normal(9, 8), normal(20, 8))),
+    **{f"branch on {name}": (
+        lambda test=test: net(lambda s, x: s.b(F.relu(s.a(x)) if test(x.shape[1]) else s.a(x).tanh())), tokens,
+        (normal(2, 2, 8), longer, normal(2, 12, 8))) for name, test in {
             "half the length": lambda n: n // 2 <= 4, "a ratio": lambda n: n / 4 < 2.5,
             "a difference": lambda n: n - 5, "bits": lambda n: not n & 4, "a square": lambda n: n**2 < 100,
             "a rounded ratio": lambda n: round(n / 4) < 2,
@@ -137,7 +134,7 @@ def test_positions_are_free_once_all_are_read():
     """The whole table is read on an input of its length, which is tried where the model takes it."""
     make, x, others = READ_IN_PART["positions"]
     assert pathcond.extract_graph(make(), x).units == 6
-    cut = net(lambda s, x: s.b(F.relu(s.a(x) + s.pos[: min(x.shape[1], 6)])), a=linear(), b=linear(6, 2), pos=(7, 6))
+    cut = net(lambda s, x: s.b(F.relu(s.a(x) + s.pos[: min(x.shape[1], 6)])), pos=(7, 6))
     graph = pathcond.extract_graph(cut, x)
     assert (graph.units, graph.frozen_channels) == (0, 6)
     assert "read a part only" in graph.frozen[0].reason
@@ -155,7 +152,7 @@ def optional(self, x, shift=None, steps: int = 1):
 
 
 def test_arguments_that_are_left_out_are_said_or_given():
-    model, x, shift = net(optional, a=linear(), b=linear(6, 2), c=linear(6, 6)), normal(3, 8), normal(3, 6)
+    model, x, shift = net(optional, c=linear(6, 6)), normal(3, 8), normal(3, 6)
     graph = pathcond.extract_graph(model, x)
     assert graph.exact_for.fixed == ("shift=None", "steps=1")
     assert "shift=None" in str(graph.exact_for)
@@ -166,7 +163,7 @@ def test_arguments_that_are_left_out_are_said_or_given():
 
 @pytest.mark.parametrize("function", ["extract_graph", "rescale_", "scale_groups", "verify_mapping"])
 def test_every_function_takes_several_inputs(function):
-    model, x = net(optional, a=linear(), b=linear(6, 2), c=linear(6, 6)), normal(3, 8)
+    model, x = net(optional, c=linear(6, 6)), normal(3, 8)
     inputs = pathcond.Inputs(x, (x, normal(3, 6)))
     if function == "verify_mapping":
         mapping = [{"smooth_layer": "a", "balance_layers": ["b"]}]
@@ -181,7 +178,7 @@ def test_every_function_takes_several_inputs(function):
 
 
 def test_what_examples_give_beside_tensors_is_named():
-    model, x = net(lambda s, *given, **more: s.b(F.relu(s.a(given[0]))), a=linear(), b=linear(6, 2)), normal(3, 8)
+    model, x = net(lambda s, *given, **more: s.b(F.relu(s.a(given[0])))), normal(3, 8)
     assert pathcond.extract_graph(model, (x, [1, 2])).exact_for.fixed == ("given=(tensor, [1, 2])",)
     inputs = pathcond.Inputs((x, [1, 2]), (x, {"mask": x}))
     assert pathcond.extract_graph(model, inputs).exact_for.fixed == ()
@@ -211,7 +208,7 @@ BOXES: dict[str, tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]] = {
 @pytest.mark.parametrize("kind", BOXES)
 def test_indices_in_an_object_are_an_input(kind):
     make, read = BOXES[kind]
-    model = net(lambda s, x, box: s.b(F.relu(s.a(x))[:, read(box)]), a=linear(), b=linear(6, 2))
+    model = net(lambda s, x, box: s.b(F.relu(s.a(x))[:, read(box)]))
     x, order = normal(3, 8), torch.arange(6)
     graph = pathcond.extract_graph(model, (x, make(order)))
     assert_kept(model, graph, (x, make(order)), (x, make(order.flip(0))))
@@ -242,7 +239,7 @@ def test_branches_on_sizes_are_seen_or_said(way):
         hidden = F.relu(s.a(x))
         return s.b(hidden if size(x) < 30 else torch.tanh(hidden))
 
-    model, few, many = net(forward, a=linear(3), b=linear(6, 2)), normal(1, 3), normal(40, 3)
+    model, few, many = net(forward, a=linear(3)), normal(1, 3), normal(40, 3)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         graph = pathcond.extract_graph(model, few)
@@ -252,8 +249,7 @@ def test_branches_on_sizes_are_seen_or_said(way):
 
 
 def test_random_numbers_of_python_are_said():
-    model = net(lambda s, x: s.b(F.relu(s.a(x)) if random.random() < 0.5 else s.a(x).tanh()), a=linear(),
-                  b=linear(6, 2))  # fmt: skip
+    model = net(lambda s, x: s.b(F.relu(s.a(x)) if random.random() < 0.5 else s.a(x).tanh()))
     random.seed(next(seed for seed in range(20) if random.Random(seed).random() < 0.4))  # the branch of the ReLU
     with pytest.warns(pathcond.PathCondWarning, match="random numbers"):
         assert pathcond.extract_graph(model, normal(3, 8)).units == 6
@@ -290,7 +286,7 @@ def ordered(order: Any = None) -> Lambda:
         h = s.act(s.a(x))[:, s.order]
         return s.b(torch.cat((h[:, :3], torch.tanh(h[:, 3:])), 1))
 
-    model = net(forward, a=linear(), b=linear(6, 2))
+    model = net(forward)
     model.register_buffer("order", order) if isinstance(order, Tensor) else setattr(model, "order", order)
     model.act, model.options = F.relu, {}
     return model
@@ -385,15 +381,14 @@ def test_pruned_layers_are_rescaled():
 
 def test_a_training_mode_that_draws_is_left_out_with_a_warning():
     """As in BART, whose layers are dropped at random in training."""
-    model = net(lambda s, x: s.b(F.relu(s.a(x)) if not s.training or torch.rand([]) < 0.9 else s.c(x)), a=linear(),
-                  b=linear(6, 2), c=linear()).train()  # fmt: skip
+    dropping = net(lambda s, x: s.b(F.relu(s.a(x)) if not s.training or torch.rand([]) < 0.9 else s.c(x)), c=linear())
     with pytest.warns(pathcond.PathCondWarning, match="train mode could not be recorded"):
-        graph = pathcond.extract_graph(model, normal(3, 8))
+        graph = pathcond.extract_graph(dropping.train(), normal(3, 8))
     assert graph.exact_for.modes == ("eval",)
 
 
 def test_a_dict_as_the_only_argument():
-    model, x = net(lambda s, batch: s.b(F.relu(s.a(batch["x"]))), a=linear(), b=linear(6, 2)), normal(3, 8)
+    model, x = net(lambda s, batch: s.b(F.relu(s.a(batch["x"])))), normal(3, 8)
     assert pathcond.rescale_(model, ({"x": x},)).units == 6
     for function in (pathcond.rescale_, pathcond.extract_graph):
         with pytest.raises(pathcond.RecordError, match=r"pass \(batch,\)"):

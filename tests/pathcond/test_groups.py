@@ -57,8 +57,7 @@ def test_groups_name_producers_and_consumers(block: nn.Module) -> None:
 
 
 def test_a_slice_says_which_entries_belong_to_which_channel(block: nn.Module) -> None:
-    values = pathcond.scale_groups(block, X).free[2]
-    weight = values.producers[0]
+    weight = pathcond.scale_groups(block, X).free[2].producers[0]
     assert (weight.parameter, weight.axis, weight.index, weight.inverse) == ("qkv.weight", 0, slice(16, 24, 1), False)
     assert weight.channel.tolist() == list(range(8))
     assert weight.module == "qkv"
@@ -122,17 +121,6 @@ def test_convolutions_are_exported_as_pairs_that_can_be_verified() -> None:
     assert pairs == [("0", "2"), ("2", "4"), ("6", "8")]  # not the grouped convolution's inputs
     assert pathcond.groups_to_awq_mappings(groups) == []
     assert all(check.exact for check in pathcond.verify_mapping(model, x, pairs))
-
-
-def test_a_whole_name_does_not_stand_for_the_ends_of_others() -> None:
-    model = nn.ModuleDict({"block": nn.ModuleDict({"norm": nn.LayerNorm(4), "fc": nn.Linear(4, 4)})})
-    model.update({"norm": nn.LayerNorm(4), "fc": nn.Linear(4, 2)})
-    model.forward = lambda x: model["fc"](model["norm"](x + model["block"]["fc"](model["block"]["norm"](x))))  # type: ignore[method-assign]
-    found = pathcond.verify_mapping(model, torch.randn(3, 4), [("norm", "fc"), ("block.norm", "block.fc")])
-    assert [(check.smooth_layer, check.balance_layers, check.verdict) for check in found] == [
-        ("norm", ("fc",), "exact"),
-        ("block.norm", ("block.fc",), "exact"),
-    ]
 
 
 def test_channels_in_another_order_are_not_exported() -> None:
@@ -244,84 +232,18 @@ def test_a_model_without_weights_is_compared_with_its_graph() -> None:
     ]
 
 
-class _LinearExperts(nn.Module):
-    """Each expert reads the tokens that the router sends to it, as many as there are."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.router = nn.RMSNorm(8), nn.Linear(8, 3, bias=False)
-        self.up, self.down = (nn.ModuleList(nn.Linear(*sizes) for _ in range(3)) for sizes in ((8, 6), (6, 8)))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.norm(x)
-        weights, chosen = self.router(x).softmax(-1).topk(2, -1)
-        mask, result = F.one_hot(chosen, 3).permute(2, 1, 0), torch.zeros_like(x)
-        for index in range(3):
-            place, token = torch.where(mask[index])
-            y = self.down[index](F.relu(self.up[index](x[token])))
-            result.index_add_(0, token, y * weights[token, place, None])
-        return result
-
-
-def test_experts_that_read_chosen_tokens_are_analyzed() -> None:
-    torch.manual_seed(0)
-    model, x = _LinearExperts(), torch.randn(7, 8)
+@pytest.mark.parametrize("name", ["experts_by_where", "experts_by_split"])
+def test_experts_are_analyzed_unless_their_sizes_decide(name: str) -> None:
+    model, x = BY_NAME[name].model(), BY_NAME[name].input()
     groups = pathcond.scale_groups(model, x).free
     assert [group.name for group in groups] == ["norm", "up.0", "up.1", "up.2"]
     assert {part.module for part in groups[0].consumers} == {"router", "up.0", "up.1", "up.2"}
-    assert all(group.verify() < 1e-12 for group in groups)
     router_forgotten = ("norm", ["up.0", "up.1", "up.2"])
     assert pathcond.verify_mapping(model, x, [router_forgotten])[0].omitted == ("router.weight",)
-
-
-class _SplitExperts(_LinearExperts):
-    """Tokens in the order of their experts, in parts whose sizes ``tolist`` returns."""
-
-    branch = False
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.norm(x)
-        weights, chosen = self.router(x).softmax(-1).max(-1)
-        order, sizes = chosen.argsort(), F.one_hot(chosen, 3).sum(0).tolist()
-        if self.branch and sizes[0] > 2:
-            return x
-        parts = zip(x[order].split(sizes), self.up, self.down, strict=True)
-        y = torch.cat([down(F.relu(up(part))) for part, up, down in parts])
-        return torch.zeros_like(x).index_add(0, order, y * weights[order, None])
-
-
-def test_experts_that_read_parts_are_analyzed_unless_their_sizes_decide() -> None:
-    torch.manual_seed(0)
-    model, x = _SplitExperts(), torch.randn(7, 8)
-    groups = pathcond.scale_groups(model, x).free
-    assert [group.name for group in groups] == ["norm", "up.0", "up.1", "up.2"]
-    assert all(group.verify() < 1e-12 for group in groups)
-    model.branch = True
-    with pytest.raises(pathcond.RecordError, match="depends on the values"):
-        pathcond.scale_groups(model, x)
-
-
-class _VisibleBlocks(nn.Module):
-    """For each token the mean of pairs of the tokens before it, selected by a constant mask."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(3, 6), nn.Linear(6, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h, found = F.relu(self.a(x)), []
-        for row in torch.ones(5, 5, dtype=torch.bool).tril():
-            seen = row.nonzero()[:, 0]
-            pairs = seen.shape[0] // 2
-            if pairs:
-                found.append(h[:, seen[: 2 * pairs].view(pairs, 2)].mean((1, 2)))
-        return self.b(torch.stack(found, 1))
-
-
-def test_the_number_of_true_entries_of_a_constant_may_be_another_than_recorded() -> None:
-    torch.manual_seed(0)
-    model, x = _VisibleBlocks(), torch.randn(2, 5, 3)
-    assert_function_kept(model, x, pathcond.extract_graph(model, x), 1e-5)
+    if name == "experts_by_split":
+        model.branch = True
+        with pytest.raises(pathcond.RecordError, match="depends on the values"):
+            pathcond.scale_groups(model, x)
 
 
 def test_fused_experts_are_named_as_linear_layers() -> None:
@@ -343,14 +265,18 @@ def test_fused_experts_are_named_as_linear_layers() -> None:
     assert pathcond.groups_to_awq_mappings([outside, hidden], experts="skip") == []
 
 
-def test_names_that_fit_several_blocks_stay_in_theirs() -> None:
-    model = nn.Sequential(Block(), Block())
-    found = pathcond.verify_mapping(model, X, [{"smooth_layer": "up", "balance_layers": ["down"]}])
-    assert [(check.smooth_layer, check.balance_layers) for check in found] == [
-        ("0.up", ("0.down",)),
-        ("1.up", ("1.down",)),
-    ]
-    assert all(check.exact for check in found)
+def test_names_stay_in_their_block_and_a_whole_name_does_not_stand_for_the_ends_of_others() -> None:
+    blocks = nn.Sequential(Block(), Block())
+    inner, outer = ({"norm": nn.LayerNorm(8), "fc": nn.Linear(8, 8)} for _ in range(2))
+    block = nn.ModuleDict(inner)
+    nested = Lambda(lambda s, x: s.fc(s.norm(x + s.block["fc"](s.block["norm"](x)))), block=block, **outer)
+    for model, entries, expected in (
+        (blocks, [("up", "down")], [("0.up", ("0.down",)), ("1.up", ("1.down",))]),
+        (nested, [("norm", "fc"), ("block.norm", "block.fc")], [("norm", ("fc",)), ("block.norm", ("block.fc",))]),
+    ):
+        found = pathcond.verify_mapping(model, X, entries)
+        assert [(check.smooth_layer, check.balance_layers) for check in found] == expected
+        assert all(check.exact for check in found)
 
 
 @pytest.mark.parametrize(
@@ -392,19 +318,3 @@ def test_experts_have_scales_of_their_own_while_rows_stay_in_place(moved: bool, 
     graph = pathcond.extract_graph(model, x)
     assert graph.units == units
     assert_function_kept(model, x, graph, 1e-5)
-
-
-# ---- transformers
-
-
-FEW = ["gpt2", "mixtral", "whisper"]  # all of them: make transformers
-
-
-@pytest.mark.parametrize("name", FEW)
-def test_a_transformer_keeps_its_function(name: str) -> None:
-    pytest.importorskip("transformers")
-    from tests import transformers_zoo
-
-    row = transformers_zoo.check(name)
-    assert row.faults == []
-    assert row.free == row.symmetries

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import pathcond
 from tests.cases import CASES, Case, assert_diag_g_follows, assert_function_kept, outputs, random_scales, rescaled
-from tests.reference import signed_matrix, signed_sweeps
+from tests.reference import Problem, literal_sweeps, problem_of
 
 
 @dataclass
@@ -21,17 +21,7 @@ class Net:
     x: Any
     graph: pathcond.ScaleGraph
     g: pathcond.DiagG
-    b: Tensor  # shape (p, H)
-    flat: Tensor  # g as one vector
-
-    def gradient(self, u: Tensor) -> Tensor:
-        """The gradient of F / p."""
-        share = (self.b @ u).exp() * self.flat
-        return self.b.T @ (share / share.sum() - 1 / len(self.flat))
-
-    def objective(self, u: Tensor) -> float:
-        v = self.b @ u
-        return float(len(v) * (v.exp() * self.flat).sum().log() - v.sum())
+    problem: Problem
 
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: case.name)
@@ -40,7 +30,7 @@ def net(request: pytest.FixtureRequest):
     state = copy.deepcopy(model.state_dict())
     graph = case.graph
     g = pathcond.compute_diag_g(model, case.input(), graph=graph)
-    yield Net(case, model, case.input(), graph, g, *signed_matrix(graph, g))
+    yield Net(case, model, case.input(), graph, g, problem_of(graph, g))
     assert all(torch.equal(state[name], value) for name, value in model.state_dict().items())
 
 
@@ -69,8 +59,8 @@ def test_units_are_independent(net):
         offset = net.graph.params[name].offset if name in net.graph.params else 0.0
         pair = (m.get_parameter(name).detach() + offset for m in (scaled, net.model))
         found.append((next(pair) / next(pair)).log().reshape(-1))
-    torch.testing.assert_close(torch.cat(found), -net.b @ random_scales(net.graph), rtol=1e-9, atol=1e-9)
-    assert net.graph.units == 0 or torch.linalg.matrix_rank(net.b) == net.graph.units
+    torch.testing.assert_close(torch.cat(found), -net.problem.matrix @ random_scales(net.graph), rtol=1e-9, atol=1e-9)
+    assert net.graph.units == 0 or torch.linalg.matrix_rank(net.problem.matrix) == net.graph.units
 
 
 def test_diag_g_follows_the_scales(net):
@@ -81,9 +71,9 @@ def test_diag_g_follows_the_scales(net):
 def test_sweeps_are_the_literal_algorithm(net):
     for sweeps in (1, 10):
         solution = pathcond.solve(net.graph, net.g, sweeps=sweeps)
-        torch.testing.assert_close(2 * solution.log_scales, signed_sweeps(net.b, net.flat, sweeps), rtol=0, atol=1e-9)
+        torch.testing.assert_close(2 * solution.log_scales, literal_sweeps(net.problem, sweeps), rtol=0, atol=1e-9)
         if net.graph.units:
-            assert solution.objective[-1] == pytest.approx(net.objective(2 * solution.log_scales), rel=1e-12)
+            assert solution.objective[-1] == pytest.approx(net.problem.objective(2 * solution.log_scales), rel=1e-12)
 
 
 def test_the_gradient_at_the_optimum_is_zero(net):
@@ -92,7 +82,7 @@ def test_the_gradient_at_the_optimum_is_zero(net):
     alive[list(best.dead)] = False
     assert not best.log_scales[~alive].any()
     assert best.result is (pathcond.Result.OPTIMUM if alive.any() else pathcond.Result.NOTHING)
-    assert float(net.gradient(2 * best.log_scales)[alive].abs().sum()) <= 1e-9
+    assert float(net.problem.gradient(2 * best.log_scales)[alive].abs().sum()) <= 1e-9
 
 
 def gradients_(model: nn.Module, x: tuple[Tensor, ...]) -> None:
@@ -111,7 +101,8 @@ def test_rescaled_saved_loaded_and_undone_with_the_state_of_adam(net, objective,
     few = net.case.units < 0.1 * (net.case.units + net.case.frozen)
     with pytest.warns(pathcond.PathCondWarning, match="moved") if few else nullcontext():
         report = pathcond.rescale_(model, x, objective=objective, optimizer=optimizer, graph=net.graph)
-    assert (report.units, model.training) == (net.case.units, False)
+    assert (report.units, report.damping) == (net.case.units, 0.5 if objective == "paths" else 1.0)
+    assert not model.training
     assert report.moved == int((report.solution.log_scales.abs() > 1e-3).sum())
     assert report.max_log_scale <= (0.75 if objective == "paths" else 1.5) + 1e-9  # half of the bound, or all of it
     assert report.output_change < 1e-9

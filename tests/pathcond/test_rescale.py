@@ -13,9 +13,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import pathcond
-from paper import models
 from tests.cases import BY_NAME, Lambda, mlp, outputs
-from tests.reference import dense_problem
+from tests.reference import problem_of
 from tests.steps import rescale_by_steps
 
 
@@ -54,17 +53,17 @@ def test_the_default_is_half_of_ten_sweeps(name):
     assert torch.equal(report.solution.log_scales, 0.5 * full.solution.log_scales)
     assert report.objective[:-1] == full.objective
     assert "half of the log-scales (damping 0.5)" in str(report)
-    u, problem = 2 * report.solution.log_scales, dense_problem(graph, g)
+    u, problem = 2 * report.solution.log_scales, problem_of(graph, g)
     assert report.objective_before == pytest.approx(problem.objective(0 * u), rel=1e-9)
     assert report.objective_after == pytest.approx(problem.objective(u), rel=1e-9)
-    rescaled = dense_problem(
+    rescaled = problem_of(
         graph, pathcond.compute_diag_g(model, x, graph=graph, statistics="input")
     )  # from the weights afterwards
-    linear = float((problem.matrix() @ u).sum())
+    linear = float((problem.matrix @ u).sum())
     assert report.objective_after == pytest.approx(rescaled.objective(0 * u) - linear, rel=1e-9)
 
 
-def test_norms_count_the_weights_of_every_product():
+def test_norms_count_the_weights_of_every_product_and_gains_with_their_one():
     def forward(s, x):
         return torch.einsum("bi,ij->bj", F.relu(torch.einsum("bi,ij->bj", x, s.u) + s.shift), s.v)
 
@@ -73,22 +72,17 @@ def test_norms_count_the_weights_of_every_product():
     assert report.moved == 4
     expected = sum(p.detach().double().square().sum() for p in (model.u, model.v))
     assert report.objective[-1] == pytest.approx(float(expected), rel=1e-5)
-
-
-def test_norms_are_damped_only_where_asked_for():
-    case = BY_NAME["mlp"]
-    default, half = (
-        pathcond.rescale_(case.model(), case.input(), objective="norms", **options)
-        for options in ({}, {"damping": 0.5})
-    )
-    assert (default.damping, half.damping) == (1.0, 0.5)
-    assert torch.equal(half.solution.log_scales, 0.5 * default.solution.log_scales)
+    case = BY_NAME["one_plus_gain"]
+    model = case.model()
+    expected = (1 + model.w.detach()).square().sum() + model.b.weight.detach().square().sum()
+    report = pathcond.rescale_(model, case.input(), objective="norms")
+    assert report.objective[0] == pytest.approx(float(expected), rel=1e-12)
 
 
 # ---- the report
 
 
-def test_report_counts_and_table():
+def test_the_report_counts_units_in_its_text_table_page_and_plot():
     case = BY_NAME["squeeze_excite"]
     model = case.model()
     before = float(torch.cat([p.detach().flatten() for p in model.a.parameters()]).norm())
@@ -96,12 +90,8 @@ def test_report_counts_and_table():
     after = float(torch.cat([p.detach().flatten() for p in model.a.parameters()]).norm())
     assert (report.units, report.graph.frozen_channels, report.no_path, report.moved) == (9, 4, 0, 9)
     assert 0 < report.at_bound == int((report.solution.log_scales.abs() > 0.15 - 1e-9).sum()) < 9
-    for part in (
-        "rescaled 9 of 9 units (4 channels frozen)",
-        f"{report.at_bound} units are at the bound",
-        "frozen: 4 at",
-    ):
-        assert part in str(report)
+    said = ("rescaled 9 of 9 units (4 channels frozen)", f"{report.at_bound} units are at the bound", "frozen: 4 at")
+    assert all(part in str(report) for part in said)
     assert set(report.log_scales) == set(report.scales) == {"a", "down", "b"}
     torch.testing.assert_close(torch.cat(list(report.log_scales.values())), report.solution.log_scales)
     torch.testing.assert_close(report.scales["a"], report.log_scales["a"].exp())
@@ -110,6 +100,16 @@ def test_report_counts_and_table():
     scales = f"{report.scales['a'].min():.3g} .. {report.scales['a'].max():.3g}"
     assert all(text in rows["a"] for text in (scales, f"{before:.3g}", f"{after:.3g}"))
     assert "4 frozen at 'up': crosses `sigmoid`" in rows["up"]
+    text = report._repr_html_()
+    assert text.count("<tr>") == 5
+    assert "crosses `sigmoid`" in text
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    axes = report.plot()
+    drawn = {color: sum(len(line.get_xdata()) for line in axes.lines if line.get_color() == color)
+             for color in ("#0072B2", "#D55E00")}  # fmt: skip
+    assert drawn == {"#0072B2": report.units - report.at_bound, "#D55E00": report.at_bound}
+    assert [text.get_text() for text in axes.texts] == ["4 frozen"]
+    pyplot.close(axes.figure)
 
 
 def test_the_table_counts_every_unit_once_and_explains_those_that_did_not_move():
@@ -120,21 +120,6 @@ def test_the_table_counts_every_unit_once_and_explains_those_that_did_not_move()
     assert sum(int(row[2]) for row in rows) == report.moved
     assert any("4 counted at 'stem', which shares them" in row[-1] for row in rows)
     assert all(row[-1] for row in rows if row[1] != row[2])
-
-
-def test_plot_and_html_show_units_at_the_bound_and_frozen_ones():
-    pyplot = pytest.importorskip("matplotlib.pyplot")
-    case = BY_NAME["squeeze_excite"]
-    report = pathcond.rescale_(case.model(), case.input(), clamp=0.3)
-    axes = report.plot()
-    drawn = {color: sum(len(line.get_xdata()) for line in axes.lines if line.get_color() == color)
-             for color in ("#0072B2", "#D55E00")}  # fmt: skip
-    assert drawn == {"#0072B2": report.units - report.at_bound, "#D55E00": report.at_bound}
-    assert [text.get_text() for text in axes.texts] == ["4 frozen"]
-    pyplot.close(axes.figure)
-    text = report._repr_html_()
-    assert text.count("<tr>") == 5
-    assert "crosses `sigmoid`" in text
 
 
 def _zero_head() -> nn.Module:
@@ -207,17 +192,6 @@ def test_undo_after_training_keeps_the_function_if_exact(batchnorm):
     report.undo_(model)
     change = float((outputs(model, x, False) - before).abs().amax() / before.abs().amax())
     assert (change < 1e-12) == bool(report.exact_for.modes) == (batchnorm == "affine")
-
-
-# ---- models
-
-
-def test_batchnorm_in_training_mode_on_a_batch_of_one():
-    model = models.mlp(6, (5, 4), 3)
-    assert model.training
-    report = pathcond.rescale_(model, torch.ones(1, 6))
-    assert report.output_change < 1e-5
-    assert all(module.training for module in model.modules())
 
 
 # ---- parameters that do not train

@@ -11,14 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pathcond
-from tests.cases import Lambda
+from tests.cases import one_hidden_layer as net
 
 X = torch.randn(3, 5, generator=torch.Generator().manual_seed(1))
-
-
-def net(forward, n: int = 5, **more: nn.Module) -> Lambda:
-    torch.manual_seed(0)
-    return Lambda(forward, a=nn.Linear(n, 8), b=nn.Linear(8, 2), **more)
 
 
 # ---- what goes in
@@ -143,8 +138,3 @@ def test_the_default_device_is_the_callers_in_the_forward_pass_alone():
         assert torch.empty(0).device.type == "meta"
     assert set(seen.getvalue().split()) == {"meta"}
     assert report.log_scales["a"].device.type == "cpu"
-
-
-def test_sums_of_constants_can_be_read():
-    model = net(lambda s, x: s.b(F.relu(s.a(x)))[:, : torch.tensor(1) + torch.tensor(1)])
-    assert pathcond.extract_graph(model, X).units == 8

@@ -1,4 +1,4 @@
-"""Transformers (``tests/transformers_zoo.py``): what is recorded of every model, and graphs at published sizes."""
+"""Transformers (``tests/transformers_zoo.py``): what is recorded of every model, and some measured again."""
 
 from __future__ import annotations
 
@@ -18,11 +18,15 @@ def test_every_model_is_recorded_without_fault() -> None:
     assert zoo.PAGE.read_text() == zoo.markdown(rows)
 
 
-@pytest.mark.parametrize("name", ["opt_125m"])
-def test_the_graph_of_a_published_size_needs_no_weights(name: str) -> None:
-    row = zoo.check(name, "meta")
+# Of a published size only the graph, which needs no weights.
+@pytest.mark.parametrize(
+    ("name", "device"), [("gpt2", "cpu"), ("mixtral", "cpu"), ("whisper", "cpu"), ("distilbert_base", "meta")]
+)
+def test_some_models_are_as_recorded(name: str, device: str) -> None:
+    row = zoo.check(name, device)
+    (kept,) = (row for row in zoo.recorded() if (row.model, row.device) == (name, device))
+    assert row.faults == []
     assert row.free == row.symmetries
-    (kept,) = (row for row in zoo.recorded() if (row.model, row.device) == (name, "meta"))
     assert (row.parameters, row.free) == (kept.parameters, kept.free)
 
 

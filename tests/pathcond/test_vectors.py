@@ -8,7 +8,7 @@ from torch import nn
 
 import pathcond
 from paper.paths import count_paths
-from tests.reference import dense_problem
+from tests.reference import problem_of
 from tests.steps import rescale_by_steps
 from tests.vectors import NAMES, Network, load, tensor
 
@@ -22,7 +22,7 @@ def case(request):
     graph = pathcond.extract_graph(model, x[:1], batchnorm="exclude")
     ones = {name: torch.ones(spec["parameter_shapes"][name]) for name in spec["parameter_order"]}
     known = [sorted(neuron["incoming"]) for neuron in spec["neurons"]]
-    incoming = dense_problem(graph, ones).incoming
+    incoming = problem_of(graph, ones).incoming
     return spec, model, x, graph, torch.tensor([entries.tolist() not in known for entries in incoming])
 
 
@@ -31,9 +31,7 @@ def test_output_units_and_path_count(case):
     torch.testing.assert_close(model(x).detach(), tensor(spec["example_output"]), rtol=1e-12, atol=1e-14)
     assert count_paths(model, x[:1], pooling="all") == pytest.approx(spec["number_of_paths"], rel=1e-12)
     assert int((~fixed).sum()) == spec["number_of_hidden_neurons"]
-    problem = dense_problem(
-        graph, {name: torch.ones(spec["parameter_shapes"][name]) for name in spec["parameter_order"]}
-    )
+    problem = problem_of(graph, {name: torch.ones(spec["parameter_shapes"][name]) for name in spec["parameter_order"]})
     units = [h for h in range(graph.units) if not fixed[h]]
     for neuron, h in zip(spec["neurons"], units, strict=True):
         assert problem.incoming[h].tolist() == sorted(neuron["incoming"])

@@ -6,7 +6,7 @@ import torch
 import pathcond
 from paper import models
 from paper.experiments import bcd
-from tests.reference import dense_problem
+from tests.reference import problem_of
 
 MODEL = {"kind": "cifar_nv", "width": 0.03125, "image": 8}
 
@@ -18,7 +18,7 @@ def test_objective_is_that_of_the_definition():
     solution = pathcond.solve(graph, g, sweeps=6)
     assert bcd.objective(graph, g, 2 * solution.log_scales) == pytest.approx(solution.objective[-1], rel=1e-12)
     assert bcd.objective(graph, g, -4 * solution.log_scales) == pytest.approx(
-        dense_problem(graph, g).objective(-4 * solution.log_scales), rel=1e-12
+        problem_of(graph, g).objective(-4 * solution.log_scales), rel=1e-12
     )
 
 
