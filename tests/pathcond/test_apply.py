@@ -323,6 +323,8 @@ def test_nan_is_seen():
         pathcond.rescale_(net(forward), data())
     report = pathcond.rescale_(net(lambda s, x: (s.b(F.relu(s.a(x))), x * float("nan"))), data())
     assert report.output_change < 1e-5  # it was NaN before
+    with pytest.raises(pathcond.PathCondError, match="changed by"):  # beside an infinite entry
+        pathcond.rescale_(net(lambda s, x: torch.cat((hidden(s, x), torch.full((3, 1), math.inf)), 1)), data())
 
 
 @pytest.mark.parametrize("check", [True, False])

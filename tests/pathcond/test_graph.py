@@ -93,21 +93,23 @@ def test_memory_shared_with_other_tensors_is_frozen(share):
 
 def test_parameters_on_one_memory():
     """On the same memory they count as one; where they overlap in part they freeze; unread views freeze nothing."""
-    model = mlp(4, 4, 4, 4).double()
-    model[2].weight = nn.Parameter(model[0].weight.detach())
+    model = Lambda(lambda s, x: s.o(F.relu(s.a(x)) + F.relu(s.b(x))), a=nn.Linear(4, 4), b=nn.Linear(4, 4),
+                   o=nn.Linear(4, 2)).double()  # fmt: skip
+    model.b.weight = nn.Parameter(model.a.weight.detach())
     x = torch.randn(2, 4).double()
     before = outputs(model, x, False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9)
     model(x).sum().backward()
     optimizer.step()
     graph = pathcond.extract_graph(model, x)
+    assert graph.units == 4
     pathcond.apply_scales_(model, graph, random_scales(graph), optimizer=optimizer)
     torch.testing.assert_close(outputs(model, x, False), before)
     optimizer.zero_grad()
     model(x).sum().backward()
     for p in model.parameters():  # each has a state of its own
         torch.testing.assert_close(optimizer.state[p]["momentum_buffer"], p.grad)
-    both = torch.randn(6, 4).double()
+    model, both = mlp(4, 4, 4, 4).double(), torch.randn(6, 4).double()
     model[0].weight, model[2].weight = nn.Parameter(both[:4]), nn.Parameter(both[2:])
     assert pathcond.extract_graph(model, x).units == 0
     model = mlp(4, 4, 4).double()
