@@ -10,7 +10,7 @@ Both packages are optional. A package is imported when its class is first access
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -21,6 +21,7 @@ from pathcond.checks import PathCondError, check_period, optional_package
 from pathcond.rescale import DEFAULT_CLAMP, Rescaling, rescale_
 
 
+@dataclass(kw_only=True, eq=False)
 class _Callback:
     """Rescale before the first epoch, or before every ``every``-th.
 
@@ -35,25 +36,19 @@ class _Callback:
             ``|log lambda|`` go to the framework's log, as ``pathcond/moved`` and ``pathcond/max_log_scale``.
     """
 
-    def __init__(
-        self,
-        *,
-        every: int | None = None,
-        module: str | None = None,
-        inputs: Callable[[Any], Any] | None = None,
-        objective: Literal["paths", "norms"] = "paths",
-        clamp: float | None = DEFAULT_CLAMP,
-        damping: float | None = None,
-        check: bool = True,
-        trainable_only: bool = False,
-    ) -> None:
-        if every is not None:
-            check_period(every)
-        self.every, self.module, self.reports = every, module, list[Rescaling]()
-        self.inputs = inputs or self._inputs
-        self._rescale_ = partial(
-            rescale_, objective=objective, clamp=clamp, damping=damping, check=check, trainable_only=trainable_only
-        )
+    every: int | None = None
+    module: str | None = None
+    inputs: Callable[[Any], Any] | None = None
+    objective: Literal["paths", "norms"] = "paths"
+    clamp: float | None = DEFAULT_CLAMP
+    damping: float | None = None
+    check: bool = True
+    trainable_only: bool = False
+    reports: list[Rescaling] = field(default_factory=list, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.every is not None:
+            check_period(self.every)
 
     def _due(self, epoch: float) -> bool:
         """Whether to rescale before an epoch, counted from 0; the same in a run that resumes from a checkpoint."""
@@ -63,13 +58,11 @@ class _Callback:
         """Rescale, and return what is logged."""
         model = model if self.module is None else model.get_submodule(self.module)
         graph = self.reports[0].graph if self.reports else None
-        report = self._rescale_(model, example_input, optimizer=optimizer, graph=graph)
+        options = ("objective", "clamp", "damping", "check", "trainable_only")
+        given = {name: getattr(self, name) for name in options}
+        report = rescale_(model, example_input, optimizer=optimizer, graph=graph, **given)
         self.reports.append(report)
         return {"pathcond/moved": float(report.moved), "pathcond/max_log_scale": report.max_log_scale}
-
-    @staticmethod
-    def _inputs(batch: Any) -> Any:
-        return batch
 
 
 class _LightningRescale(_Callback):
@@ -87,14 +80,12 @@ class _LightningRescale(_Callback):
             raise PathCondError(
                 f"expected one optimizer, got {len(trainer.optimizers)}. Call pathcond.rescale_ itself."
             )
-        example_input = trainer.strategy.batch_to_device(trainer.strategy.broadcast(self.inputs(batch)))
-        found = self._rescale(pl_module, example_input, *trainer.optimizers)
+        default = batch[0] if isinstance(batch, (tuple, list)) else batch
+        example = self.inputs(batch) if self.inputs else default
+        example = trainer.strategy.batch_to_device(trainer.strategy.broadcast(example))
+        found = self._rescale(pl_module, example, *trainer.optimizers)
         for logger in trainer.loggers:
             logger.log_metrics(found, step=trainer.global_step)
-
-    @staticmethod
-    def _inputs(batch: Any) -> Any:
-        return batch[0] if isinstance(batch, (tuple, list)) else batch
 
 
 class _TrainerRescale(_Callback):
@@ -112,12 +103,9 @@ class _TrainerRescale(_Callback):
             count = min(args.per_device_train_batch_size, len(loader.dataset))
             batch = loader.collate_fn([loader.dataset[i] for i in range(count)])
         batch = {name: x.to(args.device) if isinstance(x, torch.Tensor) else x for name, x in batch.items()}
-        found = self._rescale(kwargs["model"], self.inputs(batch), getattr(optimizer, "optimizer", optimizer))
+        example = self.inputs(batch) if self.inputs else {name: x for name, x in batch.items() if name != "labels"}
+        found = self._rescale(kwargs["model"], example, getattr(optimizer, "optimizer", optimizer))
         state.log_history.append({**found, "epoch": state.epoch or 0, "step": state.global_step})
-
-    @staticmethod
-    def _inputs(batch: Any) -> Any:
-        return {name: x for name, x in batch.items() if name != "labels"}
 
 
 _CLASSES: dict[str, tuple[type[_Callback], str, str]] = {
