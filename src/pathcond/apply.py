@@ -1,20 +1,40 @@
-"""Multiply parameters, and optimizer state that belongs to them, by scales: the only place that writes weights."""
+"""Multiply parameters, and optimizer state that belongs to them, by scales: the only place that writes weights.
+
+A parameter multiplied by s has its gradients divided by s. Averages of gradients in an optimizer's state are therefore
+divided by s, and averages of squared gradients by s**2. Without weight decay, and up to the small ``eps`` that some
+optimizers add, the state is then what the optimizer would hold had it seen the rescaled model throughout.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import torch
 from torch import Tensor, nn, optim
 
-from pathcond.checks import ApplyError, check_shapes, largest_entries
+from pathcond.checks import ApplyError, PathCondError, check_shapes, largest_entries, shared_memory
 from pathcond.graph import ParamScales, ScaleGraph
 from pathcond.isolation import on_cpu
-from pathcond.optimizer_state import optimizer_buffers
 from pathcond.saved_scales import Scales
 
 _PLAIN = 40.0  # factors within exp(-40) .. exp(40) are multiplied in directly, larger ones in a wider format
+
+# Powers of the gradient in optimizer state: 1 for averages of gradients, 2 for averages of squares, 0 for ratios.
+_ADAM = {"exp_avg": 1, "exp_avg_sq": 2, "max_exp_avg_sq": 2}
+OPTIMIZER_STATE: dict[type[optim.Optimizer], dict[str, int]] = {
+    optim.SGD: {"momentum_buffer": 1},
+    optim.Adam: _ADAM,
+    optim.AdamW: _ADAM,
+    optim.NAdam: _ADAM,
+    optim.RAdam: _ADAM,
+    optim.Adamax: {"exp_avg": 1, "exp_inf": 1},
+    optim.RMSprop: {"square_avg": 2, "grad_avg": 1, "momentum_buffer": 0},
+    optim.Adagrad: {"sum": 2},
+    optim.Adadelta: {"square_avg": 2, "acc_delta": 0},
+}
+if hasattr(optim, "Muon"):  # since torch 2.9
+    OPTIMIZER_STATE[optim.Muon] = {"momentum_buffer": 1}
 
 
 @on_cpu
@@ -62,8 +82,7 @@ def apply_scales_(
     optimizer_buffers(model, graph.params, optimizer)
     graph.check_fits(model)
     scale_parameters_(model, graph, log_scales, force)
-    if optimizer is not None:
-        scale_optimizer_state_(model, graph, log_scales, optimizer)
+    scale_optimizer_state_(model, graph, log_scales, optimizer)
 
 
 def scale_parameters_(model: nn.Module, graph: ScaleGraph, log_scales: Tensor, force: bool) -> None:
@@ -80,12 +99,52 @@ def scale_parameters_(model: nn.Module, graph: ScaleGraph, log_scales: Tensor, f
         torch.clear_autocast_cache()  # the cache holds copies of the weights
 
 
-def scale_optimizer_state_(model: nn.Module, graph: ScaleGraph, log_scales: Tensor, optimizer: optim.Optimizer) -> None:
+def scale_optimizer_state_(
+    model: nn.Module, graph: ScaleGraph, log_scales: Tensor, optimizer: optim.Optimizer | None
+) -> None:
     """Rescale the state of an optimizer whose parameters were rescaled."""
-    buffers = optimizer_buffers(model, graph.params, optimizer)
     logs = graph.by_number(log_scales.detach().double().cpu())
     with torch.inference_mode(False), torch.no_grad():
-        _multiply_(graph, logs, [(name, t, -power) for name, found in buffers.items() for t, power in found if power])
+        _multiply_(graph, logs, optimizer_buffers(model, graph.params, optimizer))
+
+
+def optimizer_buffers(
+    model: nn.Module, names: Collection[str], optimizer: optim.Optimizer | None
+) -> list[tuple[str, Tensor, int]]:
+    """The optimizer's state of the named parameters: name, tensor, and the power of the scale that it follows.
+
+    Raises:
+        PathCondError: ``optimizer`` is no optimizer, belongs to another model, or has state that cannot be rescaled.
+    """
+    if optimizer is None:
+        return []
+    if not isinstance(optimizer, optim.Optimizer):
+        raise PathCondError(
+            f"expected optimizer to be a torch.optim.Optimizer or None, got {type(optimizer).__name__}."
+        )
+    parameters = dict(model.named_parameters())
+    same = {name: name for name in names if name in parameters}
+    # Parameters on the same memory have a state of their own.
+    same |= {other: name for other, name in shared_memory(model)[0].items() if name in same}
+    ours = {id(parameters[other]) for other in same}
+    if ours and not any(id(p) in ours for group in optimizer.param_groups for p in group["params"]):
+        raise PathCondError("expected the optimizer of this model, got one that holds none of the rescaled parameters.")
+    powers = next((powers for kind, powers in OPTIMIZER_STATE.items() if isinstance(optimizer, kind)), {})
+    found: list[tuple[str, Tensor, int]] = []
+    for other, name in same.items():
+        p = parameters[other]
+        for key, value in optimizer.state.get(p, {}).items():
+            if not isinstance(value, Tensor) or (value.numel() == 1 and (value.shape != p.shape or key == "step")):
+                continue  # step counts and other scalars
+            if key not in powers or value.shape != p.shape:
+                known = ", ".join(kind.__name__ for kind in OPTIMIZER_STATE)
+                raise PathCondError(
+                    f"expected the state of one of {known}, got {key!r} of {type(optimizer).__name__} for parameter "
+                    f"'{name}', whose change under a rescaling is not known. Nothing was changed. Use such an "
+                    "optimizer, or pass optimizer=None to leave the state as it is."
+                )
+            found.append((name, value, -powers[key]))
+    return found
 
 
 def _multiply_(graph: ScaleGraph, logs: Tensor, tensors: Iterable[tuple[str, Tensor, int]]) -> None:

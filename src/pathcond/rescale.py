@@ -17,13 +17,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pathcond import plotting
-from pathcond.apply import apply_scales_, scale_optimizer_state_, scale_parameters_
+from pathcond.apply import apply_scales_, optimizer_buffers, scale_optimizer_state_, scale_parameters_
 from pathcond.checks import PathCondError, PathCondWarning, check_choice, check_finite, check_flags, check_model
 from pathcond.diag_g import has_normalization, scaled_diag_g
 from pathcond.graph import ExactFor, Frozen, ScaleGraph, extract_graph
 from pathcond.inputs import as_arguments, tensors_in
 from pathcond.isolation import on_cpu
-from pathcond.optimizer_state import optimizer_buffers
 from pathcond.output_check import Check
 from pathcond.progress import at_step
 from pathcond.saved_scales import Scales
@@ -325,9 +324,8 @@ def rescale_with(
         if checked is not None:
             checked.restore()
         raise
-    if optimizer is not None:
-        with clock("apply"):
-            scale_optimizer_state_(model, graph, solution.log_scales, optimizer)
+    with clock("apply"):
+        scale_optimizer_state_(model, graph, solution.log_scales, optimizer)
     if not tensors_in(as_arguments(example_input)):
         more += (
             "the example input shows no tensor (containers, dataclasses and attributes are searched), so no unit "

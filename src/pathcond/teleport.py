@@ -8,9 +8,9 @@ from typing import Any, Literal
 from torch import nn
 from torch.optim import Optimizer
 
+from pathcond.apply import optimizer_buffers
 from pathcond.checks import check_period
 from pathcond.graph import ScaleGraph, extract_graph
-from pathcond.optimizer_state import optimizer_buffers
 from pathcond.rescale import DEFAULT_CLAMP, Rescaling, damping_of, rescale_with
 from pathcond.solvers import SolverOptions
 

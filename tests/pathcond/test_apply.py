@@ -15,7 +15,7 @@ from torch import Tensor, nn, optim
 from torch._subclasses.fake_tensor import FakeTensor
 
 import pathcond
-from pathcond.optimizer_state import OPTIMIZER_STATE
+from pathcond.apply import OPTIMIZER_STATE
 from tests.cases import BY_NAME, Lambda, mlp, random_scales
 from tests.cases import one_hidden_layer as net
 
