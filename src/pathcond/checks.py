@@ -89,15 +89,12 @@ def check_model(model: nn.Module, values: bool = True) -> None:
         raise PathCondError(f"expected a torch.nn.Module, got {type(model).__name__}. {way}")
     if isinstance(model, nn.DataParallel):
         raise PathCondError("expected the model itself, got it in nn.DataParallel. Pass model.module, which it holds.")
-    sharded = {kind.__name__ for m in model.modules() for kind in type(m).__mro__} & {
-        "FSDPModule",
-        "FullyShardedDataParallel",
-    }
-    if sharded:
+    kinds = {kind.__name__ for thing in (*model.modules(), *model.parameters()) for kind in type(thing).__mro__}
+    if sharded := kinds & {"FSDPModule", "FullyShardedDataParallel", "DTensor"}:
         raise PathCondError(
-            f"expected a model that is not sharded, got one with {sharded.pop()} (FSDP): it writes its own copies over "
-            "rescaled weights. Rescale the model before it is sharded, or load a full state dict into a plain copy, "
-            "rescale that and load it back."
+            f"expected a model that is not sharded, got one with {sharded.pop()} (FSDP, tensor parallel), which keeps "
+            "copies or parts of its weights elsewhere. Rescale the model before it is sharded, or load a full state "
+            "dict into a plain copy, rescale that and load it back."
         )
     if isinstance(model, torch.jit.ScriptModule):
         raise PathCondError("expected a module run by Python, got a scripted one. Rescale it, then script or trace it.")
@@ -107,11 +104,6 @@ def check_model(model: nn.Module, values: bool = True) -> None:
     for name, p in parameters.items():
         if isinstance(p, nn.parameter.UninitializedParameter):
             raise PathCondError(f"parameter '{name}' has no shape yet (lazy module). Run the model once, then rescale.")
-        if hasattr(p, "device_mesh"):
-            raise PathCondError(
-                f"expected plain tensors, got '{name}', a {type(p.data).__name__} (FSDP2 or tensor parallel). Rescale "
-                "the model before it is sharded."
-            )
         if p.is_complex():
             raise PathCondError(f"expected real parameters, got '{name}' of dtype {p.dtype}.")
         if p.layout != torch.strided:
