@@ -9,11 +9,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call
 
 import pathcond
-from pathcond.inputs import as_arguments
-from pathcond.isolation import isolated
+from pathcond.isolation import call_isolated
 from pathcond.output_check import CastsToFloat64
 from pathcond.tracing import outputs_in
 
@@ -102,11 +100,8 @@ def outputs_in_mode(model: nn.Module, example_input: Any, training: bool) -> lis
     Where weights are in float64, casts to float32 become casts to float64.
     """
     casts = CastsToFloat64() if any(p.dtype is D for p in model.parameters()) else nullcontext()
-    devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
-    args, kwargs = as_arguments(example_input)
-    buffers = {name: b.clone() for name, b in model.named_buffers()}
-    with isolated(model, training, devices, seed=0), casts:
-        found = outputs_in(functional_call(model, buffers, args, kwargs))
+    with casts:
+        found = outputs_in(call_isolated(model, example_input, training))
     return [t for t in found if t.is_floating_point()]
 
 

@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
 from pathcond.checks import (
@@ -27,7 +26,7 @@ from pathcond.checks import (
 )
 from pathcond.graph import ScaleGraph
 from pathcond.inputs import as_arguments, map_tensors, tensors_in
-from pathcond.isolation import caller_device, full_precision, isolated, on_cpu
+from pathcond.isolation import call_isolated, full_precision, on_cpu
 from pathcond.rules import TABLE
 from pathcond.rules.normalization import MEASURES
 from pathcond.rules.paths import PathSums, Scaled
@@ -330,13 +329,10 @@ def measure_slopes(model: nn.Module, example_input: Any, trace: Trace) -> dict[t
     """
     if not has_normalization(trace):
         return {}
-    args, kwargs = map_tensors(Tensor.clone, as_arguments(example_input))  # the pass may write them
-    cuda = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
-    buffers = {name: b.clone() for name, b in model.named_buffers()}
     measure = _Measure(model)
     try:
-        with isolated(model, True, cuda, seed=0), caller_device(), measure:
-            functional_call(model, buffers, args, kwargs)
+        with measure:
+            call_isolated(model, example_input, training=True)
     except ValueError:  # BatchNorm refuses to train on a single example
         return {}
     return {k: slope for k, slope in measure.slopes.items() if slope is not None and bool(slope.isfinite().all())}

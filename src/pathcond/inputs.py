@@ -159,21 +159,16 @@ def other_sizes(shapes: Sequence[tuple[int, ...]]) -> list[list[Sizes]]:
     The first axes are a batch if they have one size. Other axes of one size, such as height and width, or the tokens
     and their mask, are changed together and, if the model refuses that, each alone.
     """
-    axes = [(i, k) for i, shape in enumerate(shapes) for k in range(len(shape))]
-    size = {(i, k): shapes[i][k] for i, k in axes}
-    batch = [axis for axis in axes if axis[1] == 0 and size[axis] == size[axes[0]]]
-    seen: set[tuple[int, int]] = set()
-    found: list[list[Sizes]] = []
-    for first in axes:
-        joint = batch if first in batch else [a for a in axes if a not in batch and size[a] == size[first]]
-        if first not in seen and size[first]:
-            seen.update(joint)
-            n = size[first]
-            ways = [dict.fromkeys(joint, n + 1), dict.fromkeys(joint, 2 * n)]
-            if len(joint) > 1:
-                ways += [{axis: n + 1} for axis in joint]
-            ways += [dict.fromkeys(joint, n - 1)] if n > 1 else []  # the example may have the largest size there is
-            found.append([way for i, way in enumerate(ways) if way not in ways[:i]])
+    sizes = {(i, k): n for i, shape in enumerate(shapes) for k, n in enumerate(shape) if n}
+    batch = next(iter(sizes.values()), 0)
+    together: dict[tuple[int, bool], list[tuple[int, int]]] = {}
+    for (i, k), n in sizes.items():
+        together.setdefault((n, k == 0 and n == batch), []).append((i, k))
+    found = []
+    for (n, _), axes in together.items():
+        ways = [dict.fromkeys(axes, m) for m in sorted({n + 1, 2 * n})]
+        ways += [{axis: n + 1} for axis in axes if len(axes) > 1]
+        found.append(ways + ([dict.fromkeys(axes, n - 1)] if n > 1 else []))  # it may have the largest size there is
     return found
 
 

@@ -6,20 +6,21 @@ import pickle
 import random
 import sys
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial, wraps
 from itertools import count
 from operator import is_
-from types import FunctionType, MethodType, ModuleType
-from typing import Any, ParamSpec, TypeVar
+from types import CellType, FunctionType, MethodType, ModuleType
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
-from pathcond.inputs import tensors_in
+from pathcond.inputs import as_arguments, map_tensors, tensors_in
 from pathcond.progress import progress
 
 _BOXES = (list, dict, set, deque)
@@ -28,29 +29,39 @@ _SIMPLE = frozenset({int, float, bool, str, type(None), nn.Parameter, torch.dtyp
 _MOST = 20_000  # objects visited, besides a hundred per module: attributes may lead into a whole program
 
 
+class _Globals(NamedTuple):
+    """The global variables that a function names."""
+
+    variables: dict[str, Any]
+    names: list[str]
+
+
 @dataclass
 class _State:
-    """What is reachable from a model: containers, tensors, and variables of classes, globals and closures."""
+    """What is reachable from a model: the places in which it keeps things, tensors, and generators of numbers.
 
-    boxes: list[Any] = field(default_factory=list)
-    contents: list[list[Any]] = field(default_factory=list)  # of the boxes, when they were found
+    Places are containers and, where code is followed, what hooks, methods and functions can write: classes, closures
+    and globals.
+    """
+
+    places: list[Any] = field(default_factory=list)
+    contents: list[list[Any]] = field(default_factory=list)  # of the places, when they were found
     tensors: list[Tensor] = field(default_factory=list)
-    variables: list[tuple[Any, dict[str, Any]]] = field(default_factory=list)
     generators: list[Any] = field(default_factory=list)
 
-    def changed(self) -> bool:
-        """Whether any attribute, variable or container has other elements than when it was found."""
-        boxes = zip(self.boxes, self.contents, strict=True)
-        return any(not _same(*pair) for pair in boxes) or any(not _same(_present(*v), v[1]) for v in self.variables)
+    def changes(self) -> list[tuple[Any, list[Any], list[Any]]]:
+        """The places that have other elements than when they were found, with those of then and of now."""
+        found = zip(self.places, self.contents, map(_elements, self.places), strict=True)
+        return [(p, then, now) for p, then, now in found if len(then) != len(now) or not all(map(is_, then, now))]
 
     def numbers(self) -> list[Any]:
-        """The present plain values of attributes, variables and containers."""
-        variables = [list(_present(*pair).values()) for pair in self.variables]
-        return [x for part in (*map(_elements, self.boxes), *variables) for x in part if type(x) in (int, float, str)]
+        """The present plain values in all places."""
+        return [x for place in self.places for x in _elements(place) if type(x) in (int, float, str)]
 
     def states(self) -> list[Any]:
-        """The states of random generators and endless counters among the attributes."""
-        return [repr(x) if isinstance(x, count) else pickle.dumps(x) for x in self.generators]
+        """The states of random generators, with Python's and NumPy's, and of endless counters among the attributes."""
+        own = [repr(x) if isinstance(x, count) else pickle.dumps(x) for x in self.generators]
+        return [pickle.dumps(random_states()), *own]
 
 
 def _reachable(model: nn.Module, code: bool) -> _State:
@@ -73,15 +84,24 @@ def _reachable(model: nn.Module, code: bool) -> _State:
             plain.add(kind)
             continue
         seen.add(id(thing))
-        if kind in _USUAL_BOXES or isinstance(thing, _BOXES):
-            found.boxes.append(thing)
-            pending.extend(dict.values(thing) if isinstance(thing, dict) else _elements(thing))
+        usual = kind in _USUAL_BOXES
+        if not usual and isinstance(thing, (type, FunctionType)) and not (code and _is_own(thing)):
+            continue
+        if usual or isinstance(thing, (*_BOXES, _Globals, CellType, type)):
+            found.places.append(thing)
+            held = dict.values(thing) if isinstance(thing, dict) else _elements(thing)
+            pending.extend([x for x in held if isinstance(x, (*_BOXES, tuple, type))] if kind is _Globals else held)
         elif isinstance(thing, Tensor):
             found.tensors.append(thing)
+        elif isinstance(thing, FunctionType):
+            named = [name for name in thing.__code__.co_names if name in thing.__globals__]
+            pending.extend([_Globals(thing.__globals__, named), *(thing.__closure__ or ()), thing.__defaults__])
+        elif isinstance(thing, MethodType):
+            pending.extend((thing.__self__, thing.__func__))
+        elif isinstance(thing, partial):
+            pending.extend((thing.func, thing.args, thing.keywords))
         elif isinstance(thing, tuple):
             pending.extend(thing)
-        elif isinstance(thing, (type, FunctionType, MethodType, partial)):
-            pending.extend(_behind(thing, found) if code else ())
         elif isinstance(thing, random.Random | count) or kind.__module__.startswith("numpy.random"):
             found.generators.append(thing)
         else:
@@ -90,30 +110,24 @@ def _reachable(model: nn.Module, code: bool) -> _State:
     return found
 
 
-def _elements(box: Any) -> list[Any]:
-    """Keys and values, or elements, as a container holds them: methods of a subclass may load what is not there yet."""
-    if isinstance(box, dict):
-        return [*dict.keys(box), *dict.values(box)]
-    base: Any = next(kind for kind in _BOXES if isinstance(box, kind))
-    return list(base.__iter__(box))
+def _is_own(code: Any) -> bool:
+    """Whether a class or function is neither Python's nor torch's."""
+    return (code.__module__ or "").partition(".")[0] not in ("builtins", "torch")
 
 
-def _behind(thing: Any, found: _State) -> list[Any]:
-    """Where code can store things: a class, the globals that a function names, its closure and its defaults."""
-    if isinstance(thing, MethodType):
-        return [thing.__self__, thing.__func__]
-    if isinstance(thing, partial):
-        return [thing.func, thing.args, thing.keywords]
-    if (thing.__module__ or "").partition(".")[0] in ("builtins", "torch"):
+def _elements(place: Any) -> list[Any]:
+    """What a place holds, names first: methods of a container's subclass may load what is not there yet."""
+    if isinstance(place, (dict, type)):
+        held = place if isinstance(place, dict) else dict(vars(place))
+        return [*dict.keys(held), *dict.values(held)]
+    if isinstance(place, _Globals):
+        return [place.variables.get(name) for name in place.names]
+    if isinstance(place, CellType):
+        with suppress(ValueError):  # a variable that has no value yet
+            return [place.cell_contents]
         return []
-    if isinstance(thing, type):
-        found.variables.append((thing, dict(vars(thing))))
-        return list(vars(thing).values())
-    named = {n: thing.__globals__[n] for n in thing.__code__.co_names if n in thing.__globals__}
-    cells = [(cell, _present(cell, {})) for cell in thing.__closure__ or ()]
-    found.variables += [(thing.__globals__, named), *cells]
-    held = [content for _, contents in cells for content in contents.values()]
-    return [thing.__defaults__, *held, *(x for x in named.values() if isinstance(x, (*_BOXES, tuple, type)))]
+    base: Any = next(kind for kind in _BOXES if isinstance(place, kind))
+    return list(base.__iter__(place))
 
 
 def held_tensors(model: nn.Module) -> list[Tensor]:
@@ -132,59 +146,40 @@ def _untouched(model: nn.Module, tensors: bool) -> Iterator[_State]:
     Parameters and buffers are not restored: callers run the model on copies of them. With ``tensors``, the values of
     other tensors among the attributes are restored too.
     """
-    found = _reachable(model, code=True)
-    found.contents = [_elements(box) for box in found.boxes]
+    state = _reachable(model, code=True)
+    state.contents = [_elements(place) for place in state.places]
     own = {id(thing) for m in model.modules() for thing in (vars(m), *vars(m).values())}
     loose = [t for t in held_tensors(model) if not t.is_inference()] if tensors else []
     saved = [(t, t.detach().clone()) for t in loose]
     try:
-        yield found
+        yield state
     finally:
-        for holder, values in found.variables:
-            _restore(holder, values)
-        for box, content in [p for p in zip(found.boxes, found.contents, strict=True) if not _same(*p)]:
-            now = _elements(box)
-            if id(box) in own or _has_tensor(now, content) or _has_tensor(content, now):
-                half = len(content) // 2
-                box.clear()
-                if isinstance(box, dict):
-                    box.update(zip(content[:half], content[half:], strict=True))
-                else:
-                    box.update(content) if isinstance(box, set) else box.extend(content)
+        for place, then, now in state.changes():
+            further = isinstance(place, _BOXES) and id(place) not in own
+            if not further or _has_tensor(now, then) or _has_tensor(then, now):
+                _refill(place, then)
         with torch.no_grad():
             for tensor, content in saved:
                 if not torch.equal(tensor, content):  # writes through `data` leave no trace in its version
                     tensor.copy_(content)
 
 
-def _present(holder: Any, values: dict[str, Any]) -> dict[str, Any]:
-    """The present values of variables."""
-    if isinstance(holder, type):
-        return dict(vars(holder))
-    if isinstance(holder, dict):
-        return {name: holder[name] for name in values if name in holder}
-    try:
-        return {"": holder.cell_contents}
-    except ValueError:  # a variable that has no value yet
-        return {}
-
-
-def _restore(holder: Any, values: dict[str, Any]) -> None:
-    """Give variables the values they had; those of a class that had none are deleted."""
-    now = _present(holder, values)
-    for name in [name for name in {**values, **now} if now.get(name) is not values.get(name)]:
-        if isinstance(holder, type):
-            setattr(holder, name, values[name]) if name in values else delattr(holder, name)
-        elif isinstance(holder, dict):
-            holder[name] = values[name]
-        elif name in values:
-            holder.cell_contents = values[name]
-
-
-def _same(box: Any, content: Any) -> bool:
-    """Whether a container, or the variables of a mapping, have the elements they had, in their order."""
-    now, then = _elements(box), _elements(content)
-    return len(now) == len(then) and all(map(is_, now, then))
+def _refill(place: Any, then: list[Any]) -> None:
+    """Give a place the elements that it had; attributes that a class did not have are deleted."""
+    half = len(then) // 2
+    named = dict(zip(then[:half], then[half:], strict=True)) if isinstance(place, (dict, type)) else {}
+    if isinstance(place, _Globals):
+        place.variables.update(zip(place.names, then, strict=True))
+    elif isinstance(place, CellType):
+        for value in then:
+            place.cell_contents = value
+    elif isinstance(place, type):
+        now = dict(vars(place))
+        for name in [name for name in {**named, **now} if now.get(name) is not named.get(name)]:
+            setattr(place, name, named[name]) if name in named else delattr(place, name)
+    else:
+        place.clear()
+        place.update(named or then) if isinstance(place, (dict, set)) else place.extend(then)
 
 
 def _has_tensor(these: list[Any], those: list[Any]) -> bool:
@@ -193,48 +188,53 @@ def _has_tensor(these: list[Any], those: list[Any]) -> bool:
     return bool(tensors_in([thing for thing in these if id(thing) not in known]))
 
 
+def call_isolated(model: nn.Module, example_input: Any, training: bool | None) -> Any:
+    """What a model returns on copies of an example's tensors and of its own buffers; nothing is left behind."""
+    args, kwargs = map_tensors(Tensor.clone, as_arguments(example_input))
+    buffers = {name: b.clone() for name, b in model.named_buffers()}
+    with isolated(model, training, seed=0), caller_device():
+        return functional_call(model, buffers, args, kwargs)
+
+
 @contextmanager
 def isolated(
-    model: nn.Module, training: bool | None, devices: Sequence[int] = (), seed: int | None = None, tensors: bool = True
+    model: nn.Module, training: bool | None, seed: int | None = None, tensors: bool = True
 ) -> Iterator[_State]:
-    """Run a model in a mode (None: as it is) without gradients, and restore it and the random state; see below.
+    """Run a model in a mode (None: as it is) without gradients, and restore it and the random states; see below.
 
-    The cache of keys and values, which Hugging Face models return with their output, is off.
+    The cache of keys and values, which Hugging Face models return with their output, is off. Random numbers start from
+    ``seed`` if it is given.
     """
-    modes = [(module, "training", module.training) for module in model.modules()]
-    configs = [getattr(module, "config", None) for module in model.modules()]
-    caches = [(config, "use_cache", True) for config in configs if getattr(config, "use_cache", None) is True]
+    modules = list(model.modules())
+    settings = [(m, "training", m.training, m.training if training is None else training) for m in modules]
+    configs = [getattr(m, "config", None) for m in modules]
+    settings += [(config, "use_cache", True, False) for config in configs if getattr(config, "use_cache", None) is True]
+    devices = sorted({p.device.index for p in model.parameters() if p.is_cuda and seed is not None})
+    numpy, (python, arrays) = sys.modules.get("numpy"), random_states()
     try:
-        for module, name, value in modes:
-            setattr(module, name, value if training is None else training)
-        for config, name, _ in caches:
-            setattr(config, name, False)
-        with torch.no_grad(), restored_random_state(devices, seed), _untouched(model, tensors) as state:
-            yield state
-    finally:
-        for thing, name, value in (*modes, *caches):
+        for thing, name, _, value in settings:
             setattr(thing, name, value)
-
-
-@contextmanager
-def restored_random_state(devices: Sequence[int], seed: int | None = None) -> Iterator[None]:
-    """Restore the random states of torch, Python and, if it is loaded, NumPy; start from ``seed`` if it is given."""
-    numpy = sys.modules.get("numpy")
-    python, arrays = random.getstate(), numpy.random.get_state() if numpy else None
-    with torch.random.fork_rng(devices=devices):
-        try:
+        with torch.no_grad(), torch.random.fork_rng(devices=devices), _untouched(model, tensors) as state:
             if seed is not None:
-                torch.default_generator.manual_seed(seed)
-                for device in devices:  # torch.manual_seed would seed all other devices too
-                    torch.cuda.default_generators[device].manual_seed(seed)
                 random.seed(seed)
                 if numpy:
                     numpy.random.seed(seed)
-            yield
-        finally:
-            random.setstate(python)
-            if numpy:
-                numpy.random.set_state(arrays)
+                torch.default_generator.manual_seed(seed)
+                for device in devices:  # torch.manual_seed would seed all other devices too
+                    torch.cuda.default_generators[device].manual_seed(seed)
+            yield state
+    finally:
+        random.setstate(python)
+        if numpy:
+            numpy.random.set_state(arrays)
+        for thing, name, value, _ in settings:
+            setattr(thing, name, value)
+
+
+def random_states() -> tuple[Any, Any]:
+    """The random states of Python and, if it is loaded, NumPy."""
+    numpy = sys.modules.get("numpy")
+    return random.getstate(), numpy.random.get_state() if numpy else None
 
 
 @contextmanager

@@ -10,14 +10,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from pathcond.checks import PathCondError, RecordError
 from pathcond.graph import ScaleGraph
-from pathcond.inputs import as_arguments, examples_in, hint_on, map_tensors
-from pathcond.isolation import caller_device, full_precision, isolated
+from pathcond.inputs import examples_in, hint_on, map_tensors
+from pathcond.isolation import call_isolated, full_precision
 from pathcond.tracing import outputs_in, place_of
 
 _MARGIN = 0.1  # a change is rounding if rounding the weights otherwise makes this fraction of it
@@ -106,16 +105,10 @@ class Check:
 
     def _run(self) -> list[Tensor]:
         """Outputs on copies of the inputs, without touching the model's buffers or any random state."""
-        return [t for example in examples_in(self.example_input) for t in self._run_on(example)]
-
-    def _run_on(self, example: Any) -> list[Tensor]:
-        args, kwargs = map_tensors(Tensor.clone, as_arguments(example))
-        cuda = sorted({p.device.index for p in self.model.parameters() if p.device.type == "cuda"})
-        tensors = {name: b.clone() for name, b in self.model.named_buffers()}
-        casts = CastsToFloat64() if self.wide else nullcontext()
-        with isolated(self.model, self.mode, cuda, seed=0), full_precision(), caller_device(), casts:
-            torch.clear_autocast_cache()  # it may hold copies of other weights
-            found = outputs_in(functional_call(self.model, tensors, args, kwargs))
+        torch.clear_autocast_cache()  # it may hold copies of other weights
+        with full_precision(), CastsToFloat64() if self.wide else nullcontext():
+            results = [call_isolated(self.model, each, self.mode) for each in examples_in(self.example_input)]
+        found = [t for result in results for t in outputs_in(result)]
         found = [torch.view_as_real(t.resolve_conj()) if t.is_complex() else t for t in found]
         return [t.detach().to_dense().clone() for t in found if t.is_floating_point()]
 

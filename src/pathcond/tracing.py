@@ -12,15 +12,14 @@ import gc
 import hashlib
 import logging
 import math
-import pickle
-import random
 import sys
 import traceback
 import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from types import FunctionType
 from typing import Any
 from unittest.mock import patch
@@ -67,7 +66,7 @@ class Value:
     leaf: Leaf | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Call:
     """One recorded call; ``outs`` are the values it returned, then those it changed in place."""
 
@@ -82,6 +81,11 @@ class Call:
     def name(self) -> str:
         """A readable name of the function called."""
         return name_of(self.fn)
+
+    @cached_property
+    def reads(self) -> tuple[int, ...]:
+        """The values among its arguments."""
+        return tuple(ref.id for ref in refs([*self.args, self.kwargs]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +105,15 @@ class Trace:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     kept: tuple[int, ...] = ()
+
+    @cached_property
+    def data(self) -> frozenset[int]:
+        """The values that depend on an input."""
+        found = set(self.inputs)
+        for call in self.calls:
+            if not found.isdisjoint(call.reads):
+                found.update(call.outs)
+        return frozenset(found)
 
 
 def WRITE(base: Tensor, piece: Tensor, view: View) -> Tensor:  # noqa: N802 - a marker in traces, written as one
@@ -156,68 +169,64 @@ def signature(trace: Trace, first: int = 0) -> str:
 # ---- sizes that the code of a model compares
 
 Comparison = tuple[int, float, float]  # a size, the number made from it that was compared, what it was compared with
-_recording: dict[str, _Functions] = {}
 
 
-class _Size(int):
-    """A size of a tensor, or an integer made from it. What it is compared with is recorded."""
-
-    root: int
-
-
-class _Ratio(float):
-    """A fraction of a size, as above."""
-
-    root: int
+_ARITHMETIC = """add radd sub rsub mul rmul floordiv rfloordiv mod rmod truediv rtruediv pow rpow neg abs round floor
+    ceil trunc and rand or ror xor rxor lshift rlshift rshift rrshift"""
+_COMPARISONS = "lt le gt ge eq ne bool"
 
 
-def _sized(value: Any, root: int) -> Any:
+def _tracked(base: type) -> type:
+    """A class of sizes of tensors and numbers made from them. What they are compared with is appended to ``seen``."""
+
+    def computed(method: Any) -> Any:
+        return lambda self, *others: _sized(method(self, *others), self.root, self.seen)
+
+    def compared(method: Any) -> Any:
+        def compare(self: Any, *other: Any) -> Any:
+            code = sys._getframe(1).f_globals.get("__name__", "").partition(".")[0]
+            number = plain_number(*other) if other else 0
+            if isinstance(number, int | float) and code not in ("torch", "pathcond"):
+                self.seen.append((self.root, base(self), number))
+            return method(self, *other)
+
+        return compare
+
+    methods = {"__hash__": base.__hash__}  # a class with __eq__ has none
+    for wrapped, names in ((computed, _ARITHMETIC), (compared, _COMPARISONS)):
+        own = [f"__{name}__" for name in names.split() if hasattr(base, f"__{name}__")]
+        methods |= {name: wrapped(getattr(base, name)) for name in own}
+    return type(f"Tracked_{base.__name__}", (base,), methods)
+
+
+_TRACKED = {base: _tracked(base) for base in (int, float)}
+_PLAIN = {kind: base for base, kind in _TRACKED.items()}
+
+
+def _sized(value: Any, root: int, seen: list[Comparison]) -> Any:
     """A number made from the size ``root``, so that comparisons are recorded; anything else as it is."""
-    kind = {int: _Size, float: _Ratio}.get(type(value))
+    kind = _TRACKED.get(type(value))
     if kind is None:
         return value
     made = kind(value)
-    made.root = root
+    made.root, made.seen = root, seen
     return made
 
 
 def plain_number(x: Any) -> Any:
     """The number that one made from a size stands for; anything else as it is."""
-    return int(x) if isinstance(x, _Size) else float(x) if isinstance(x, _Ratio) else x
+    base = _PLAIN.get(type(x))
+    return x if base is None else base(x)
 
 
-def _computed(base: type, name: str) -> Any:
-    return lambda self, *others: _sized(getattr(base, name)(self, *others), self.root)
-
-
-def _compared(base: type, name: str) -> Any:
-    def compare(self: Any, other: Any = 0) -> Any:
-        code = sys._getframe(1).f_globals.get("__name__", "").partition(".")[0]
-        if "now" in _recording and isinstance(other, int | float) and code not in ("torch", "pathcond"):
-            _recording["now"].comparisons.append((self.root, base(self), plain_number(other)))
-        return bool(base(self)) if name == "__bool__" else getattr(base, name)(self, other)
-
-    return compare
-
-
-_ARITHMETIC = """add radd sub rsub mul rmul floordiv rfloordiv mod rmod truediv rtruediv pow rpow neg abs round floor
-    ceil trunc and rand or ror xor rxor lshift rlshift rshift rrshift"""
-for _kind, _base in ((_Size, int), (_Ratio, float)):
-    for _name in [f"__{name}__" for name in _ARITHMETIC.split() if hasattr(_base, f"__{name}__")]:
-        setattr(_kind, _name, _computed(_base, _name))
-    for _name in ("lt", "le", "gt", "ge", "eq", "ne", "bool"):
-        setattr(_kind, f"__{_name}__", _compared(_base, f"__{_name}__"))
-    setattr(_kind, "__hash__", _base.__hash__)  # noqa: B010 - a class with __eq__ has none
-
-
-def _watched(result: Any, tensor: Any = None) -> Any:
+def _watched(result: Any, tensor: Any, seen: list[Comparison]) -> Any:
     """Sizes that a query returned, or a number made from those of a tensor, so that comparisons are recorded."""
     if isinstance(result, torch.Size):
-        return torch.Size([_sized(n, n) for n in result])
+        return torch.Size([_sized(n, n, seen) for n in result])
     if type(result) is not int or not isinstance(tensor, Tensor | None):
         return result
     with torch._C.DisableTorchFunctionSubclass():
-        return _sized(result, result if tensor is None or not tensor.ndim else tensor.shape[0])
+        return _sized(result, result if tensor is None or not tensor.ndim else tensor.shape[0], seen)
 
 
 # ---- properties of torch functions
@@ -242,7 +251,6 @@ _FILLED = ("zeros", "ones", "empty", "full")
 _LIKE_ANOTHER = {getattr(torch, f"{name}_like"): getattr(torch, name) for name in (*_FILLED, "rand", "randn")}
 _LIKE_ANOTHER |= {getattr(Tensor, f"new_{name}"): getattr(torch, name) for name in _FILLED}
 _RESHAPED = {Tensor.expand_as: Tensor.expand, Tensor.view_as: Tensor.view, Tensor.reshape_as: Tensor.reshape}
-_FILL_POSITION = {torch.full_like: 1, Tensor.new_full: 2}
 
 
 def _composed(function: Any) -> Any:
@@ -360,9 +368,9 @@ def _without_source(function: Any, arguments: Any, result: Any) -> tuple[Any, An
         return Tensor.to, ((args[0],), {"dtype": result.dtype, "device": result.device})
     if function not in _LIKE_ANOTHER:
         return function, arguments
-    position = _FILL_POSITION.get(function)
-    fill = [] if position is None else [kwargs.get("fill_value", *args[position : position + 1])]
-    return _LIKE_ANOTHER[function], ((tuple(result.shape), *fill), {"dtype": result.dtype, "device": result.device})
+    filled = _LIKE_ANOTHER[function]
+    fill = [kwargs.get("fill_value", args[-1])] if filled is torch.full else []
+    return filled, ((tuple(result.shape), *fill), {"dtype": result.dtype, "device": result.device})
 
 
 def writes(function: Any, kwargs: Any) -> bool:
@@ -399,26 +407,33 @@ _PLAIN_OUTPUTS = (
 
 @dataclass
 class Known:
-    """What the recorder knows of one tensor object: its value, and the view it is, if it is one."""
+    """What the recorder knows of one tensor object: its value, and of which other one it is which view."""
 
     tensor: Tensor
     value: int
-    parent: int | None = None
-    view: View | None = None
+    view: tuple[Known, View] | None = None
     epoch: int = 0
 
 
-@dataclass
-class Tape:
-    """Values and calls recorded so far, by tensor object; follows views and in-place writes."""
+class Tape(TorchFunctionMode):
+    """Records every torch function a model calls: values and calls so far; follows views and in-place writes."""
 
-    module_names: Mapping[int, str]
-    names: Mapping[int, Leaf]
-    values: list[Value] = field(default_factory=list)
-    calls: list[Call] = field(default_factory=list)
-    known: dict[int, Known] = field(default_factory=dict)
-    epochs: dict[int, int] = field(default_factory=dict)
-    outside: list[Tensor] = field(default_factory=list)  # written views of tensors that are no fake ones
+    def __init__(self, fake: FakeTensorMode, module_names: Mapping[int, str], leaves: Mapping[int, Leaf]) -> None:
+        super().__init__()
+        self.fake = fake
+        self.module_names = module_names
+        self.leaves = leaves
+        self.values: list[Value] = []
+        self.calls: list[Call] = []
+        self.known: dict[int, Known] = {}  # by tensor object
+        self.epochs: dict[int, int] = {}  # number of writes to each storage
+        self.outside: list[Tensor] = []  # written views of tensors that are no fake ones
+        self.fakes: dict[int, tuple[Tensor, Tensor]] = {}
+        self.depth = 0
+        self.sized = False  # whether the size of a tensor was asked for
+        self.comparisons: list[Comparison] = []
+        self.unseen: dict[str, list[Any]] = {}  # what the model's code learned of sizes as plain numbers
+        self.turns: Counter[Any] = Counter()  # calls by the place in the model's code
 
     def new_value(self, tensor: Tensor | Value, leaf: Leaf | None = None) -> int:
         """Number a new value, of the shape of a tensor or of another value."""
@@ -428,21 +443,21 @@ class Tape:
     def read(self, tensor: Tensor) -> int:
         """The value ``tensor`` holds now; a view whose base changed meanwhile is taken again."""
         entry = self.known.get(id(tensor)) or self.adopt(tensor, tensor)
-        if entry.epoch < self._epoch(tensor) and entry.parent is not None and entry.view is not None:
-            base = self.read(self.known[entry.parent].tensor)
-            old = entry.view.call
+        if entry.view is not None and entry.epoch < self._epoch(tensor):
+            parent, view = entry.view
+            base, old = self.read(parent.tensor), view.call
             outs = tuple(self.new_value(self.values[v]) for v in old.outs)
-            stale = refs([*old.args, old.kwargs])[0].id
-            args, kwargs = tree_map(lambda leaf: Ref(base) if leaf == Ref(stale) else leaf, (old.args, old.kwargs))
+            stale = Ref(old.reads[0])
+            args, kwargs = tree_map(lambda leaf: Ref(base) if leaf == stale else leaf, (old.args, old.kwargs))
             call = Call(old.fn, args, kwargs, outs, old.where)
             self.calls.append(call)
-            entry.value, entry.view = outs[entry.view.index], View(call, entry.view.index)
+            entry.value, entry.view = outs[view.index], (parent, View(call, view.index))
         entry.epoch = self._epoch(tensor)
         return entry.value
 
     def adopt(self, fake: Tensor, tensor: Tensor) -> Known:
         """Read a fake copy as the real tensor it stands for."""
-        known, leaf = self.known.get(id(tensor)), self.names.get(id(tensor), Leaf("const", tensor=tensor))
+        known, leaf = self.known.get(id(tensor)), self.leaves.get(id(tensor), Leaf("const", tensor=tensor))
         value = known.value if known else self.new_value(fake, leaf)
         made = self.known[id(fake)] = Known(fake, value, epoch=self._epoch(fake))
         return made
@@ -470,30 +485,84 @@ class Tape:
                 if not self.is_leaf(tensor):  # a leaf, such as a parameter cast to its own dtype, stays what it is
                     self.known[id(tensor)].value = outs[index]  # returned its own argument, unchanged
                 continue
-            view = View(call, index) if parent is not None else None
-            self.known[id(tensor)] = Known(tensor, outs[index], parent, view, self._epoch(tensor))
+            view = (self.known[parent], View(call, index)) if parent is not None else None
+            self.known[id(tensor)] = Known(tensor, outs[index], view, self._epoch(tensor))
         for tensor, value in zip(changed, outs[len(returned) :], strict=True):
             self._write(tensor, value)
 
     def _write(self, tensor: Tensor, value: int) -> None:
         """``tensor`` now holds ``value``: hand the change on to the tensors it is a view of."""
         storage = tensor.untyped_storage()._cdata
-        entry = self.known[id(tensor)]
-        chain: list[tuple[Known, int, View]] = []
-        while entry.parent is not None and entry.view is not None:
-            chain.append((entry, entry.parent, entry.view))
-            entry = self.known[entry.parent]
-        if not isinstance(entry.tensor._base, FakeTensor | None):
-            self.outside.append(tensor)
         self.epochs[storage] = self.epochs.get(storage, 0) + 1
         entry = self.known[id(tensor)]
         entry.value, entry.epoch = value, self.epochs[storage]
-        for child, parent, view in chain:
-            base = self.known[parent]
+        while entry.view is not None:
+            base, view = entry.view
             out = self.new_value(self.values[base.value])
-            args = (Ref(base.value), Ref(child.value), view)
+            args = (Ref(base.value), Ref(entry.value), view)
             self.calls.append(Call(WRITE, args, {}, (out,), module_at_work(self.module_names)))
             base.value, base.epoch = out, self.epochs[storage]
+            entry = base
+        if not isinstance(entry.tensor._base, FakeTensor | None):
+            self.outside.append(tensor)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self.call(func, args, kwargs or {})
+
+    def call(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run a torch function and record it, unless it is called by another, or reads no values."""
+        if self.depth:
+            return func(*args, **kwargs)
+        if func in _QUERIES:
+            result = func(*args, **kwargs)
+            self.sized |= func in _SIZED
+            asks = _caller("pathcond.", "torch._tensor", "torch.overrides") if func in _UNSEEN else None
+            if asks and not asks.f_globals.get("__name__", "").startswith("torch."):
+                with torch._C.DisableTorchFunctionSubclass():
+                    self.unseen.setdefault(_UNSEEN[func], []).append(tuple(args[0].shape))
+            source = None if func is Tensor.size else args[0]
+            return _watched(result, source, self.comparisons) if func in _SIZED else result
+        if (written_out := _written_out(func, args, kwargs)) is not None:
+            turns = self.turns.copy()
+            with self:
+                result = written_out(*args, **kwargs)
+            self.turns = turns
+            return result
+        place = _caller("pathcond.", "torch.")
+        self.turns[place and (place.f_code, place.f_lasti)] += 1
+        self.depth += 1
+        try:
+            may_write = _may_write(func, kwargs)
+            if self.fakes or may_write:
+                args, kwargs = tree_map(lambda x: self._fake_copy(x, may_write), (args, kwargs))
+            tensors = flatten([kwargs.get("out"), args, kwargs])  # the target first
+            before = [t._version for t in tensors]
+            refs_in = tree_map(self._recorded, (args, kwargs))
+            result = _without_running(func, args, kwargs)
+            result = func(*args, **kwargs) if result is None else result
+            changed = _written(tensors, before)
+            if isinstance(result, tuple | list):
+                self.unseen.setdefault("number of parts", []).append(len(result))
+            if changed or flatten(result):
+                func, refs_in = _without_source(func, refs_in, result)
+                self.add(func, refs_in, result, tensors, changed)
+            else:  # a query, such as torch.numel
+                self.sized, result = True, _watched(result, next(iter(tensors), None), self.comparisons)
+            return result
+        finally:
+            self.depth -= 1
+
+    def _recorded(self, x: Any) -> Any:
+        if isinstance(x, torch.Size):
+            return tuple(map(int, x))
+        return Ref(self.read(x)) if isinstance(x, Tensor) else plain_number(x)
+
+    def _fake_copy(self, x: Any, make: bool) -> Any:
+        """The fake copy of a real tensor, such as an unregistered one of the model, which a call may write."""
+        if make and isinstance(x, Tensor) and not isinstance(x, FakeTensor) and id(x) not in self.fakes:
+            self.fakes[id(x)] = x, _fake(self.fake, x)
+            self.adopt(self.fakes[id(x)][1], x)
+        return self.fakes.get(id(x), (x, x))[1]
 
 
 def module_at_work(names: Mapping[int, str]) -> str:
@@ -507,82 +576,6 @@ def module_at_work(names: Mapping[int, str]) -> str:
     return ""
 
 
-class _Functions(TorchFunctionMode):
-    """Records every torch function a model calls."""
-
-    def __init__(self, tape: Tape, fake: FakeTensorMode) -> None:
-        super().__init__()
-        self.tape = tape
-        self.fake = fake
-        self.depth = 0
-        self.sized = False  # whether the size of a tensor was asked for
-        self.comparisons: list[Comparison] = []
-        self.unseen: dict[str, list[Any]] = {}  # what the model's code learned of sizes as plain numbers
-        self.turns: Counter[Any] = Counter()  # calls by the place in the model's code
-        self.fakes: dict[int, tuple[Tensor, Tensor]] = {}
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return self.call(func, args, kwargs or {})
-
-    def call(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if self.depth:
-            return func(*args, **kwargs)
-        if func in _QUERIES:
-            result = func(*args, **kwargs)
-            self.sized |= func in _SIZED
-            asks = _caller("pathcond.", "torch._tensor", "torch.overrides") if func in _UNSEEN else None
-            if asks and not asks.f_globals.get("__name__", "").startswith("torch."):
-                with torch._C.DisableTorchFunctionSubclass():
-                    self.unseen.setdefault(_UNSEEN[func], []).append(tuple(args[0].shape))
-            return _watched(result, None if func is Tensor.size else args[0]) if func in _SIZED else result
-        written_out = _written_out(func, args, kwargs)
-        if written_out is not None:
-            turns = self.turns.copy()
-            with self:
-                result = written_out(*args, **kwargs)
-            self.turns = turns
-            return result
-        place = _caller("pathcond.", "torch.")
-        self.turns[place and (place.f_code, place.f_lasti)] += 1
-        self.depth += 1
-        try:
-            if self.fakes or _may_write(func, kwargs):
-                args, kwargs = tree_map(lambda x: self._fake_copy(x, func, kwargs), (args, kwargs))
-            tensors = flatten([kwargs.get("out"), args, kwargs])  # the target first
-            before = [t._version for t in tensors]
-            refs_in = tree_map(self._recorded, (args, kwargs))
-            result = _without_running(func, args, kwargs)
-            result = func(*args, **kwargs) if result is None else result
-            changed = _written(tensors, before)
-            if isinstance(result, tuple | list):
-                self.unseen.setdefault("number of parts", []).append(len(result))
-            if changed or flatten(result):
-                func, refs_in = _without_source(func, refs_in, result)
-                self.tape.add(func, refs_in, result, tensors, changed)
-            else:  # a query, such as torch.numel
-                self.sized, result = True, _watched(result, next(iter(tensors), None))
-            return result
-        finally:
-            self.depth -= 1
-
-    def _recorded(self, x: Any) -> Any:
-        if isinstance(x, torch.Size):
-            return tuple(map(int, x))
-        return Ref(self.tape.read(x)) if isinstance(x, Tensor) else plain_number(x)
-
-    def _fake_copy(self, x: Any, func: Any, kwargs: Any) -> Any:
-        """Replace a real tensor that a call may write, such as an unregistered one of the model, by a fake copy."""
-        if not isinstance(x, Tensor) or isinstance(x, FakeTensor):
-            return x
-        if id(x) not in self.fakes:
-            if not _may_write(func, kwargs):
-                return x
-            fake = _fake(self.fake, x)
-            self.fakes[id(x)] = (x, fake)
-            self.tape.adopt(fake, x)
-        return self.fakes[id(x)][1]
-
-
 def _caller(*skipped: str) -> Any:
     """The innermost frame whose module is none of these and in none of these packages."""
     frame = sys._getframe(2)
@@ -594,12 +587,12 @@ def _caller(*skipped: str) -> Any:
 class _Kernels(TorchDispatchMode):
     """Hands the operations that no torch function announced to the recorder, so that none goes unseen."""
 
-    def __init__(self, functions: _Functions) -> None:
+    def __init__(self, tape: Tape) -> None:
         super().__init__()
-        self.functions = functions
+        self.tape = tape
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return self.functions.call(func, args, kwargs or {})
+        return self.tape.call(func, args, kwargs or {})
 
 
 def _written(tensors: Sequence[Tensor], versions: Sequence[int]) -> list[Tensor]:
@@ -650,13 +643,16 @@ class Recorder:
         Raises:
             RecordError: the pass raised, or its control flow depends on values; the message names the line of code.
         """
-        trace, made = self._pass(example_input, training, sizes or {})
-        if any(ref() is not None for ref, _ in made):
-            gc.collect()
-        alive = [(fake, value) for ref, value in made if (fake := ref()) is not None]
-        made.clear()
-        for value in self._replace_fakes(trace, alive) if alive else ():
-            call = next((call for call in trace.calls if value in call.outs), None)
+        arguments, fakes = self._fake_inputs(example_input, sizes or {})
+        leaves = self.leaves | {id(t): Leaf("input", str(i)) for i, t in enumerate(fakes)}
+        tape = Tape(self.fake, {id(m): n for n, m in self.model.named_modules()}, leaves)
+        try:
+            trace = self._pass(tape, arguments, fakes, training)
+        except Exception as error:
+            self._replace_fakes(tape)
+            hint = hint_on(error, self.model, example_input)
+            raise RecordError(explain(error, tape.module_names, hint)) from error
+        for call in self._replace_fakes(tape):
             self.stored.setdefault(f"`{call.name}` at '{call.where or 'the model'}'" if call else "a call")
         return trace
 
@@ -683,48 +679,38 @@ class Recorder:
             for text in dict.fromkeys(texts)
         ]
 
-    def _pass(
-        self, example_input: Any, training: bool | None, sizes: Sizes
-    ) -> tuple[Trace, list[tuple[weakref.ref[Tensor], int]]]:
-        """The trace, and the fake tensors made on the way with their values: none should outlive the pass."""
-        arguments, fakes = self._fake_inputs(example_input, sizes)
-        leaves = self.leaves | {id(t): Leaf("input", str(i)) for i, t in enumerate(fakes)}
-        tape = Tape({id(m): n for n, m in self.model.named_modules()}, leaves)
-        functions = _Functions(tape, self.fake)
+    def _pass(self, tape: Tape, arguments: Any, fakes: list[Tensor], training: bool | None) -> Trace:
         with (
             torch.inference_mode(False),
             isolated(self.model, training, tensors=False) as state,
             patch.object(logging.getLogger("torch._subclasses.fake_tensor"), "disabled", True),  # repeats errors
             warnings.catch_warnings(),
-            patch.dict(_recording, now=functions),
         ):
             warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
             _plain_averages(self.model)
-            drawn = _drawn(), state.states()
+            drawn = state.states()
             inputs = tuple(tape.read(t) for t in fakes)
-            try:
-                result = self._call(functions, arguments)
-                outputs, first = tuple(tape.read(t) for t in outputs_in(result)), len(tape.calls)
-                asked = {**{name: tuple(seen) for name, seen in functions.unseen.items()}, **functions.turns}
-                written = [fake for _, fake in functions.fakes.values()] + tape.outside
-                kept = tuple(tape.read(t) for t in self._kept(tape, state.changed(), written))
-                if state.changed() or kept:
-                    numbers = state.numbers()
-                    again = tuple(tape.read(t) for t in outputs_in(self._call(functions, arguments)))
-                    self.counts |= numbers != state.numbers()
-                    kept = self._followed(tape, inputs, kept, first)
-                    both = Trace(tuple(tape.values), tuple(tape.calls), inputs, (*outputs, *again), kept)
-                    alone = replace(both, calls=both.calls[:first])
-                    if signature(alone) != signature(both, first):
-                        self.later.append(both)
-            except Exception as error:
-                made = [(known.tensor, known.value) for known in self._made(tape)]
-                self._replace_fakes(Trace(tuple(tape.values), tuple(tape.calls), inputs, ()), made)
-                hint = hint_on(error, self.model, example_input)
-                raise RecordError(explain(error, tape.module_names, hint)) from error
-            self.draws |= drawn != (_drawn(), state.states())
-            self.sized |= functions.sized
-            self.comparisons += functions.comparisons
+            result = self._call(tape, arguments)
+            outputs = tuple(tape.read(t) for t in outputs_in(result))
+            asked = {**{name: tuple(seen) for name, seen in tape.unseen.items()}, **tape.turns}
+            written = [fake for _, fake in tape.fakes.values()] + tape.outside
+            changed = bool(state.changes())
+            kept = tuple(tape.read(t) for t in self._kept(tape, changed, written))
+            trace = Trace(tuple(tape.values), tuple(tape.calls), inputs, outputs, kept)
+            if changed or kept:
+                numbers = state.numbers()
+                again = tuple(tape.read(t) for t in outputs_in(self._call(tape, arguments)))
+                self.counts |= numbers != state.numbers()
+                both = Trace(tuple(tape.values), tuple(tape.calls), inputs, (*outputs, *again))
+                before = {*kept, *(out for call in trace.calls for out in call.outs)}
+                first = len(trace.calls)
+                reread = before.intersection(value for call in both.calls[first:] for value in call.reads)
+                trace = replace(trace, kept=tuple(reread.union(both.data.intersection(kept))))
+                if signature(trace) != signature(both, first):
+                    self.later.append(replace(both, kept=trace.kept))
+            self.draws |= drawn != state.states()
+            self.sized |= tape.sized
+            self.comparisons += tape.comparisons
             for name, seen in asked.items():
                 self.unseen.setdefault((name, training), set()).add(seen)
         if not outputs:
@@ -732,8 +718,7 @@ class Recorder:
                 f"expected the forward pass to return at least one tensor, got {type(result).__name__}. "
                 "Return the output tensors (tuples, lists, dicts and dataclasses of tensors are fine)."
             )
-        made = [(weakref.ref(known.tensor), known.value) for known in self._made(tape)]
-        return Trace(tuple(tape.values), tuple(tape.calls[:first]), inputs, outputs, kept), made
+        return trace
 
     def _fake_inputs(self, example_input: Any, sizes: Sizes) -> tuple[Any, list[Tensor]]:
         """The arguments of a call with fake tensors in them, some axes in other sizes; and these tensors."""
@@ -747,38 +732,26 @@ class Recorder:
         }
         return map_tensors(lambda x: swap[id(x)], args), [swap[id(t)] for t in given]
 
-    def _call(self, functions: _Functions, arguments: Any) -> Any:
+    def _call(self, tape: Tape, arguments: Any) -> Any:
         counts = patch.object(FakeTensor, "tolist", _values)
-        with caller_device(), counts, self.fake, _Kernels(functions), functions:
+        with caller_device(), counts, self.fake, _Kernels(tape), tape:
             return functional_call(self.model, self.tensors, *arguments)
 
-    @staticmethod
-    def _followed(tape: Tape, inputs: tuple[int, ...], kept: tuple[int, ...], first: int) -> tuple[int, ...]:
-        """Of the values left in the model those made from data, and all that the second call reads of the first."""
-        data, read = set(inputs), set[int]()
-        before = {*kept, *(out for call in tape.calls[:first] for out in call.outs)}
-        for number, call in enumerate(tape.calls):
-            reads = {ref.id for ref in refs([*call.args, call.kwargs])}
-            if reads & data:
-                data.update(call.outs)
-            if number >= first:
-                read |= reads & before
-        return tuple(read.union(value for value in kept if value in data))
-
-    @staticmethod
-    def _made(tape: Tape) -> list[Known]:
-        """The fake tensors that calls made."""
-        return [k for k in tape.known.values() if isinstance(k.tensor, FakeTensor) and id(k.tensor) not in tape.names]
-
-    def _replace_fakes(self, trace: Trace, made: list[tuple[Tensor, int]]) -> list[int]:
-        """Turn fake tensors that no input reaches, such as cached tables, into what they stand for; list the others."""
-        constants, lost = Constants(trace, self.model), []
-        for fake, value in made:
+    def _replace_fakes(self, tape: Tape) -> list[Call | None]:
+        """Turn fake tensors that outlive a pass, such as cached tables, into real ones; return the others' calls."""
+        known = [k for k in tape.known.values() if isinstance(k.tensor, FakeTensor) and id(k.tensor) not in tape.leaves]
+        made = [(weakref.ref(k.tensor), k.value) for k in known]
+        for held in (known, tape.known, tape.fakes, tape.outside):
+            held.clear()
+        if any(ref() is not None for ref, _ in made):
+            gc.collect()
+        constants, lost = Constants(tape, self.model), []
+        for fake, value in [(fake, value) for ref, value in made if (fake := ref()) is not None]:
             try:
                 real = constants.get(value)
-                _become(fake, real.detach()) if real is not None else lost.append(value)
+                _become(fake, real.detach()) if real is not None else lost.append(constants.maker(value))
             except Exception:  # noqa: BLE001 - whatever fails, it stays fake
-                lost.append(value)
+                lost.append(constants.maker(value))
         return lost
 
     def _kept(self, tape: Tape, changed: bool, written: list[Tensor]) -> list[Tensor]:
@@ -806,12 +779,6 @@ def _plain_averages(model: nn.Module) -> None:
             module.momentum = 0.1
 
 
-def _drawn() -> bytes:
-    """The states of the random generators of Python and NumPy."""
-    numpy = sys.modules.get("numpy")
-    return pickle.dumps((random.getstate(), numpy.random.get_state() if numpy else None))
-
-
 def _fake(
     mode: FakeTensorMode, tensor: Tensor, home: torch.device | None = None, sizes: Mapping[int, int] | None = None
 ) -> Tensor:
@@ -820,12 +787,10 @@ def _fake(
     For a tensor on the meta device the device is ``home``. Some axes may have other ``sizes``.
     """
     device = home or torch.device("cpu") if tensor.is_meta else tensor.device
-    shape = [(sizes or {}).get(axis, n) for axis, n in enumerate(tensor.shape)]
     with torch.inference_mode(False), torch.no_grad():
-        if shape == list(tensor.shape):
-            meta = torch.empty_strided(shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-        else:
-            meta = torch.empty(shape, dtype=tensor.dtype, device="meta")
+        meta = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+        if sizes:
+            meta = meta.new_empty([sizes.get(axis, n) for axis, n in enumerate(tensor.shape)])
         made = FakeTensor(mode, meta, device)
     made._is_param = isinstance(tensor, nn.Parameter)  # type: ignore[attr-defined]
     return made
@@ -899,22 +864,19 @@ def explain(error: Exception, module_names: Mapping[int, str], hint: str) -> str
 class Constants:
     """Computes, when asked, the values of a trace that no input reaches, from the model's present tensors."""
 
-    def __init__(self, trace: Trace, model: nn.Module) -> None:
-        self._trace = trace
+    def __init__(self, trace: Trace | Tape, model: nn.Module) -> None:
+        self._values = trace.values
         self._tensors = dict(model.named_parameters()) | dict(model.named_buffers())
-        self._maker: dict[int, tuple[Call, int]] = {
-            out: (call, index) for call in trace.calls for index, out in enumerate(call.outs)
-        }
+        self._makers = {out: call for call in trace.calls for out in call.outs}
         self._cache: dict[int, Tensor | None] = {}
 
     def maker(self, value: int) -> Call | None:
         """The call that made a value, None for a leaf."""
-        made = self._maker.get(value)
-        return made[0] if made else None
+        return self._makers.get(value)
 
     def is_parameter(self, value: int) -> bool:
         """Whether a value is a parameter itself."""
-        leaf = self._trace.values[value].leaf
+        leaf = self._values[value].leaf
         return leaf is not None and leaf.kind == "param"
 
     def made_from_parameters(self, value: int) -> bool:
@@ -929,7 +891,8 @@ class Constants:
         """A value, and all that it is made from."""
         found, pending = {value}, [value]
         while pending:
-            more = set(self._reads(pending.pop())) - found
+            call = self.maker(pending.pop())
+            more = set(call.reads if call else ()) - found
             found |= more
             pending += more
         return found
@@ -940,46 +903,33 @@ class Constants:
 
     def get(self, value: int) -> Tensor | None:
         """The tensor, or None if an input reaches the value."""
-        pending = [value]
-        while pending:
-            current = pending[-1]
-            if current in self._cache:
-                pending.pop()
-                continue
-            missing = [r for r in self._reads(current) if r not in self._cache]
-            if missing and not any(self._cache.get(r, ...) is None for r in self._reads(current)):
-                pending += missing
-                continue
-            self._compute(current)
-        return self._cache[value]
+        if value not in self._cache:
+            sources = sorted(self._sources(value))  # each after those that it is made from
+            self._cache |= {v: self._leaf(v) for v in sources if v not in self._cache and v not in self._makers}
+            if all(self._cache.get(source, ...) is not None for source in sources):
+                for source in sources:
+                    if source not in self._cache:
+                        self._run(self._makers[source])
+        return self._cache.setdefault(value, None)
 
-    def _reads(self, value: int) -> list[int]:
-        made = self._maker.get(value)
-        return [r.id for r in refs([*made[0].args, made[0].kwargs])] if made else []
+    def _leaf(self, value: int) -> Tensor | None:
+        leaf = self._values[value].leaf
+        tensor = None if leaf is None or leaf.kind == "input" else self._tensors.get(leaf.name, leaf.tensor)
+        return None if tensor is None or isinstance(tensor, FakeTensor) or tensor.is_meta else tensor.detach()
 
-    def _compute(self, value: int) -> None:
-        leaf = self._trace.values[value].leaf
-        if leaf is not None:
-            tensor = leaf.tensor if leaf.kind == "const" else self._tensors.get(leaf.name)
-            if tensor is None or leaf.kind == "input" or isinstance(tensor, FakeTensor) or tensor.is_meta:
-                self._cache[value] = None
-            else:
-                self._cache[value] = tensor.detach()
-            return
-        call, _ = self._maker[value]
-        inputs = {r: self._cache.get(r) for r in self._reads(value)}
-        if any(tensor is None for tensor in inputs.values()):
-            self._cache |= dict.fromkeys(call.outs)
+    def _run(self, call: Call) -> None:
+        """Compute what a call returns, and what it writes; a constant without a tensor makes others without one."""
+        self._cache |= dict.fromkeys(call.outs)
+        inputs = {r: tensor for r in call.reads if (tensor := self._cache[r]) is not None}
+        if len(inputs) < len({*call.reads}):
             return
         if call.mutates:
-            inputs = {r: tensor.clone() for r, tensor in inputs.items() if tensor is not None}
-        cuda = sorted({t.device.index for t in inputs.values() if t is not None and t.is_cuda})
+            inputs = {r: tensor.clone() for r, tensor in inputs.items()}
+        cuda = sorted({t.device.index for t in inputs.values() if t.is_cuda})
         with torch.no_grad(), torch.random.fork_rng(devices=cuda), caller_device():
             results = flatten(run(call, inputs.__getitem__))
         if call.mutates and call.fn is not WRITE:
-            changed = [inputs[r] for r in self._reads(value)]
-            results = (results + [t for t in changed if t is not None])[: len(call.outs)]
-        shapes = [self._trace.values[out].shape for out in call.outs[: len(results)]]
-        if [tuple(t.shape) for t in results] != shapes:  # as `nonzero`, recorded as if all entries were true
-            results = [None] * len(call.outs)
-        self._cache |= dict(zip(call.outs, results, strict=False))
+            results = [*results, *inputs.values()][: len(call.outs)]
+        shapes = [self._values[out].shape for out in call.outs[: len(results)]]
+        if [tuple(t.shape) for t in results] == shapes:  # not so for `nonzero`, recorded as if all entries were true
+            self._cache |= dict(zip(call.outs, results, strict=False))
