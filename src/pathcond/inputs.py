@@ -150,7 +150,7 @@ def hint_on(error: Exception, model: nn.Module, example_input: Any) -> str:
 # ---- other calls of the same model
 
 Sizes = dict[tuple[int, int], int]  # new size by number of the tensor and axis
-_LARGEST = 8192  # size that is tried
+LARGEST_SIZE = 8192  # size that is tried
 
 
 def other_sizes(shapes: Sequence[tuple[int, ...]]) -> list[list[Sizes]]:
@@ -182,7 +182,7 @@ def sizes_beyond(
     for joint in (way[0] for way in ways):
         i, k = next(iter(joint))
         if shapes[i][k] == size:
-            yield from (dict.fromkeys(joint, n) for n in dict.fromkeys(wanted) if 0 < n <= _LARGEST and n != size)
+            yield from (dict.fromkeys(joint, n) for n in dict.fromkeys(wanted) if 0 < n <= LARGEST_SIZE and n != size)
 
 
 def left_out(model: nn.Module, examples: Sequence[Any]) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import FunctionType
 from typing import Any
@@ -35,7 +35,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from pathcond.checks import PathCondError, RecordError
-from pathcond.inputs import Sizes, as_arguments, hint_on, map_tensors, tensors_in
+from pathcond.inputs import LARGEST_SIZE, Sizes, as_arguments, hint_on, map_tensors, tensors_in
 from pathcond.isolation import caller_device, held_tensors, isolated
 
 # ---- the trace
@@ -172,39 +172,60 @@ Comparison = tuple[int, float, float]  # a size, the number made from it that wa
 
 
 _ARITHMETIC = """add radd sub rsub mul rmul floordiv rfloordiv mod rmod truediv rtruediv pow rpow neg abs round floor
-    ceil trunc and rand or ror xor rxor lshift rlshift rshift rrshift"""
+    ceil trunc and rand or ror xor rxor lshift rlshift rshift rrshift divmod rdivmod"""
 _COMPARISONS = "lt le gt ge eq ne bool"
+_CONVERSIONS = "int float hash str repr format"  # to what is not tracked
 
 
 def _tracked(base: type) -> type:
-    """A class of sizes of tensors and numbers made from them. What they are compared with is appended to ``seen``."""
+    """A class of sizes of tensors and numbers made from them, which tell ``seen`` what is done with them."""
 
-    def computed(method: Any) -> Any:
-        return lambda self, *others: _sized(method(self, *others), self.root, self.seen)
+    def computed(name: str, method: Any) -> Any:
+        def compute(self: Any, *others: Any) -> Any:
+            mixed = base is int and isinstance(others[0] if others else None, float) and hasattr(float, name)
+            made = getattr(float, name)(float(base(self)), *others) if mixed else method(self, *others)
+            return _sized(made, self.root, self.seen)
 
-    def compared(method: Any) -> Any:
+        return compute
+
+    def compared(name: str, method: Any) -> Any:
         def compare(self: Any, *other: Any) -> Any:
-            code = sys._getframe(1).f_globals.get("__name__", "").partition(".")[0]
-            number = plain_number(*other) if other else 0
-            if isinstance(number, int | float) and code not in ("torch", "pathcond"):
-                self.seen.append((self.root, base(self), number))
-            return method(self, *other)
+            outcome, frame = method(self, *other), sys._getframe(1)
+            if isinstance(outcome, bool) and not _is_ours(frame):
+                self.seen.compare(frame, outcome, self.root, base(self), *(other or (0,)))
+            return outcome
 
         return compare
 
-    methods = {"__hash__": base.__hash__}  # a class with __eq__ has none
-    for wrapped, names in ((computed, _ARITHMETIC), (compared, _COMPARISONS)):
-        own = [f"__{name}__" for name in names.split() if hasattr(base, f"__{name}__")]
-        methods |= {name: wrapped(getattr(base, name)) for name in own}
+    def converted(name: str, method: Any) -> Any:
+        def convert(self: Any, *others: Any) -> Any:
+            if not _is_ours(sys._getframe(1)):
+                self.seen.unseen.setdefault(f"{name.strip('_')}() of a size", []).append(base(self))
+            return method(self, *others)
+
+        return convert
+
+    methods = {}
+    for wrapped, names in ((computed, _ARITHMETIC), (compared, _COMPARISONS), (converted, _CONVERSIONS)):
+        for name in [f"__{name}__" for name in names.split()] + (["bit_length"] if wrapped is computed else []):
+            if hasattr(base, name):
+                methods[name] = wrapped(name, getattr(base, name))
     return type(f"Tracked_{base.__name__}", (base,), methods)
+
+
+def _is_ours(frame: Any) -> bool:
+    """Whether code of torch or of this library runs in a frame, and not that of a model."""
+    return frame.f_globals.get("__name__", "").partition(".")[0] in ("torch", "pathcond")
 
 
 _TRACKED = {base: _tracked(base) for base in (int, float)}
 _PLAIN = {kind: base for base, kind in _TRACKED.items()}
 
 
-def _sized(value: Any, root: int, seen: list[Comparison]) -> Any:
+def _sized(value: Any, root: int, seen: Tape) -> Any:
     """A number made from the size ``root``, so that comparisons are recorded; anything else as it is."""
+    if type(value) is tuple:  # of divmod
+        return tuple(_sized(part, root, seen) for part in value)
     kind = _TRACKED.get(type(value))
     if kind is None:
         return value
@@ -219,7 +240,7 @@ def plain_number(x: Any) -> Any:
     return x if base is None else base(x)
 
 
-def _watched(result: Any, tensor: Any, seen: list[Comparison]) -> Any:
+def _watched(result: Any, tensor: Any, seen: Tape) -> Any:
     """Sizes that a query returned, or a number made from those of a tensor, so that comparisons are recorded."""
     if isinstance(result, torch.Size):
         return torch.Size([_sized(n, n, seen) for n in result])
@@ -415,6 +436,19 @@ class Known:
     epoch: int = 0
 
 
+@dataclass
+class _Decision:
+    """A comparison of sizes in a model's code: how it came out, and of what, by its number in a pass."""
+
+    outcomes: set[bool] = field(default_factory=set)
+    compared: dict[int, set[Any]] = field(default_factory=dict)
+
+    @property
+    def open(self) -> bool:
+        """Whether it had one outcome in all passes, though the sizes were not the same in all."""
+        return len(self.outcomes) == 1 and any(len(compared) > 1 for compared in self.compared.values())
+
+
 class Tape(TorchFunctionMode):
     """Records every torch function a model calls: values and calls so far; follows views and in-place writes."""
 
@@ -434,6 +468,7 @@ class Tape(TorchFunctionMode):
         self.comparisons: list[Comparison] = []
         self.unseen: dict[str, list[Any]] = {}  # what the model's code learned of sizes as plain numbers
         self.turns: Counter[Any] = Counter()  # calls by the place in the model's code
+        self.decisions: list[tuple[Any, bool, Any]] = []  # comparisons of sizes: place, outcome, what was compared
 
     def new_value(self, tensor: Tensor | Value, leaf: Leaf | None = None) -> int:
         """Number a new value, of the shape of a tensor or of another value."""
@@ -521,7 +556,7 @@ class Tape(TorchFunctionMode):
                 with torch._C.DisableTorchFunctionSubclass():
                     self.unseen.setdefault(_UNSEEN[func], []).append(tuple(args[0].shape))
             source = None if func is Tensor.size else args[0]
-            return _watched(result, source, self.comparisons) if func in _SIZED else result
+            return _watched(result, source, self) if func in _SIZED else result
         if (written_out := _written_out(func, args, kwargs)) is not None:
             turns = self.turns.copy()
             with self:
@@ -547,10 +582,19 @@ class Tape(TorchFunctionMode):
                 func, refs_in = _without_source(func, refs_in, result)
                 self.add(func, refs_in, result, tensors, changed)
             else:  # a query, such as torch.numel
-                self.sized, result = True, _watched(result, next(iter(tensors), None), self.comparisons)
+                self.sized, result = True, _watched(result, next(iter(tensors), None), self)
             return result
         finally:
             self.depth -= 1
+
+    def compare(self, frame: Any, outcome: bool, root: int, number: float, other: float) -> None:
+        """Note a comparison of a number made from a size, in the code of a frame, and how it came out."""
+        made_from_size = type(other) in _PLAIN
+        other = plain_number(other)
+        self.comparisons.append((root, number, other))
+        if abs(other) <= LARGEST_SIZE:
+            changes = number - other if made_from_size else (root, number)
+            self.decisions.append(((frame.f_code, frame.f_lasti, frame.f_lineno), outcome, changes))
 
     def _recorded(self, x: Any) -> Any:
         if isinstance(x, torch.Size):
@@ -628,6 +672,7 @@ class Recorder:
         self.comparisons: list[Comparison] = []
         self.draws = self.sized = self.counts = False
         self.unseen: dict[tuple[Any, bool | None], set[Any]] = {}
+        self.decisions: dict[Any, _Decision] = {}
         self.home = next((p.device for p in model.parameters() if not p.is_meta), torch.device("cpu"))
         for kind, named in (("param", model.named_parameters()), ("buffer", model.named_buffers())):
             for name, tensor in named:
@@ -650,6 +695,9 @@ class Recorder:
             trace = self._pass(tape, arguments, fakes, training)
         except Exception as error:
             self._replace_fakes(tape)
+            *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+            for place, outcome, _ in [] if _is_ours(frame) else tape.decisions[-1:]:  # an assertion of the model
+                self.decisions.setdefault(place, _Decision()).outcomes.add(outcome)
             hint = hint_on(error, self.model, example_input)
             raise RecordError(explain(error, tape.module_names, hint)) from error
         for call in self._replace_fakes(tape):
@@ -670,9 +718,14 @@ class Recorder:
         return [doubt for doubt, found in doubts.items() if found]
 
     def unseen_sizes(self) -> list[str]:
-        """Questions for sizes whose answers changed with the input's size and cannot be followed."""
+        """Questions for sizes whose answers changed with the input's size, and comparisons that no size decided."""
         found = [name for (name, _), passes in self.unseen.items() if len(passes) > 1]
         texts = [f"asks for the {n} of a tensor" if isinstance(n, str) else "has a loop, whose length" for n in found]
+        texts += [
+            f"compares a number made from a size ({code.co_filename.rsplit('/', 1)[-1]}:{line})"
+            for (code, _, line), decision in self.decisions.items()
+            if decision.open
+        ]
         return [
             f"the forward pass {text}, which changes with the size of the input: where it chooses between branches, "
             "only the branches taken were recorded. Give inputs of every size that matters as pathcond.Inputs(...)"
@@ -711,6 +764,12 @@ class Recorder:
             self.draws |= drawn != state.states()
             self.sized |= tape.sized
             self.comparisons += tape.comparisons
+            turns: Counter[Any] = Counter()
+            for place, outcome, compared in tape.decisions:
+                turns[place] += 1
+                decision = self.decisions.setdefault(place, _Decision())
+                decision.outcomes.add(outcome)
+                decision.compared.setdefault(turns[place], set()).add(compared)
             for name, seen in asked.items():
                 self.unseen.setdefault((name, training), set()).add(seen)
         if not outputs:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import random
 import warnings
 from collections import deque
@@ -227,6 +228,16 @@ SIZES: dict[str, Callable[[Tensor], int]] = {  # ways of code to learn the size 
     "storage": lambda x: x.untyped_storage().nbytes() // 24,
     "numel": lambda x: torch.numel(x) // 3,
     "nbytes": lambda x: x.nbytes // 24,
+    "int": lambda x: int(x.shape[0]),
+    "root": lambda x: round(math.sqrt(x.shape[0]) * 5.3),
+    "text": lambda x: int(f"{x.shape[0]}"),
+    "table": lambda x: {n: n for n in range(99)}[x.shape[0]],
+    "bits": lambda x: 6 * x.shape[0].bit_length(),
+    "divmod": lambda x: 30 * (divmod(x.shape[0], 7)[1] == 5),
+    "remainder": lambda x: 30 * (x.shape[0] % 7 == 5),
+    "part": lambda x: math.floor(x.shape[0] * 0.75),
+    "difference": lambda x: x.shape[0] - x.shape[1],
+    "after a stride": lambda x: x[::4].shape[0] * 3,
     "loop": lambda x: [float(x[i].dim()) for i in range(x.shape[0])].__len__(),
 }
 
