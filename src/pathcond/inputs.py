@@ -14,12 +14,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from pathcond.checks import PathCondError
 
 _OPAQUE = (
-    nn.Module, type, ModuleType, FunctionType, MethodType, partial, torch.Generator, torch.dtype, DataLoader, Iterator
+    nn.Module, type, ModuleType, FunctionType, MethodType, partial, torch.Generator, torch.dtype, DataLoader, Dataset,
+    Iterator,
 )  # fmt: skip
 _DEEPEST = 4  # objects within objects that are searched for tensors
 
@@ -64,6 +65,11 @@ def examples_in(example_input: Any) -> tuple[Any, ...]:
 def as_arguments(example_input: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Positional and keyword arguments of a forward call on the first example: a tensor, a tuple or list, or a dict."""
     example = examples_in(example_input)[0]
+    if isinstance(example, (DataLoader, Dataset)):
+        raise PathCondError(
+            f"expected an example input, got a {type(example).__name__}. Pass one batch of inputs: of a DataLoader, "
+            "next(iter(loader))[0]; of a Dataset, torch.stack([dataset[i][0] for i in range(8)])."
+        )
     if isinstance(example, Mapping):
         return (), dict(example)
     if isinstance(example, (tuple, list)):
@@ -134,10 +140,7 @@ def hint_on(error: Exception, model: nn.Module, example_input: Any) -> str:
     """What may be wrong with an example input on which a model raised an error, in words; else empty."""
     inputs = tensors_in(as_arguments(example_input))
     if not inputs:
-        return (
-            "The example input holds no tensor: pass one (of a DataLoader, next(iter(loader))[0]), a tuple of "
-            "arguments, or a dict of keyword arguments. "
-        )
+        return "The example input holds no tensor: pass one, a tuple of arguments, or a dict of keyword arguments. "
     hint = "Each element of the example input is one argument: of a batch (x, y), pass x. " if len(inputs) > 1 else ""
     own, given = ({f"{t.dtype} on {t.device.type}" for t in part} for part in (model.parameters(), inputs))
     if not given <= own:

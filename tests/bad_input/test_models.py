@@ -75,7 +75,8 @@ MODELS = {
     "a batch (x, y)": (mlp, (X, torch.ones(1)), RecordError, r"of a batch \(x, y\), pass x"),
     "an iterator": (mlp, iter([X]), RecordError, "holds no tensor"),
     "a tensor as model": (lambda: X, X, PathCondError, "The model is the first argument"),
-    "a loader": (mlp, torch.utils.data.DataLoader([X]), RecordError, r"next\(iter\(loader\)\)\[0\]"),
+    "a loader": (mlp, torch.utils.data.DataLoader([X]), PathCondError, r"next\(iter\(loader\)\)\[0\]"),
+    "a data set": (mlp, torch.utils.data.TensorDataset(X), PathCondError, r"got a TensorDataset.*torch\.stack"),
     "sparse input": (mlp, X.to_sparse(), PathCondError, r"expected a dense example input.*to_dense\(\)"),
     "input on another device": (mlp, X.to("meta"), RecordError, "on cpu; its input is torch.float32 on meta"),
 }  # fmt: skip
