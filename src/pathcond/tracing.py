@@ -184,7 +184,8 @@ def _tracked(base: type) -> type:
         def compute(self: Any, *others: Any) -> Any:
             mixed = base is int and isinstance(others[0] if others else None, float) and hasattr(float, name)
             made = getattr(float, name)(float(base(self)), *others) if mixed else method(self, *others)
-            return _sized(made, self.root, self.seen)
+            joint = self.joint or any(type(other) in _PLAIN for other in others)
+            return _sized(made, self.root, self.seen, joint)
 
         return compute
 
@@ -192,7 +193,7 @@ def _tracked(base: type) -> type:
         def compare(self: Any, *other: Any) -> Any:
             outcome, frame = method(self, *other), sys._getframe(1)
             if isinstance(outcome, bool) and not _is_ours(frame):
-                self.seen.compare(frame, outcome, self.root, base(self), *(other or (0,)))
+                self.seen.compare(frame, outcome, self, *(other or (0,)))
             return outcome
 
         return compare
@@ -222,15 +223,15 @@ _TRACKED = {base: _tracked(base) for base in (int, float)}
 _PLAIN = {kind: base for base, kind in _TRACKED.items()}
 
 
-def _sized(value: Any, root: int, seen: Tape) -> Any:
-    """A number made from the size ``root``, so that comparisons are recorded; anything else as it is."""
+def _sized(value: Any, root: int, seen: Tape, joint: bool = False) -> Any:
+    """A number made from the size ``root``, or ``joint`` ones, so that comparisons are recorded; others as they are."""
     if type(value) is tuple:  # of divmod
-        return tuple(_sized(part, root, seen) for part in value)
+        return tuple(_sized(part, root, seen, joint) for part in value)
     kind = _TRACKED.get(type(value))
     if kind is None:
         return value
     made = kind(value)
-    made.root, made.seen = root, seen
+    made.root, made.seen, made.joint = root, seen, joint
     return made
 
 
@@ -252,7 +253,8 @@ def _watched(result: Any, tensor: Any, seen: Tape) -> Any:
 
 # ---- properties of torch functions
 
-_METHODS = "dim ndimension _is_view is_inference is_conj is_neg is_floating_point is_complex element_size get_device"
+_METHODS = """dim ndimension _is_view is_inference is_conj is_neg is_floating_point is_complex element_size get_device
+    data_ptr"""
 _ATTRIBUTES = """dtype device ndim layout is_cuda is_sparse is_quantized requires_grad is_leaf _version grad_fn is_meta
     is_mkldnn is_nested"""
 _OF_SIZES = "size numel nelement stride storage_offset is_contiguous __len__ untyped_storage"
@@ -587,13 +589,13 @@ class Tape(TorchFunctionMode):
         finally:
             self.depth -= 1
 
-    def compare(self, frame: Any, outcome: bool, root: int, number: float, other: float) -> None:
+    def compare(self, frame: Any, outcome: bool, made: Any, other: Any) -> None:
         """Note a comparison of a number made from a size, in the code of a frame, and how it came out."""
-        made_from_size = type(other) in _PLAIN
-        other = plain_number(other)
-        self.comparisons.append((root, number, other))
-        if abs(other) <= LARGEST_SIZE:
-            changes = number - other if made_from_size else (root, number)
+        number, limit = plain_number(made), plain_number(other)
+        self.comparisons.append((made.root, number, limit))
+        if abs(limit) <= LARGEST_SIZE:
+            # Sizes that are compared with one another, as in assertions, count only if they differ by other amounts.
+            changes = number - limit if made.joint or type(other) in _PLAIN else (made.root, number)
             self.decisions.append(((frame.f_code, frame.f_lasti, frame.f_lineno), outcome, changes))
 
     def _recorded(self, x: Any) -> Any:

@@ -42,6 +42,9 @@ def packages_of(folder):
                 found |= {name.name.partition(".")[0] for name in node.names}
             elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
                 found.add(node.module.partition(".")[0])
+            elif isinstance(node, ast.Call) and "optional_package" in map(ast.unparse, (node.func, *node.args)):
+                names = [ast.literal_eval(part) for part in node.args if isinstance(part, ast.Constant)]
+                found |= {name.partition(".")[0] for name in names[:1]}
     found -= sys.stdlib_module_names | {"paper", "pathcond"}
     return {canonicalize_name(PACKAGES.get(name, name)) for name in found}
 
