@@ -32,8 +32,7 @@ from pathcond.rules.normalization import MEASURES
 from pathcond.rules.paths import PathSums, Scaled
 from pathcond.tracing import Call, Constants, Ref, Trace, module_at_work, record, refs, run
 
-_TINY = 1.0e-30  # a float32 entry this far below the largest of its tensor may have lost digits
-_GAP = 1.0e-20  # if all other entries are within this factor of the largest, zeros are exact and not underflow
+_TINY = 1.0e-20  # a float32 entry this far below the largest of its tensor may come from others that vanished
 _FITS = 600.0  # largest logarithm that is multiplied into float64 entries; leaves room for their own range
 
 
@@ -143,7 +142,7 @@ def scaled_diag_g(
     wide = any(p.dtype == torch.float64 for p in parameters.values())
     first = dtype or (torch.float64 if wide else torch.float32)
     p = passes(first)
-    if dtype is None and first is torch.float32 and _near_underflow(parameters, p, largest):
+    if dtype is None and first is torch.float32 and _near_underflow(p):
         p = passes(torch.float64)
     entries = {n: g for n in parameters if (g := p.diagonal.get(n)) is not None}
     return DiagG({n: g.t for n, g in entries.items()}, {n: g.log for n, g in entries.items()})
@@ -257,29 +256,11 @@ def _plain_numbers(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def _near_underflow(parameters: Mapping[str, Tensor], p: PathSums, largest: Mapping[str, float]) -> bool:
+def _near_underflow(p: PathSums) -> bool:
     """Whether an entry computed in float32 may have lost digits, or have become zero, by underflow."""
-    entries = [g.t for g in p.diagonal.values() if g.t.numel()]
-    if not entries:
-        return False
-    ends = torch.stack([end for t in entries for end in torch.aminmax(t)]).tolist()
-    gap, zeros = 1.0, False
-    for t, low, high in zip(entries, ends[::2], ends[1::2], strict=True):
-        if low == 0.0 < high:
-            zeros = True
-            low = float(torch.where(t > 0, t, math.inf).amin())
-        gap = min(gap, low / high) if high > 0 else gap
-    if gap <= _TINY:
-        return True
-    if not zeros:
-        return False
-    # Zeros are exact unless the square of a tiny weight underflowed.
-    tiny = any(
-        bool(((w != 0) & (w.abs() < math.sqrt(_TINY) * largest[name])).any())
-        for name, w in parameters.items()
-        if w.is_floating_point() and w.numel()
-    )
-    return tiny or gap < _GAP
+    found = [t for g in p.diagonal.values() if (t := g.t).numel()]
+    ends = [(torch.where(t > 0, t, math.inf).amin(), t.amax()) for t in found]
+    return p.underflow or any(float(low) < _TINY * float(high) for low, high in ends)
 
 
 # ---- statistics of normalizations, measured on the example input

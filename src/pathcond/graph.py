@@ -37,7 +37,6 @@ from pathcond.inputs import (
     tensors_in,
 )
 from pathcond.isolation import on_cpu
-from pathcond.progress import at_step
 from pathcond.rules import TABLE
 from pathcond.rules.base import FROZEN, GROUP, ZERO, ParamView, Reason, ScalePropagation, Use
 from pathcond.tracing import Call, Constants, Recorder, Ref, Trace, record, refs, signature
@@ -276,7 +275,6 @@ def extract_graph(
     doubts += recorder.doubts()
     sizes = ("any: no call depends on them",)
     if recorder.sized or not all(_of_any_size(trace) for trace in traces):
-        at_step("graph, other sizes of the input")
         sizes = _record_other_sizes(s, recorder, examples[0], traces)
         doubts += recorder.unseen_sizes() if len(examples) == 1 else []
     _freeze_unusual_parameters(model, s, traces)

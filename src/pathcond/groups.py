@@ -25,7 +25,6 @@ from pathcond.checks import PathCondError, RecordError, check_choice, check_flag
 from pathcond.graph import ParamScales, ScaleGraph, extract_graph
 from pathcond.isolation import on_cpu
 from pathcond.output_check import Check, trial
-from pathcond.progress import at_step
 from pathcond.rules.base import owner
 
 _EXACT = 1.0e-9  # relative change of the output up to which a function counts as kept
@@ -498,8 +497,7 @@ def verify_mapping(
         unknown = f"the model cannot be analyzed: {error}"
     offsets = {name: scales.offset for name, scales in graph.params.items()} if graph is not None and offset else {}
     reports = []
-    for i, (smooth, balance, fault) in enumerate(resolved):
-        at_step(f"{smooth}, {i + 1} of {len(resolved)}", i / len(resolved))
+    for smooth, balance, fault in resolved:
         size, places = (0, fault) if fault else _places(modules, smooth, balance)
         if isinstance(places, str):
             reports.append(MappingCheck(smooth, balance, 0, None, "cannot be applied", places))

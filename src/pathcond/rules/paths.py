@@ -85,6 +85,7 @@ class PathSums:
         zero: values that are zeros by construction, such as the first state of a recurrent network.
         integer: values made from inputs of integers alone; ``weights``: values made from parameters alone.
         shown: squares of those of the latter that are linear in their parameter.
+        underflow: whether the square of an entry became zero.
     """
 
     trace: Trace
@@ -106,6 +107,7 @@ class PathSums:
     weights: set[int] = field(default_factory=set)
     trainable: set[int] = field(default_factory=set)
     zero: set[int] = field(default_factory=set)
+    underflow: bool = False
     _ends: list[tuple[int, torch.Size]] = field(default_factory=list)
     _steps: list[_Step] = field(default_factory=list)
     _gradients: dict[int, Scaled] = field(default_factory=dict)
@@ -299,7 +301,10 @@ class PathSums:
             top = float(tensor.abs().amax())
         if not top > 0:
             return Scaled(torch.zeros(tensor.shape, dtype=self.dtype, device=self.device), _LOG_ZERO)
-        return Scaled((tensor.to(self.dtype) / top).square_(), 2 * math.log(top))
+        found = (tensor.to(self.dtype) / top).square_()
+        vanished = self.dtype is torch.float32 and found.count_nonzero() < tensor.count_nonzero()
+        self.underflow = self.underflow or bool(vanished)
+        return Scaled(found, 2 * math.log(top))
 
     def largest_entry(self, x: Any) -> float:
         """The largest absolute entry of a constant or parameter."""
