@@ -116,8 +116,7 @@ class ScaleGroup:
         """Scale this group alone by random factors, and return the relative change of the function.
 
         The factors are 1/4, 1/2, 2 and 4: products with powers of two are not rounded, in any number format. They are
-        tried on a copy of the model in float64; if none can be made, on the model itself, which is then restored bit
-        for bit. The model runs in its present mode.
+        tried on the model in its present mode, which is then restored bit for bit.
 
         Raises:
             PathCondError: the group is frozen.
@@ -456,8 +455,8 @@ def verify_mapping(
 
     For each smooth layer that an entry names, the outputs are multiplied by random powers of two, which cause no
     rounding, and the input columns of its balance layers are divided by them. The scales are compared with those that
-    :func:`scale_groups` finds, and the change of the function is measured: on a copy in float64 where one can be made,
-    else on the model, which is then restored bit for bit. Models on the meta device are compared alone.
+    :func:`scale_groups` finds, and the change of the function is measured on the model, which is then restored bit for
+    bit. Models on the meta device are compared alone.
 
     Args:
         model: the model that the mapping is for.

@@ -16,9 +16,16 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from pathcond import plotting
 from pathcond.apply import apply_scales_, optimizer_buffers, scale_optimizer_state_, scale_parameters_
-from pathcond.checks import PathCondError, PathCondWarning, check_choice, check_finite, check_flags, check_model
+from pathcond.checks import (
+    PathCondError,
+    PathCondWarning,
+    check_choice,
+    check_finite,
+    check_flags,
+    check_model,
+    optional_package,
+)
 from pathcond.diag_g import has_normalization, scaled_diag_g
 from pathcond.graph import ExactFor, Frozen, ScaleGraph, extract_graph
 from pathcond.inputs import as_arguments, tensors_in
@@ -76,16 +83,6 @@ class Rescaling:
     solution: Solution = field(repr=False)
 
     @property
-    def objective_before(self) -> float:
-        """F of the model as it was."""
-        return self.objective[0]
-
-    @property
-    def objective_after(self) -> float:
-        """F of the rescaled model."""
-        return self.objective[-1]
-
-    @property
     def log_scales(self) -> dict[str, Tensor]:
         """Log lambda by module name, each of shape (channels,)."""
         return self.graph.by_module(self.solution.log_scales)
@@ -124,7 +121,9 @@ class Rescaling:
         rows = [("module", "units", "moved", "lambda", "not moved because")]
         why = self._why_not_moved()
         first: dict[int, str] = {}  # the module in which a unit is counted
-        for name in self.modules:
+        place = {name.rpartition(".")[0]: i for i, name in reversed(list(enumerate(self.graph.shapes)))}
+        names = dict.fromkeys([*self.graph.layers, *self.graph.frozen_by_module])
+        for name in sorted(names, key=lambda name: place.get(name, len(place))):  # in the order of their parameters
             numbers = self.graph.layers.get(name, torch.zeros(0, dtype=torch.int64))
             units = numbers[numbers != 0].abs().unique().tolist()
             free = Counter(why[h - 1] for h in units if first.setdefault(h, name) == name)
@@ -152,15 +151,17 @@ class Rescaling:
             for h, size in enumerate(self.solution.log_scales.abs().tolist())
         ]  # fmt: skip
 
-    plot = plotting.plot
-    """``report.plot(axes)``: draw the scale of every channel by module, on new axes if none are given."""
-
-    @property
-    def modules(self) -> list[str]:
-        """Modules with hidden units, in the order of their parameters."""
-        place = {name.rpartition(".")[0]: i for i, name in reversed(list(enumerate(self.graph.shapes)))}
-        names = dict.fromkeys([*self.graph.layers, *self.graph.frozen_by_module])
-        return sorted(names, key=lambda name: place.get(name, len(place)))
+    def plot(self, axes: Any = None) -> Any:
+        """Draw the scale of every channel by module, on matplotlib's ``axes`` or on new ones, which are returned."""
+        plt = optional_package("matplotlib.pyplot", "plot", "Install pathcond[plot].")
+        axes = axes or plt.subplots(figsize=(max(4.0, 0.5 * len(self.scales)), 3.6), layout="constrained")[1]
+        for place, (name, scales) in enumerate(self.scales.items()):
+            free = scales[self.graph.layers[name] != 0].tolist()
+            x = [place - 0.25 + 0.5 * (i + 0.5) / len(free) for i in range(len(free))]
+            axes.plot(x, free, linestyle="", marker=".", markersize=4)
+        axes.set_xticks(range(len(self.scales)), [name or "(model)" for name in self.scales], rotation=90)
+        axes.set(yscale="log", ylabel="scale lambda of a channel (before: 1)")
+        return axes
 
     def __str__(self) -> str:
         still = f"{self.graph.frozen_channels} channels frozen"
@@ -169,7 +170,7 @@ class Rescaling:
         damped = f"; {fraction} of the log-scales (damping {self.damping:.3g})" if self.damping < 1 else ""
         lines = [
             f"rescaled {self.moved} of {self.units} units ({still}), largest |log lambda| {self.max_log_scale:.3g}",
-            f"objective {self.objective_before:.6g} -> {self.objective_after:.6g} in {self.solution.steps} steps "
+            f"objective {self.objective[0]:.6g} -> {self.objective[-1]:.6g} in {self.solution.steps} steps "
             f"(residual {self.solution.residual:.1e}; {self.solution.result.value}){damped}",
         ]
         if self.at_bound:
@@ -236,7 +237,7 @@ def rescale_(
         >>> import torch, pathcond
         >>> model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
         >>> report = pathcond.rescale_(model, torch.randn(16, 3))
-        >>> report.units, report.objective_after <= report.objective_before
+        >>> report.units, report.objective[-1] <= report.objective[0]
         (8, True)
         >>> report.undo_(model)
     """

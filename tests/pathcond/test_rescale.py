@@ -54,13 +54,13 @@ def test_the_default_is_half_of_ten_sweeps(name):
     assert report.objective[:-1] == full.objective
     assert "half of the log-scales (damping 0.5)" in str(report)
     u, problem = 2 * report.solution.log_scales, problem_of(graph, g)
-    assert report.objective_before == pytest.approx(problem.objective(0 * u), rel=1e-9)
-    assert report.objective_after == pytest.approx(problem.objective(u), rel=1e-9)
+    assert report.objective[0] == pytest.approx(problem.objective(0 * u), rel=1e-9)
+    assert report.objective[-1] == pytest.approx(problem.objective(u), rel=1e-9)
     rescaled = problem_of(
         graph, pathcond.compute_diag_g(model, x, graph=graph, statistics="input")
     )  # from the weights afterwards
     linear = float((problem.matrix @ u).sum())
-    assert report.objective_after == pytest.approx(rescaled.objective(0 * u) - linear, rel=1e-9)
+    assert report.objective[-1] == pytest.approx(rescaled.objective(0 * u) - linear, rel=1e-9)
 
 
 def test_norms_count_the_weights_of_every_product_and_gains_with_their_one():

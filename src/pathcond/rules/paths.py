@@ -22,7 +22,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pathcond.checks import PathCondError
 from pathcond.tracing import Call, Constants, Ref, Trace, flatten, refs
 
 _LOG2 = math.log(2.0)
@@ -75,7 +74,6 @@ class PathSums:
     Attributes:
         pooling: ``exact``, ``plain`` or ``all``; see :func:`pathcond.compute_diag_g`.
         smooth: whether paths cross smooth activations as if they were the identity.
-        ones: every parameter counts as 1, and so does each path.
         statistics: squared slope ``1 / (var + eps)`` of normalizations measured on data, by the value they make.
         largest: largest absolute entry of parameters and buffers, by name.
         sums: path sum of each value that a path leads to.
@@ -94,7 +92,6 @@ class PathSums:
     device: torch.device
     pooling: str = "exact"
     smooth: bool = False
-    ones: bool = False
     statistics: Mapping[int, Tensor] = field(default_factory=dict)
     alias: Mapping[str, str] = field(default_factory=dict)
     largest: Mapping[str, float] = field(default_factory=dict)
@@ -131,13 +128,6 @@ class PathSums:
             if leaf is not None and leaf.kind == "param":
                 name = self.alias.get(leaf.name, leaf.name)
                 self.diagonal[name] = self.diagonal[name] + gradient if name in self.diagonal else gradient
-
-    def total(self) -> Scaled:
-        """Sum of the path sums of all outputs."""
-        parts = [Scaled(m.t.sum(), m.log) for v in self.trace.outputs if (m := self.sums.get(v)) is not None]
-        if not parts:
-            raise PathCondError("expected a path from an input or a bias to an output, got none. Give another output.")
-        return sum(parts[1:], start=parts[0])
 
     # ---- results of a call
 
@@ -289,12 +279,10 @@ class PathSums:
         return any(isinstance(x, Ref) and self.constant(x) is None for x in arguments)
 
     def square(self, x: Any) -> Scaled:
-        """Squared entries of a constant or parameter; ones where paths are counted. Infinite entries count as zero."""
+        """Squared entries of a constant or parameter; infinite entries count as zero."""
         if isinstance(x, Ref) and x.id in self.shown:
             return self.shown[x.id]
         tensor = self.known(x)
-        if self.ones:
-            return Scaled(torch.ones(tensor.shape, dtype=self.dtype, device=self.device), 0.0)
         top = self.largest_entry(x)
         if math.isinf(top) or math.isnan(top):  # a mask of -inf, say: parameters are checked before
             tensor = torch.where(tensor.isfinite(), tensor, 0.0)
