@@ -118,6 +118,7 @@ class ScaleGraph:
         trace: the recorded forward pass in eval mode; None in a graph that was pickled.
         signature: digests of that pass, of the indices in it, and of what shares memory; other models are refused.
         arguments: the arguments of that pass, with tensors on the meta device; None where they are not known.
+        chain: whether no call of that pass reads what another one reads too: the network has no shortcuts or branches.
     """
 
     units: int
@@ -133,6 +134,7 @@ class ScaleGraph:
     trace: Trace | None = field(repr=False)
     signature: str = ""
     arguments: Any = field(default=None, repr=False)
+    chain: bool = True
     _known: WeakKeyDictionary[nn.Module, Any] = field(default_factory=WeakKeyDictionary, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -294,8 +296,19 @@ def extract_graph(
         trace=traces[0],
         signature=_identity(model, traces[0]),
         arguments=kwargs or args,
+        chain=_is_chain(traces[0]),
         _known=WeakKeyDictionary({model: _settings(model)}),
     )
+
+
+def _is_chain(trace: Trace) -> bool:
+    """Whether each value that depends on the input is read once on the way to the outputs."""
+    needed, reads = set(trace.outputs), list[int]()
+    for call in reversed(trace.calls):
+        if not needed.isdisjoint(call.outs):
+            needed.update(call.reads)
+            reads += {*call.reads} & trace.data
+    return len(reads) == len({*reads})
 
 
 def _settings(model: nn.Module) -> list[Any]:

@@ -7,7 +7,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -36,7 +36,7 @@ from pathcond.solvers import Solution, SolverOptions, balance_norms, balance_pat
 
 # docs/when-to-use.md has the evidence for both.
 DEFAULT_CLAMP = 1.5  # bound on |log lambda| of the sweeps
-DEFAULT_DAMPING = 0.5  # fraction of the log-scales of the sweeps that is applied, for objective="paths"
+DEFAULT_DAMPING = 0.5  # fraction of the log-scales of the sweeps that is applied, for "paths" without shortcuts
 _MOVED = 1.0e-3  # a unit moved if its |log lambda| is above this
 _FEW = 0.1  # if a smaller fraction of the hidden units moved, a warning gives the reasons
 
@@ -143,6 +143,8 @@ class Rescaling:
     def _why_not_moved(self) -> list[str]:
         """The reason of each unit that did not move; empty for the others."""
         dead, fixed = set(self.solution.dead), self.fixed.tolist()
+        if self.damping == 0.0:
+            return ["keep their scale in a network with shortcuts, unless damping=0.5 is given"] * self.units
         return [
             "touch a parameter that does not train" if fixed[h]
             else "have no path through them at these weights (zero-initialized layers)" if h in dead
@@ -213,8 +215,10 @@ def rescale_(
             constant as possible, as in the paper. ``norms``: a small sum of squared weights; biases have no part in it,
             but are scaled with their unit, and a gain of a normalization that enters a unit is a weight.
         clamp: bound on every ``|log lambda|`` of the sweeps, before damping; None for none, as in the paper.
-        damping: factor in (0, 1] by which the log-scales of the sweeps are multiplied, so that
-            ``|log lambda| <= damping * clamp``. None means 0.5 for ``paths`` and 1 for ``norms``; 1 is the paper's.
+        damping: factor from 0 to 1 by which the log-scales of the sweeps are multiplied, so that
+            ``|log lambda| <= damping * clamp``; 1 is the paper's. None means 1 for ``norms``, and for ``paths`` 0.5 in
+            a network without shortcuts and 0 in others, which lost accuracy in short training
+            (docs/when-to-use.md): they stay as they are.
         graph: a graph extracted earlier.
         check: run the model before and after, in its present mode, and report the largest change of its output. Eval
             mode is used where training mode fails on the example (BatchNorm on a batch of one). If the graph is exact
@@ -241,28 +245,24 @@ def rescale_(
         (8, True)
         >>> report.undo_(model)
     """
-    options = SolverOptions(clamp=clamp, damping=damping_of(objective, damping))
-    return rescale_with(model, example_input, options, optimizer, objective, graph, check, trainable_only)
-
-
-def damping_of(objective: str, asked: float | None) -> float:
-    """The damping asked for, or the default of an objective."""
-    if asked is not None:
-        return asked
-    return DEFAULT_DAMPING if objective == "paths" else 1.0
+    options = SolverOptions(clamp=clamp, damping=0.0 if damping is None else damping)
+    return rescale_with(
+        model, example_input, options, damping is None, optimizer, objective, graph, check, trainable_only
+    )
 
 
 def rescale_with(
     model: nn.Module,
     example_input: Any,
     options: SolverOptions,
+    default: bool,
     optimizer: Optimizer | None,
     objective: str,
     graph: ScaleGraph | None,
     check: bool,
     trainable_only: bool,
 ) -> Rescaling:
-    """As :func:`rescale_`, with the options of the solver."""
+    """As :func:`rescale_`, with the options of the solver; by ``default`` the damping is that of the objective."""
     check_model(model)
     check_flags(check=check, trainable_only=trainable_only)
     check_choice("objective", objective, ("paths", "norms"))
@@ -279,6 +279,8 @@ def rescale_with(
     optimizer_buffers(model, graph.params, optimizer)  # raises before any work if the state cannot be rescaled
     still = [name for name, p in model.named_parameters() if trainable_only and not p.requires_grad]
     fixed = graph.touched_by(still)
+    if default:
+        options = replace(options, damping=1.0 if objective == "norms" else DEFAULT_DAMPING if graph.chain else 0.0)
     notes: tuple[str, ...] = ()
     if objective == "paths":
         with clock("diag_g"):

@@ -92,7 +92,7 @@ class SolverOptions:
         for name, fits, wanted in (
             ("sweeps", isinstance(self.sweeps, int) and self.sweeps >= 0, "an integer >= 0"),
             ("clamp", self.clamp is None or (_is_number(self.clamp) and self.clamp > 0), "positive or None"),
-            ("damping", _is_number(self.damping) and 0 < self.damping <= 1, "a number in (0, 1]"),
+            ("damping", _is_number(self.damping) and 0 <= self.damping <= 1, "a number from 0 to 1"),
         ):
             if not fits or isinstance(getattr(self, name), bool):
                 raise PathCondError(f"expected {name} to be {wanted}, got {getattr(self, name)!r}.")
@@ -131,7 +131,7 @@ def solve(
         sweeps: number of sweeps over all units, for ``method="sweeps"``.
         clamp: bound on every ``|log lambda|`` before damping; None for none. Units at the bound are counted
             in :attr:`Solution.clamped`.
-        damping: factor in (0, 1] by which the log-scales are multiplied at the end, so that
+        damping: factor from 0 to 1 by which the log-scales are multiplied at the end, so that
             ``|log lambda| <= damping * clamp``. F is convex: at least this fraction of its decrease remains.
         fixed: units that keep their scale, as a mask of shape (units,); see :meth:`pathcond.ScaleGraph.touched_by`.
 

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from pathcond.apply import optimizer_buffers
 from pathcond.checks import check_period
 from pathcond.graph import ScaleGraph, extract_graph
-from pathcond.rescale import DEFAULT_CLAMP, Rescaling, damping_of, rescale_with
+from pathcond.rescale import DEFAULT_CLAMP, Rescaling, rescale_with
 from pathcond.solvers import SolverOptions
 
 
@@ -68,9 +68,18 @@ class Teleport:
         self.graph = extract_graph(model, example_input) if graph is None else graph
         optimizer_buffers(model, self.graph.params, optimizer)
         self.count, self._every = 0, every
-        options = SolverOptions(sweeps=sweeps, clamp=clamp, damping=damping_of(objective, damping))
+        options = SolverOptions(sweeps=sweeps, clamp=clamp, damping=0.0 if damping is None else damping)
         self._rescale = partial(
-            rescale_with, model, example_input, options, optimizer, objective, self.graph, False, trainable_only
+            rescale_with,
+            model,
+            example_input,
+            options,
+            damping is None,
+            optimizer,
+            objective,
+            self.graph,
+            False,
+            trainable_only,
         )
 
     def step(self) -> Rescaling | None:
