@@ -48,7 +48,7 @@ def test_the_default_is_half_of_ten_sweeps(name):
     torch.testing.assert_close(full.solution.log_scales, solution.log_scales, rtol=0, atol=1e-9)
     for a, b in zip(one.parameters(), steps.parameters(), strict=True):
         torch.testing.assert_close(a, b)
-    report = pathcond.rescale_(model, x)
+    report = pathcond.rescale_(model, x, damping=None if graph.chain else 0.5)
     assert (report.damping, full.damping) == (0.5, 1.0)
     assert torch.equal(report.solution.log_scales, 0.5 * full.solution.log_scales)
     assert report.objective[:-1] == full.objective
@@ -61,6 +61,48 @@ def test_the_default_is_half_of_ten_sweeps(name):
     )  # from the weights afterwards
     linear = float((problem.matrix @ u).sum())
     assert report.objective[-1] == pytest.approx(rescaled.objective(0 * u) - linear, rel=1e-9)
+
+
+def shortcuts() -> list[nn.Module]:
+    """Networks of which a value is read twice: a sum, a concatenation, a gate, branches with two outputs."""
+
+    def made(forward) -> nn.Module:
+        return Lambda(forward, a=nn.Linear(4, 6), b=nn.Linear(6, 6), c=nn.Linear(6, 2), d=nn.Linear(12, 2))
+
+    def hidden(s, x):
+        return F.relu(s.a(x))
+
+    return [
+        made(lambda s, x: (h := hidden(s, x), s.c(F.relu(h + s.b(h))))[1]),
+        made(lambda s, x: (h := hidden(s, x), s.d(torch.cat((h, F.relu(s.b(h))), 1)))[1]),
+        made(lambda s, x: (h := hidden(s, x), s.c(h * torch.sigmoid(s.b(h))))[1]),
+        made(lambda s, x: (h := hidden(s, x), (s.c(h), s.b(h)))[1]),
+    ]
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_networks_with_shortcuts_stay_as_they_are_unless_damping_or_norms_is_given(number):
+    torch.manual_seed(0)
+    model, x = shortcuts()[number], torch.randn(3, 4)
+    before = copy.deepcopy(model.state_dict())
+    with pytest.warns(pathcond.PathCondWarning, match=r"shortcuts, unless damping=0\.5 is given"):
+        report = pathcond.rescale_(model, x)
+    assert (report.moved, report.damping, report.graph.chain) == (0, 0.0, False)
+    assert all(torch.equal(before[name], t) for name, t in model.state_dict().items())
+    schedule = pathcond.Teleport(model, x, every=1)
+    with pytest.warns(pathcond.PathCondWarning, match="shortcuts"):
+        schedule.step()
+    assert all(torch.equal(before[name], t) for name, t in model.state_dict().items())
+    assert pathcond.rescale_(copy.deepcopy(model), x, objective="norms").moved > 0
+    assert pathcond.rescale_(model, x, damping=0.5).moved > 0
+
+
+def test_what_no_output_needs_is_no_shortcut():
+    """Flattening what is flat, a shape, a value that is thrown away."""
+    model = Lambda(
+        lambda s, x: (torch.flatten(x, 1), s.b(x).sum(), s.b(F.relu(s.a(x))))[2], a=nn.Linear(4, 4), b=nn.Linear(4, 4)
+    )
+    assert pathcond.extract_graph(model, torch.randn(3, 4)).chain
 
 
 def test_norms_count_the_weights_of_every_product_and_gains_with_their_one():
