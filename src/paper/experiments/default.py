@@ -15,7 +15,7 @@ from paper.settings import Block, DepthGrid, grids_of_blocks
 from paper.verdicts import LR, Claim, above, accuracy_gain, at_most, epochs_ratios, runs, some
 
 DEFAULT = "half"  # what the library does
-NO_BATCHNORM = "_no_bn"  # end of the names of networks
+NO_BATCHNORM, SMALL = "_no_bn", "_gain0.3"  # ends of the names of networks
 
 
 class Settings(Block):
@@ -24,12 +24,13 @@ class Settings(Block):
     mlp: DepthGrid
     bounded: DepthGrid | None = None
     longer: DepthGrid | None = None  # without BatchNorm
+    small: DepthGrid | None = None  # without BatchNorm, from a start of small variance
     cifar_nv: CurveGrid | None = None
 
 
 def _with_batchnorm(table: pd.DataFrame) -> pd.DataFrame:
     """The rows of MLPs with BatchNorm."""
-    return table[table["hidden_layers"].notna() & ~table["network"].str.endswith(NO_BATCHNORM)]
+    return table[table["hidden_layers"].notna() & ~table["network"].str.contains(NO_BATCHNORM)]
 
 
 def _paper(table: pd.DataFrame) -> pd.DataFrame:
