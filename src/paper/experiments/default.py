@@ -137,11 +137,11 @@ EXPERIMENT = Experiment(
     where="ours",
     caption=(
         "MLPs on CIFAR-10 at lr 1e-3: epochs to the target (a) and best test accuracy (b) against the number of hidden "
-        "layers, for the baseline, the paper's PathCond, PathCond with every |log lambda| at most 1.5, and half "
-        "of ten sweeps, the library's default for networks without shortcuts, which keeps the function in train mode. Epochs to the target without BatchNorm, in longer "
-        "training (c). Best test accuracy of CIFAR-NV, a marker per seed and a line at their mean (d). Final train "
-        "accuracy of MLPs without BatchNorm whose start weights were multiplied by 0.3 (e). Means over seeds; bars are "
-        "one standard deviation."
+        "layers, for the baseline, the paper's PathCond, PathCond with every |log lambda| at most 1.5, and half of ten "
+        "sweeps, the library's default here, which keeps the function in train mode. Epochs to the target without "
+        "BatchNorm, in longer training (c). Best test accuracy of CIFAR-NV, a marker per seed and a line at their mean "
+        "(d). Final train accuracy of MLPs without BatchNorm whose start weights were multiplied by 0.3 (e). Means over "
+        "seeds; bars are one standard deviation."
     ),
     settings=Settings,
     plot=plot,
