@@ -140,8 +140,8 @@ EXPERIMENT = Experiment(
         "layers, for the baseline, the paper's PathCond, PathCond with every |log lambda| at most 1.5, and half of ten "
         "sweeps, the library's default here, which keeps the function in train mode. Epochs to the target without "
         "BatchNorm, in longer training (c). Best test accuracy of CIFAR-NV, a marker per seed and a line at their mean "
-        "(d). Final train accuracy of MLPs without BatchNorm whose start weights were multiplied by 0.3 (e). Means over "
-        "seeds; bars are one standard deviation."
+        "(d). Final train accuracy of MLPs without BatchNorm whose start weights were multiplied by 0.3 (e). Means "
+        "over seeds; bars are one standard deviation."
     ),
     settings=Settings,
     plot=plot,

@@ -26,9 +26,7 @@ NETWORKS = {"sgd": "mnist_mlp", "adamw": "mnist_mlp_adamw", "vgg": "vgg11_bn"}  
 _BLOCKS = """sgd_0 sgd_half sgd_1 sgd_2 sgd_2_lower adamw_0 adamw_half adamw_1 adamw_2 vgg_0 vgg_1 vgg_2
     vgg_2_lower"""  # network or optimizer, sigma, and lower rates
 _GRIDS: dict[str, Any] = dict.fromkeys(_BLOCKS.split(), (TrainingGrid | None, None))
-Settings = create_model(
-    "Settings", __base__=Block, __doc__="Training grids by network or optimizer, and sigma.", **_GRIDS
-)
+Settings = create_model("Settings", __base__=Block, __doc__="Training grids by network and sigma.", **_GRIDS)
 
 
 def all_grids(settings: Any) -> Iterator[dict[str, Any]]:
