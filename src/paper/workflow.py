@@ -12,7 +12,7 @@ import re
 import shutil
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +71,7 @@ class Workflow:
             found += [self.starts(family, rescaled=True) for family in sorted(scaled)]
         return found
 
+    @cache  # noqa: B019 - for as long as the process lives; each training job asks
     def starts(self, family: str, rescaled: bool) -> str:
         """Index of the start weights, or rescalings, of a family of networks, with a digest of what it lists.
 
