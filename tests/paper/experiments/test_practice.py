@@ -2,12 +2,10 @@
 
 import math
 
-import numpy as np
 import pandas as pd
 import pytest
 
 from paper.experiments import practice
-from paper.verdicts import Estimate
 
 RATES = (0.01, 0.1, 1.0)
 
@@ -57,14 +55,3 @@ def test_rates_with_more_seeds_than_others_are_compared_over_the_shared_seeds():
     table.loc[(table["lr"] == 0.01) & (table["seed"] == 2), "validation"] = 1000.0
     fewer = table[(table["lr"] != 0.1) | (table["seed"] < 2)]
     assert set(practice.best(fewer)["lr"]) == {0.1}
-
-
-def test_intervals_of_gains_that_share_a_baseline_cover_the_truth():
-    """Each method has an interval of its own; together they share the baseline's chance, which pooling would ignore."""
-    random, hits = np.random.default_rng(0), []
-    for _ in range(2000):
-        seeds, baseline = random.normal(0, 1, 5), random.normal(0, 1, 5)
-        methods = [seeds + random.normal(0.3, 0.5, 5) for _ in range(3)]
-        found = [Estimate.of(method - (seeds + baseline)) for method in methods]
-        hits += [estimate.low <= 0.3 <= estimate.high for estimate in found]
-    assert 0.93 < np.mean(hits) < 0.97
