@@ -1,8 +1,6 @@
 """Invalid command lines: one message that says what was expected, exit status 2, no file written."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -87,12 +85,3 @@ def test_it_is_refused_with_a_message(name, place):
         (place.folder / file).write_text(content)
     program, words, says = CASES[name]
     assert says in place.refused(program, *words)
-
-
-def test_a_shell_sees_status_two_and_no_traceback(tmp_path):
-    words = [sys.executable, "-m", "paper.plan", "--folder", "no", "--output", "o"]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: cannot read no/config.yaml: No such file or directory.\n")
-    assert "Traceback" not in done.stderr
-    assert list(tmp_path.iterdir()) == []

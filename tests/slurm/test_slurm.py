@@ -145,6 +145,16 @@ def test_a_killed_and_a_cancelled_job_resume(tree: Sent):
     assert resumed(tree)
 
 
+def test_a_job_whose_node_is_lost_resumes_on_another(tree: Sent):
+    with Running(tree, TRAINED) as running:
+        job, node = running.jobs()[0]
+        tree.cluster.lose(node)
+        said = running.finish()
+    assert f"SLURM-job '{job}' failed due to a node failure, SLURM status is: 'NODE_FAIL'" in said
+    assert resumed(tree)
+    tree.cluster.repair()
+
+
 def test_a_killed_controller_comes_back(tree: Sent):
     with Running(tree, TRAINED) as running:
         tree.cluster.kill_daemon("slurmctld")
