@@ -32,6 +32,18 @@ def test_a_setting_changed_and_changed_back(tree: Tree):
     assert changed(before, tree.results()) == set()
 
 
+def test_a_table_made_at_other_settings_is_not_judged(tree: Tree):
+    """Snakemake without its metadata cannot know."""
+    tree.set("experiments.toy.lr", 0.01)
+    tree.run("results/tiny/aggregate/toy.csv")
+    tree.snakemake("--cleanup-metadata", *(f"results/tiny/aggregate/toy.{suffix}" for suffix in ("csv", "settings")))
+    tree.set("experiments.toy.lr", 0.02)
+    done = tree.snakemake("toy", "-R", "claim")
+    assert done.returncode == 1
+    assert "results/tiny/aggregate/toy.csv was made at other settings. Make it again: snakemake toy" in done.stdout
+    tree.run("toy", "-R", "aggregate")
+
+
 def test_one_more_seed_learning_rate_and_method_train_exactly_the_new_runs(tree: Tree):
     before = tree.results()
     tree.set("experiments.mlp_depth.seeds", [0, 1, 2])
