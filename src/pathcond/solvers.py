@@ -30,9 +30,7 @@ from pathcond.rules.base import compress
 
 _TOLERANCE = 1e-10  # of the largest entry of the gradient of F / p at the optimum
 _AT_BOUND = 1.0 - 1e-12  # a log-scale above this fraction of the bound counts as at the bound
-_Ends = tuple[
-    Tensor, Tensor
-]  # numbers of the units at the rows and columns of a block: (batch, rows), (batch, columns)
+_Ends = tuple[Tensor, Tensor]  # numbers of the units at a block's (batch, rows) and (batch, columns)
 
 
 class Result(Enum):
@@ -271,7 +269,7 @@ class Problem:
                     m, log = (m, log) if 1e-100 < top < 1e100 else (m.div_(top), log + math.log(top))
                     blocks.append((m, log, (rows, cols)))
             else:
-                alone.append((ends[0].long() if ends else torch.zeros(1, dtype=torch.int64), m.log() + log))
+                alone.append((ends[0] if ends else torch.zeros(1, dtype=torch.int64), m.log() + log))
         numbers, logs = map(torch.cat, zip(*alone, strict=True))
         self.own = _gather(numbers % (2 * graph.units + 1), logs, 2 * graph.units + 1)
         self.layers = self._layers(blocks)
@@ -446,13 +444,13 @@ def _reduce(scales: ParamScales | None, t: Tensor) -> tuple[list[Tensor], Tensor
     both = [i for i in range(t.ndim) if len(ends) == 2 and all(i in axes for axes in varies)]
     apart = [[i for i in axes if i not in both] for axes in varies] or [[]]
     kept = [*both, *(i for axes in apart for i in axes)]
-    m = t.permute(*kept, *(i for i in range(t.ndim) if i not in kept)).reshape(*(t.shape[i] for i in kept), -1)
+    m = t.permute([*kept, *(i for i in range(t.ndim) if i not in kept)]).reshape(*(t.shape[i] for i in kept), -1)
     m = m[..., 0].to(torch.float64, copy=True) if m.shape[-1] == 1 else m.sum(-1, dtype=torch.float64)
     if len(ends) < 2:
         return [end.flatten().long() for end in ends], m.flatten().cpu()
     batch = math.prod(t.shape[i] for i in both)
     rows, cols = (
-        end.permute(*both, *own, *(i for i in range(t.ndim) if i not in {*both, *own})).reshape(batch, -1)
+        end.permute([*both, *own, *(i for i in range(t.ndim) if i not in {*both, *own})]).reshape(batch, -1)
         for end, own in zip(ends, apart, strict=True)
     )
     m = m.reshape(batch, rows.shape[1], -1)
@@ -465,7 +463,7 @@ def _reduce(scales: ParamScales | None, t: Tensor) -> tuple[list[Tensor], Tensor
 
 def _gather(positions: Tensor, logs: Tensor, size: int) -> Tensor:
     """Logarithms of sums at positions, which may repeat, as a vector of a size."""
-    top = logs.new_full((size,), -math.inf).scatter_reduce_(0, positions.long(), logs, "amax").nan_to_num_(neginf=0.0)
+    top = logs.new_full((size,), -math.inf).scatter_reduce_(0, positions, logs, "amax").nan_to_num_(neginf=0.0)
     return torch.zeros_like(top).index_add_(0, positions, (logs - top[positions]).exp_()).log_() + top
 
 
