@@ -9,14 +9,23 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
 
 import pathcond
 from pathcond.isolation import call_isolated
-from pathcond.output_check import CastsToFloat64
 from pathcond.tracing import outputs_in
 
 Given = tuple[int, ...] | Tensor
 D = torch.float64
+
+
+class CastsToFloat64(TorchFunctionMode):
+    """Casts to float32 become casts to float64: some models compute in float32 for weights of any dtype."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = tree_map(lambda x: torch.float64 if x is torch.float32 else x, (args, kwargs or {}))
+        return (Tensor.double if func is Tensor.float else func)(*args, **kwargs)
 
 
 class Case:
@@ -523,11 +532,6 @@ CASES = [
         lambda s, x: s.b(F.relu(s.a(x)).masked_fill(MASK.to(x.device), 0.0)), a=L(3, 6), b=L(6, 2)), (4, 3)),
     Case("masked_to_one", 0, 6, Lambda(
         lambda s, x: s.b(F.relu(s.a(x)).masked_fill(MASK.to(x.device), 1.0)), a=L(3, 6), b=L(6, 2)), (4, 3)),
-    Case("unfold", 4, 0, Lambda(
-        lambda s, x: s.b(F.unfold(F.relu(s.a(x)), 3, padding=1).transpose(1, 2)), a=nn.Conv2d(3, 4, 1), b=L(36, 2)),
-        (2, 3, 5, 5)),
-    Case("fold", 4, 0, Lambda(lambda s, x: s.b(F.fold(F.unfold(F.relu(s.a(x)), 2), (5, 5), 2)), a=nn.Conv2d(3, 4, 1),
-                              b=nn.Conv2d(4, 2, 1)), (2, 3, 5, 5)),
     Case("masked_weights", 6, 0, Lambda(_masked_weights, a=(6, 3), b=(2, 6)), (4, 3)),
     Case("lora", 8, 0, Lambda(lambda s, x: s.o(F.relu(s.w(x) + 0.3 * s.b(s.a(x)))), w=L(4, 6), a=L(4, 2),
                               b=L(2, 6, bias=False), o=L(6, 2)), (5, 4)),
@@ -555,8 +559,6 @@ CASES = [
     Case("experts_by_split", 26, 3, _experts(_experts_by_split), (7, 8)),
     Case("visible_blocks", 6, 0, Lambda(_visible_blocks, a=L(3, 6), b=L(6, 2)), (2, 5, 3)),
     # indices that are an input
-    Case("embedding_bag", 5, 0, Lambda(lambda s, i: s.b(F.relu(s.e(i))), e=nn.EmbeddingBag(7, 5), b=L(5, 2)),
-         torch.arange(12).reshape(3, 4) % 7),
     Case("tied_embedding", 6, 8, Lambda(
         lambda s, i: F.linear(s.c(F.relu(s.b(s.a(i)))), s.a.weight), a=nn.Embedding(7, 4), b=L(4, 6), c=L(6, 4)), IDS),
     Case("rows", 6, 0, Lambda(lambda s, x, i: s.b(F.relu(s.a(x))[i // 2]), a=L(3, 6), b=L(6, 2)), (5, 3),
@@ -570,7 +572,6 @@ CASES = [
          (5, 3)),
     Case("product", 0, 4, Lambda(lambda s, x: s.b(F.relu(y := s.a(x)) * F.relu(y)), a=L(3, 4), b=L(4, 2)), (5, 3)),
     Case("cube", 0, 4, Lambda(lambda s, x: s.b(F.leaky_relu(s.a(x)) ** 3), a=L(3, 4), b=L(4, 2)), (5, 3)),
-    Case("power_of_1", 4, 0, Lambda(lambda s, x: s.b(F.relu(s.a(x)) ** 1), a=L(3, 4), b=L(4, 2)), (5, 3)),
     Case("square_as_gate", 4, 4, Lambda(lambda s, x: s.b(s.up(x) * relu2(s.a(x))), a=L(3, 4), b=L(4, 2), up=L(3, 4)),
          (5, 3)),
     Case("inverse_twice", 0, 8, Lambda(  # a weight that leads from a channel to its inverse

@@ -150,27 +150,20 @@ def optimizer_buffers(
 def _multiply_(graph: ScaleGraph, logs: Tensor, tensors: Iterable[tuple[str, Tensor, int]]) -> None:
     """Multiply tensors in place by the factors of the named parameters at some power; ``logs`` is log lambda by number.
 
-    All factors of one device and dtype are moved there together. Tensors in 16 bits, sums with an offset, and factors
-    beyond exp(40) are multiplied in a wider format.
+    Tensors in 16 bits are multiplied in float32; sums with an offset, and by factors beyond exp(40), in float64.
     """
     reach = 2 * float(logs.abs().amax())
-    together: dict[tuple[torch.device, torch.dtype], list[tuple[Tensor, Tensor]]] = {}
     for name, tensor, power in tensors:
         scales = graph.params[name]
         offset = scales.offset if power == 1 else 0.0
-        ends = power * logs[scales.row], -power * logs[scales.col]
-        if offset or abs(power) * reach >= _PLAIN or tensor.dtype not in (torch.float32, torch.float64):
-            wide = torch.float32 if tensor.dtype in (torch.float16, torch.bfloat16) else torch.float64
-            factor = (ends[0] + ends[1]).exp().to(tensor.device, wide)
-            tensor.copy_((tensor.to(wide) + offset) * factor - offset)
-        else:
-            found = together.setdefault((tensor.device, tensor.dtype), [])
-            found += [(tensor, end) for end in ends if bool(end.any())]
-    for (device, dtype), found in together.items():
-        factors = torch.cat([end.reshape(-1) for _, end in found] or [logs[:0]]).exp().to(dtype).to(device)
-        pieces = factors.split([end.numel() for _, end in found])
-        for (tensor, end), piece in zip(found, pieces, strict=True):
-            tensor.mul_(piece.view(end.shape))
+        wide = torch.float64 if offset or abs(power) * reach >= _PLAIN else torch.float32
+        made = tensor.to(torch.promote_types(tensor.dtype, wide))
+        made = made + offset if offset else made
+        for end, sign in ((scales.row, power), (scales.col, -power)):
+            if power and bool(end.any()):
+                made.mul_((sign * logs[end]).exp().to(made.dtype).to(made.device))
+        if made is not tensor:
+            tensor.copy_(made - offset)
 
 
 def _check_fit(parameters: Mapping[str, Tensor], graph: ScaleGraph, log_scales: Tensor) -> None:

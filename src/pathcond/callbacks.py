@@ -32,8 +32,7 @@ class _Callback:
         objective, clamp, damping, check, trainable_only: as in :func:`pathcond.rescale_`.
 
     Attributes:
-        reports: the :class:`pathcond.Rescaling` of each rescaling. How many units moved and the largest
-            ``|log lambda|`` go to the framework's log, as ``pathcond/moved`` and ``pathcond/max_log_scale``.
+        reports: the :class:`pathcond.Rescaling` of each rescaling.
     """
 
     every: int | None = None
@@ -54,15 +53,14 @@ class _Callback:
         """Whether to rescale before an epoch, counted from 0; the same in a run that resumes from a checkpoint."""
         return epoch == 0 if self.every is None else epoch % self.every == 0
 
-    def _rescale(self, model: nn.Module, example_input: Any, optimizer: Optimizer | None) -> dict[str, float]:
-        """Rescale, and return what is logged."""
-        model = model if self.module is None else model.get_submodule(self.module)
-        graph = self.reports[0].graph if self.reports else None
+    def _rescale(self, model: nn.Module, example_input: Any, optimizer: Optimizer | None) -> None:
         options = ("objective", "clamp", "damping", "check", "trainable_only")
-        given = {name: getattr(self, name) for name in options}
-        report = rescale_(model, example_input, optimizer=optimizer, graph=graph, **given)
+        given: dict[str, Any] = {name: getattr(self, name) for name in options}
+        graph = self.reports[0].graph if self.reports else None
+        report = rescale_(
+            model.get_submodule(self.module or ""), example_input, optimizer=optimizer, graph=graph, **given
+        )
         self.reports.append(report)
-        return {"pathcond/moved": float(report.moved), "pathcond/max_log_scale": report.max_log_scale}
 
 
 class _LightningRescale(_Callback):
@@ -80,12 +78,10 @@ class _LightningRescale(_Callback):
             raise PathCondError(
                 f"expected one optimizer, got {len(trainer.optimizers)}. Call pathcond.rescale_ itself."
             )
-        default = batch[0] if isinstance(batch, (tuple, list)) else batch
-        example = self.inputs(batch) if self.inputs else default
-        example = trainer.strategy.batch_to_device(trainer.strategy.broadcast(example))
-        found = self._rescale(pl_module, example, *trainer.optimizers)
-        for logger in trainer.loggers:
-            logger.log_metrics(found, step=trainer.global_step)
+        example = self.inputs(batch) if self.inputs else batch[0] if isinstance(batch, (tuple, list)) else batch
+        self._rescale(
+            pl_module, trainer.strategy.batch_to_device(trainer.strategy.broadcast(example)), trainer.optimizers[0]
+        )
 
 
 class _TrainerRescale(_Callback):
@@ -104,8 +100,7 @@ class _TrainerRescale(_Callback):
             batch = loader.collate_fn([loader.dataset[i] for i in range(count)])
         batch = {name: x.to(args.device) if isinstance(x, torch.Tensor) else x for name, x in batch.items()}
         example = self.inputs(batch) if self.inputs else {name: x for name, x in batch.items() if name != "labels"}
-        found = self._rescale(kwargs["model"], example, getattr(optimizer, "optimizer", optimizer))
-        state.log_history.append({**found, "epoch": state.epoch or 0, "step": state.global_step})
+        self._rescale(kwargs["model"], example, getattr(optimizer, "optimizer", optimizer))
 
 
 _CLASSES: dict[str, tuple[type[_Callback], str, str]] = {

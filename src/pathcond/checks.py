@@ -133,20 +133,10 @@ def check_shapes(parameters: Mapping[str, Tensor], shapes: Mapping[str, tuple[in
 
 
 def largest_entries(named: Mapping[str, Tensor]) -> dict[str, float]:
-    """Largest absolute entry of every floating-point tensor, by name; synchronizes once per device."""
-    by_device: dict[torch.device, dict[str, Tensor]] = {}
-    for name, t in named.items():
-        if t.is_floating_point() and t.numel():
-            by_device.setdefault(t.device, {})[name] = t
-    found: dict[str, float] = {}
-    with torch.no_grad():
-        for device, tensors in by_device.items():
-            if device.type == "cuda":
-                tops = torch._foreach_norm(list(tensors.values()), math.inf)  # pyright: ignore[reportPrivateImportUsage]
-            else:
-                tops = [torch.maximum(high, -low) for low, high in map(torch.aminmax, tensors.values())]
-            found |= dict(zip(tensors, torch.cat([top.view(1) for top in tops]).tolist(), strict=True))
-    return found
+    """Largest absolute entry of every floating-point tensor, by name; waits for a GPU once."""
+    ends = {n: torch.aminmax(t.detach()) for n, t in named.items() if t.is_floating_point() and t.numel()}
+    tops = [torch.maximum(high, -low).double() for low, high in ends.values()]
+    return dict(zip(ends, torch.stack([top.to(tops[0].device) for top in tops]).tolist() if tops else [], strict=True))
 
 
 def check_finite(model: nn.Module, parameters: Mapping[str, Tensor]) -> dict[str, float]:

@@ -29,11 +29,10 @@ from pathcond.inputs import as_arguments, map_tensors, tensors_in
 from pathcond.isolation import call_isolated, full_precision, on_cpu
 from pathcond.rules import TABLE
 from pathcond.rules.normalization import MEASURES
-from pathcond.rules.paths import PathSums, Scaled
+from pathcond.rules.paths import PathSums
 from pathcond.tracing import Call, Constants, Ref, Trace, module_at_work, record, refs, run
 
-_TINY = 1.0e-30  # a float32 entry this far below the largest of its tensor may have lost digits
-_GAP = 1.0e-20  # if all other entries are within this factor of the largest, zeros are exact and not underflow
+_TINY = 1.0e-20  # a float32 entry this far below the largest of its tensor may come from others that vanished
 _FITS = 600.0  # largest logarithm that is multiplied into float64 entries; leaves room for their own range
 
 
@@ -62,7 +61,7 @@ def compute_diag_g(
     model: nn.Module,
     example_input: Any,
     *,
-    pooling: Literal["exact", "plain"] = "exact",
+    pooling: Literal["exact", "plain", "all"] = "exact",
     statistics: Literal["running", "input"] = "running",
     smooth: bool | None = None,
     graph: ScaleGraph | None = None,
@@ -79,7 +78,8 @@ def compute_diag_g(
         example_input: gives the shapes. Floating-point inputs are replaced by ones, and so are integers that a layer
             reads as data; token ids and masks keep their values. With ``statistics="input"`` all values matter.
         pooling: ``exact``: a maximum counts as a sum over its window and an average's coefficient is squared.
-            ``plain``: pools are left as they are, as in the paper's convolutional figures.
+            ``plain``: pools are left as they are, as in the paper's convolutional figures. ``all``: a maximum and an
+            average both count as sums.
         statistics: ``running``: BatchNorm enters with its running statistics, and a normalization without any ends the
             paths. ``input``: every normalization enters with the statistics that it has on the example input in
             training mode, where there are enough values to measure them.
@@ -117,7 +117,7 @@ def scaled_diag_g(
     dtype: torch.dtype | None = None,
 ) -> DiagG:
     """As :func:`compute_diag_g`, in the number format of the computation and with the logarithms apart."""
-    check_choice("pooling", pooling, ("exact", "plain"))
+    check_choice("pooling", pooling, ("exact", "plain", "all"))
     check_choice("statistics", statistics, ("running", "input"))
     check_flags(smooth=bool(smooth) if smooth is None else smooth)
     check_model(model)
@@ -143,21 +143,10 @@ def scaled_diag_g(
     wide = any(p.dtype == torch.float64 for p in parameters.values())
     first = dtype or (torch.float64 if wide else torch.float32)
     p = passes(first)
-    if dtype is None and first is torch.float32 and _near_underflow(parameters, p, largest):
+    if dtype is None and first is torch.float32 and _near_underflow(p):
         p = passes(torch.float64)
     entries = {n: g for n in parameters if (g := p.diagonal.get(n)) is not None}
     return DiagG({n: g.t for n, g in entries.items()}, {n: g.log for n, g in entries.items()})
-
-
-@on_cpu
-def path_total(model: nn.Module, example_input: Any, pooling: Literal["plain", "all"]) -> Scaled:
-    """The sum over all paths where every parameter is 1; ``all``: a pool counts each of its inputs."""
-    check_model(model)
-    trace = record(model, example_input, training=False)
-    with _plain_numbers(model), torch.no_grad():
-        p = _path_sums(model, example_input, trace, pooling, torch.float64, {}, ones=True)
-        _forward(p)
-        return p.total()
 
 
 # ---- the forward pass
@@ -239,14 +228,13 @@ def _path_sums(
     pooling: str,
     dtype: torch.dtype,
     largest: Mapping[str, float],
-    ones: bool = False,
 ) -> PathSums:
     constants = Constants(trace, model)
     device = next(model.parameters()).device
     for value, tensor in zip(trace.inputs, tensors_in(as_arguments(example_input)), strict=True):
         if not tensor.is_floating_point():
             constants.know(value, tensor)
-    return PathSums(trace, constants, dtype, device, pooling, ones=ones, alias=shared_memory(model)[0], largest=largest)
+    return PathSums(trace, constants, dtype, device, pooling, alias=shared_memory(model)[0], largest=largest)
 
 
 @contextmanager
@@ -257,29 +245,11 @@ def _plain_numbers(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def _near_underflow(parameters: Mapping[str, Tensor], p: PathSums, largest: Mapping[str, float]) -> bool:
+def _near_underflow(p: PathSums) -> bool:
     """Whether an entry computed in float32 may have lost digits, or have become zero, by underflow."""
-    entries = [g.t for g in p.diagonal.values() if g.t.numel()]
-    if not entries:
-        return False
-    ends = torch.stack([end for t in entries for end in torch.aminmax(t)]).tolist()
-    gap, zeros = 1.0, False
-    for t, low, high in zip(entries, ends[::2], ends[1::2], strict=True):
-        if low == 0.0 < high:
-            zeros = True
-            low = float(torch.where(t > 0, t, math.inf).amin())
-        gap = min(gap, low / high) if high > 0 else gap
-    if gap <= _TINY:
-        return True
-    if not zeros:
-        return False
-    # Zeros are exact unless the square of a tiny weight underflowed.
-    tiny = any(
-        bool(((w != 0) & (w.abs() < math.sqrt(_TINY) * largest[name])).any())
-        for name, w in parameters.items()
-        if w.is_floating_point() and w.numel()
-    )
-    return tiny or gap < _GAP
+    found = [t for g in p.diagonal.values() if (t := g.t).numel()]
+    ends = [(torch.where(t > 0, t, math.inf).amin(), t.amax()) for t in found]
+    return p.underflow or any(float(low) < _TINY * float(high) for low, high in ends)
 
 
 # ---- statistics of normalizations, measured on the example input

@@ -37,7 +37,6 @@ from pathcond.inputs import (
     tensors_in,
 )
 from pathcond.isolation import on_cpu
-from pathcond.progress import at_step
 from pathcond.rules import TABLE
 from pathcond.rules.base import FROZEN, GROUP, ZERO, ParamView, Reason, ScalePropagation, Use
 from pathcond.tracing import Call, Constants, Recorder, Ref, Trace, record, refs, signature
@@ -276,7 +275,6 @@ def extract_graph(
     doubts += recorder.doubts()
     sizes = ("any: no call depends on them",)
     if recorder.sized or not all(_of_any_size(trace) for trace in traces):
-        at_step("graph, other sizes of the input")
         sizes = _record_other_sizes(s, recorder, examples[0], traces)
         doubts += recorder.unseen_sizes() if len(examples) == 1 else []
     _freeze_unusual_parameters(model, s, traces)
@@ -326,7 +324,7 @@ _MOST_SIZES = 8  # tried beside the usual ones, because the code of the model co
 
 
 # Kinds of operations whose scale rules give the same for inputs of every size, without the number of axes at the end.
-_ANY_SIZE = """pass same prelu clamp threshold smooth bounded softmax linear embedding batch_norm layer_norm
+_ANY_SIZE = """pass same prelu clamp threshold smooth barrier linear embedding batch_norm layer_norm
     rms_norm group_norm mean sum extreme resample conv convt max_pool avg_pool adaptive_max_pool adaptive_avg_pool"""
 
 

@@ -25,7 +25,6 @@ from pathcond.checks import PathCondError, RecordError, check_choice, check_flag
 from pathcond.graph import ParamScales, ScaleGraph, extract_graph
 from pathcond.isolation import on_cpu
 from pathcond.output_check import Check, trial
-from pathcond.progress import at_step
 from pathcond.rules.base import owner
 
 _EXACT = 1.0e-9  # relative change of the output up to which a function counts as kept
@@ -117,8 +116,7 @@ class ScaleGroup:
         """Scale this group alone by random factors, and return the relative change of the function.
 
         The factors are 1/4, 1/2, 2 and 4: products with powers of two are not rounded, in any number format. They are
-        tried on a copy of the model in float64; if none can be made, on the model itself, which is then restored bit
-        for bit. The model runs in its present mode.
+        tried on the model in its present mode, which is then restored bit for bit.
 
         Raises:
             PathCondError: the group is frozen.
@@ -457,8 +455,8 @@ def verify_mapping(
 
     For each smooth layer that an entry names, the outputs are multiplied by random powers of two, which cause no
     rounding, and the input columns of its balance layers are divided by them. The scales are compared with those that
-    :func:`scale_groups` finds, and the change of the function is measured: on a copy in float64 where one can be made,
-    else on the model, which is then restored bit for bit. Models on the meta device are compared alone.
+    :func:`scale_groups` finds, and the change of the function is measured on the model, which is then restored bit for
+    bit. Models on the meta device are compared alone.
 
     Args:
         model: the model that the mapping is for.
@@ -498,8 +496,7 @@ def verify_mapping(
         unknown = f"the model cannot be analyzed: {error}"
     offsets = {name: scales.offset for name, scales in graph.params.items()} if graph is not None and offset else {}
     reports = []
-    for i, (smooth, balance, fault) in enumerate(resolved):
-        at_step(f"{smooth}, {i + 1} of {len(resolved)}", i / len(resolved))
+    for smooth, balance, fault in resolved:
         size, places = (0, fault) if fault else _places(modules, smooth, balance)
         if isinstance(places, str):
             reports.append(MappingCheck(smooth, balance, 0, None, "cannot be applied", places))

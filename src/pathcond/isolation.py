@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from pathcond.inputs import as_arguments, map_tensors, tensors_in
-from pathcond.progress import progress
 
 _BOXES = (list, dict, set, deque)
 _USUAL_BOXES = frozenset({*_BOXES, OrderedDict})
@@ -257,20 +256,19 @@ _R = TypeVar("_R")
 
 
 def on_cpu(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Run a public function with the CPU as default device, the caller's in :func:`caller_device`; with progress."""
+    """Run a public function with the CPU as default device, the caller's in :func:`caller_device`."""
 
     @wraps(function)
     def run(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         device = torch.empty(0).device  # torch.get_default_device() of torch 2.6 does not see contexts
-        with progress(function.__name__):
-            if device.type == "cpu":
+        if device.type == "cpu":
+            return function(*args, **kwargs)
+        token = _asked.set(device)
+        try:
+            with torch.device("cpu"):
                 return function(*args, **kwargs)
-            token = _asked.set(device)
-            try:
-                with torch.device("cpu"):
-                    return function(*args, **kwargs)
-            finally:
-                _asked.reset(token)
+        finally:
+            _asked.reset(token)
 
     return run
 

@@ -4,31 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
-from copy import deepcopy
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map
 
 from pathcond.checks import PathCondError, RecordError
 from pathcond.graph import ScaleGraph
-from pathcond.inputs import examples_in, hint_on, map_tensors
+from pathcond.inputs import examples_in, hint_on
 from pathcond.isolation import call_isolated, full_precision
 from pathcond.tracing import outputs_in, place_of
 
 _MARGIN = 0.1  # a change is rounding if rounding the weights otherwise makes this fraction of it
-_LARGEST_COPY = 1 << 31  # bytes of a float64 copy of a model
-
-
-class CastsToFloat64(TorchFunctionMode):
-    """Casts to float32 become casts to float64: some models compute in float32 for weights of any dtype."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        args, kwargs = tree_map(lambda x: torch.float64 if x is torch.float32 else x, (args, kwargs or {}))
-        return (Tensor.double if func is Tensor.float else func)(*args, **kwargs)
 
 
 class Check:
@@ -38,8 +26,8 @@ class Check:
     train on a single example, which is enough for everything else here.
     """
 
-    def __init__(self, model: nn.Module, example_input: Any, *, wide: bool = False) -> None:
-        self.model, self.example_input, self.wide = model, example_input, wide
+    def __init__(self, model: nn.Module, example_input: Any) -> None:
+        self.model, self.example_input = model, example_input
         self.mode: bool | None = None
         self.saved: dict[str, Tensor] = {}
         try:
@@ -106,7 +94,7 @@ class Check:
     def _run(self) -> list[Tensor]:
         """Outputs on copies of the inputs, without touching the model's buffers or any random state."""
         torch.clear_autocast_cache()  # it may hold copies of other weights
-        with full_precision(), CastsToFloat64() if self.wide else nullcontext():
+        with full_precision():
             results = [call_isolated(self.model, each, self.mode) for each in examples_in(self.example_input)]
         found = [t for result in results for t in outputs_in(result)]
         found = [torch.view_as_real(t.resolve_conj()) if t.is_complex() else t for t in found]
@@ -175,26 +163,10 @@ def _change(before: list[Tensor], after: list[Tensor]) -> float:
 
 @contextmanager
 def trial(model: nn.Module, example_input: Any, names: Iterable[str]) -> Iterator[Check]:
-    """A check whose ``model`` may be changed in the named parameters: a copy in float64 if one can be made.
-
-    Where a copy would be too large, cannot be made or does not run, it is the model itself; its parameters are then
-    restored bit for bit.
-    """
-    check = _check_of_copy(model, example_input) or Check(model, example_input)
+    """A check of a model that is changed in the named parameters meanwhile; they are restored bit for bit."""
+    check = Check(model, example_input)
     check.save(names)
     try:
         yield check
     finally:
         check.restore()
-
-
-def _check_of_copy(model: nn.Module, example_input: Any) -> Check | None:
-    entries = sum(t.numel() for t in (*model.parameters(), *model.buffers()))
-    if 8 * entries > _LARGEST_COPY:
-        return None
-    widened = map_tensors(lambda t: t.double() if t.is_floating_point() else t, example_input)
-    try:
-        with torch.inference_mode(False):
-            return Check(deepcopy(model).double(), widened, wide=True)
-    except Exception:  # noqa: BLE001 - models that cannot be copied, or do not run in float64, are checked as they are
-        return None

@@ -16,15 +16,21 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from pathcond import plotting
 from pathcond.apply import apply_scales_, optimizer_buffers, scale_optimizer_state_, scale_parameters_
-from pathcond.checks import PathCondError, PathCondWarning, check_choice, check_finite, check_flags, check_model
+from pathcond.checks import (
+    PathCondError,
+    PathCondWarning,
+    check_choice,
+    check_finite,
+    check_flags,
+    check_model,
+    optional_package,
+)
 from pathcond.diag_g import has_normalization, scaled_diag_g
 from pathcond.graph import ExactFor, Frozen, ScaleGraph, extract_graph
 from pathcond.inputs import as_arguments, tensors_in
 from pathcond.isolation import on_cpu
 from pathcond.output_check import Check
-from pathcond.progress import at_step
 from pathcond.saved_scales import Scales
 from pathcond.solvers import Solution, SolverOptions, balance_norms, balance_paths
 
@@ -32,7 +38,6 @@ from pathcond.solvers import Solution, SolverOptions, balance_norms, balance_pat
 DEFAULT_CLAMP = 1.5  # bound on |log lambda| of the sweeps
 DEFAULT_DAMPING = 0.5  # fraction of the log-scales of the sweeps that is applied, for objective="paths"
 _MOVED = 1.0e-3  # a unit moved if its |log lambda| is above this
-_STEPS = 6  # of a call: check, graph, diag_g, solve, apply, check
 _FEW = 0.1  # if a smaller fraction of the hidden units moved, a warning gives the reasons
 
 
@@ -56,7 +61,6 @@ class Rescaling:
         statistics: ``input`` if normalizations entered with statistics measured on the example input, else
             ``running``; ``unused`` with an objective without diag(G).
         notes: remarks, for example why the function is kept only approximately.
-        norms: Euclidean norm of each scaled parameter, before and after.
         fixed: mask of the units that ``trainable_only`` leaves alone, shape (units,).
         graph: the scale graph, which later calls can reuse.
         solution: the result of the solver, with its residual and how it ended.
@@ -74,20 +78,9 @@ class Rescaling:
     exact_for: ExactFor
     statistics: str
     notes: tuple[str, ...]
-    norms: Mapping[str, tuple[float, float]] = field(repr=False)
     fixed: Tensor = field(repr=False)
     graph: ScaleGraph = field(repr=False)
     solution: Solution = field(repr=False)
-
-    @property
-    def objective_before(self) -> float:
-        """F of the model as it was."""
-        return self.objective[0]
-
-    @property
-    def objective_after(self) -> float:
-        """F of the rescaled model."""
-        return self.objective[-1]
 
     @property
     def log_scales(self) -> dict[str, Tensor]:
@@ -121,22 +114,16 @@ class Rescaling:
         apply_scales_(model, self.graph, -self.solution.log_scales, optimizer=optimizer)
 
     def table(self) -> str:
-        """One line per module with hidden units: how many, how many moved, why others did not, scales and norms.
+        """One line per module with hidden units: how many, how many moved, their scales, why others did not move.
 
         Units that several modules share, as along a shortcut, are counted in the first of them.
         """
-        rows = self.rows()
-        sides = "<>><>><"  # numbers to the right
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ("  ".join(map("{:{}{}}".format, row, sides, widths)) for row in rows)
-        return "\n".join(line.rstrip() for line in lines)
-
-    def rows(self) -> list[tuple[str, ...]]:
-        """The cells of :meth:`table`, its head first."""
-        rows = [("module", "units", "moved", "lambda", "norm before", "after", "not moved because")]
+        rows = [("module", "units", "moved", "lambda", "not moved because")]
         why = self._why_not_moved()
         first: dict[int, str] = {}  # the module in which a unit is counted
-        for name in self.modules:
+        place = {name.rpartition(".")[0]: i for i, name in reversed(list(enumerate(self.graph.shapes)))}
+        names = dict.fromkeys([*self.graph.layers, *self.graph.frozen_by_module])
+        for name in sorted(names, key=lambda name: place.get(name, len(place))):  # in the order of their parameters
             numbers = self.graph.layers.get(name, torch.zeros(0, dtype=torch.int64))
             units = numbers[numbers != 0].abs().unique().tolist()
             free = Counter(why[h - 1] for h in units if first.setdefault(h, name) == name)
@@ -147,10 +134,11 @@ class Rescaling:
             reasons += [f"{n} {reason}" for reason, n in free.items() if reason]
             scales = self.scales[name][numbers != 0] if units else torch.zeros(0)
             span = f"{float(scales.min()):.3g} .. {float(scales.max()):.3g}" if units else ""
-            before, after = self._norms(name)
             count = free.total() + sum(entry.channels for entry in frozen)
-            rows.append((name or "(model)", str(count), str(free[""]), span, before, after, "; ".join(reasons)))
-        return rows
+            rows.append((name or "(model)", str(count), str(free[""]), span, "; ".join(reasons)))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ("  ".join(map("{:{}{}}".format, row, "<>><<", widths)) for row in rows)  # numbers to the right
+        return "\n".join(line.rstrip() for line in lines)
 
     def _why_not_moved(self) -> list[str]:
         """The reason of each unit that did not move; empty for the others."""
@@ -163,23 +151,17 @@ class Rescaling:
             for h, size in enumerate(self.solution.log_scales.abs().tolist())
         ]  # fmt: skip
 
-    plot = plotting.plot
-    """``report.plot(axes)``: draw the scale of every channel by module, on new axes if none are given."""
-    _repr_html_ = plotting.to_html
-
-    @property
-    def modules(self) -> list[str]:
-        """Modules with hidden units, in the order of their parameters."""
-        place = {name.rpartition(".")[0]: i for i, name in reversed(list(enumerate(self.graph.shapes)))}
-        names = dict.fromkeys([*self.graph.layers, *self.graph.frozen_by_module])
-        return sorted(names, key=lambda name: place.get(name, len(place)))
-
-    def _norms(self, module: str) -> tuple[str, str]:
-        found = [pair for name, pair in self.norms.items() if name.rpartition(".")[0] == module or name == module]
-        if not found:
-            return "", ""
-        before, after = (sum(pair[i] ** 2 for pair in found) ** 0.5 for i in (0, 1))
-        return f"{before:.3g}", f"{after:.3g}"
+    def plot(self, axes: Any = None) -> Any:
+        """Draw the scale of every channel by module, on matplotlib's ``axes`` or on new ones, which are returned."""
+        plt = optional_package("matplotlib.pyplot", "plot", "Install pathcond[plot].")
+        axes = axes or plt.subplots(figsize=(max(4.0, 0.5 * len(self.scales)), 3.6), layout="constrained")[1]
+        for place, (name, scales) in enumerate(self.scales.items()):
+            free = scales[self.graph.layers[name] != 0].tolist()
+            x = [place - 0.25 + 0.5 * (i + 0.5) / len(free) for i in range(len(free))]
+            axes.plot(x, free, linestyle="", marker=".", markersize=4)
+        axes.set_xticks(range(len(self.scales)), [name or "(model)" for name in self.scales], rotation=90)
+        axes.set(yscale="log", ylabel="scale lambda of a channel (before: 1)")
+        return axes
 
     def __str__(self) -> str:
         still = f"{self.graph.frozen_channels} channels frozen"
@@ -188,7 +170,7 @@ class Rescaling:
         damped = f"; {fraction} of the log-scales (damping {self.damping:.3g})" if self.damping < 1 else ""
         lines = [
             f"rescaled {self.moved} of {self.units} units ({still}), largest |log lambda| {self.max_log_scale:.3g}",
-            f"objective {self.objective_before:.6g} -> {self.objective_after:.6g} in {self.solution.steps} steps "
+            f"objective {self.objective[0]:.6g} -> {self.objective[-1]:.6g} in {self.solution.steps} steps "
             f"(residual {self.solution.residual:.1e}; {self.solution.result.value}){damped}",
         ]
         if self.at_bound:
@@ -255,7 +237,7 @@ def rescale_(
         >>> import torch, pathcond
         >>> model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
         >>> report = pathcond.rescale_(model, torch.randn(16, 3))
-        >>> report.units, report.objective_after <= report.objective_before
+        >>> report.units, report.objective[-1] <= report.objective[0]
         (8, True)
         >>> report.undo_(model)
     """
@@ -288,7 +270,7 @@ def rescale_with(
         raise PathCondError(f"expected graph to be a ScaleGraph or None, got {type(graph).__name__}.")
     if graph is not None:
         graph.check_fits(model)
-    clock = _Clock(model)
+    clock = _Clock()
     with clock("check"):  # before the model is recorded, so that it caches real tensors
         checked = Check(model, example_input) if check else None
     if graph is None:
@@ -314,7 +296,6 @@ def rescale_with(
     scale = partial(scale_parameters_, model, graph, solution.log_scales, force=False)
     try:
         with clock("apply"):
-            before = _norms(model, graph)
             if checked is not None:
                 checked.save(graph.params)
             scale()
@@ -331,7 +312,6 @@ def rescale_with(
             "the example input shows no tensor (containers, dataclasses and attributes are searched), so no unit "
             "depends on it",
         )
-    after = _norms(model, graph)
     report = Rescaling(
         units=graph.units,
         moved=int((solution.log_scales.abs() > _MOVED).sum()),
@@ -340,12 +320,11 @@ def rescale_with(
         frozen=graph.frozen,
         objective=solution.objective,
         damping=options.damping,
-        seconds=clock.seconds,
+        seconds=clock,
         output_change=change,
         exact_for=graph.exact_for,
         statistics=chosen,
         notes=(*graph.notes, *notes, *more),
-        norms={name: (before[name], after[name]) for name in graph.params},
         fixed=fixed,
         graph=graph,
         solution=solution,
@@ -377,14 +356,6 @@ def _weights(model: nn.Module, graph: ScaleGraph) -> dict[str, Tensor]:
     return {n: parameters[n].detach().double() + o if o else parameters[n].detach() for n, o in offsets.items()}
 
 
-def _norms(model: nn.Module, graph: ScaleGraph) -> dict[str, float]:
-    """Euclidean norms of the scaled parameters."""
-    found = {name: p.detach() for name, p in model.named_parameters() if name in graph.params}
-    wide = [p if p.dtype in (torch.float32, torch.float64) else p.float() for p in found.values()]
-    norms = torch._foreach_norm(wide) if wide else []  # pyright: ignore[reportPrivateImportUsage]
-    return dict(zip(found, map(float, norms), strict=True))
-
-
 def _warn_if_few(report: Rescaling) -> None:
     """Warn where a rescaling changed nothing, or little, with the reasons."""
     hidden = report.units + report.graph.frozen_channels
@@ -400,18 +371,11 @@ def _warn_if_few(report: Rescaling) -> None:
     )
 
 
-class _Clock:
-    """Wall time by step; each step ends with a synchronization of the devices."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.seconds: dict[str, float] = {}
-        self._devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
+class _Clock(dict[str, float]):
+    """Wall time by step."""
 
     @contextmanager
     def __call__(self, step: str) -> Iterator[None]:
         start = time.perf_counter()
-        at_step(step, len(self.seconds) / _STEPS)
         yield
-        for device in self._devices:
-            torch.cuda.synchronize(device)
-        self.seconds[step] = self.seconds.get(step, 0.0) + time.perf_counter() - start
+        self[step] = self.get(step, 0.0) + time.perf_counter() - start

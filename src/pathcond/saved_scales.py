@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten, treespec_dumps, treespec_loads
 
 from pathcond.checks import PathCondError, optional_package
 from pathcond.graph import ExactFor, ParamScales, ScaleGraph
@@ -37,14 +38,9 @@ class Scales:
         for name, scales in self.graph.params.items():
             tensors[f"row/{name}"], tensors[f"col/{name}"] = scales.row, scales.col
         tensors |= {f"module/{name}": units for name, units in self.graph.layers.items()}
-        facts = {
-            "shapes": {name: list(shape) for name, shape in self.graph.shapes.items()},
-            "groups": list(self.graph.groups),
-            "options": dict(self.graph.options),
+        facts = {name: getattr(self.graph, name) for name in ("shapes", "groups", "options", "notes", "signature")} | {
             "exact_for": asdict(self.graph.exact_for),
-            "notes": list(self.graph.notes),
             "params": {name: [scales.offset, scales.bias] for name, scales in self.graph.params.items()},
-            "signature": self.graph.signature,
             "arguments": _encoded(self.graph.arguments),
         }
         path = Path(path)
@@ -91,27 +87,25 @@ def load_scales(path: str | Path) -> Scales:
     return Scales(graph, log_scales)
 
 
-def _encoded(tree: Any) -> Any:
-    """Arguments as JSON can hold them: a kind and its content; None where there is anything else in them."""
-    if isinstance(tree, Tensor):
-        return ["tensor", [list(tree.shape), str(tree.dtype).removeprefix("torch.")]]
-    if isinstance(tree, (list, tuple)):
-        items = [_encoded(item) for item in tree]
-        return ["tuple" if isinstance(tree, tuple) else "list", items] if None not in items else None
-    if isinstance(tree, dict):
-        named = {str(key): _encoded(item) for key, item in tree.items()}
-        return ["dict", named] if None not in named.values() else None
-    return ["plain", tree] if tree is None or isinstance(tree, (bool, int, float, str)) else None
-
-
-def _decoded(tree: Any) -> Any:
-    if tree is None:
+def _encoded(arguments: Any) -> str | None:
+    """Arguments as JSON, with the shapes and dtypes of tensors; None where it cannot hold them."""
+    leaves, structure = tree_flatten(arguments)
+    texts = [{"shape": list(x.shape), "dtype": str(x.dtype)} if isinstance(x, Tensor) else x for x in leaves]
+    try:
+        return json.dumps([treespec_dumps(structure), texts])
+    except (TypeError, ValueError, NotImplementedError):
         return None
-    kind, content = tree
-    if kind == "tensor":
-        return torch.empty(content[0], dtype=getattr(torch, content[1]), device="meta")
-    if kind == "dict":
-        return {key: _decoded(item) for key, item in content.items()}
-    if kind == "plain":
-        return content
-    return (tuple if kind == "tuple" else list)(_decoded(item) for item in content)
+
+
+def _decoded(text: str | None) -> Any:
+    """The arguments, with tensors on the meta device."""
+    if text is None:
+        return None
+    structure, leaves = json.loads(text)
+    leaves = [
+        torch.empty(x["shape"], dtype=getattr(torch, x["dtype"].removeprefix("torch.")), device="meta")
+        if isinstance(x, dict)
+        else x
+        for x in leaves
+    ]
+    return tree_unflatten(leaves, treespec_loads(structure))

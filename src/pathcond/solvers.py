@@ -28,9 +28,9 @@ from pathcond.graph import ParamScales, ScaleGraph
 from pathcond.isolation import on_cpu
 from pathcond.rules.base import compress
 
-_FEW = 1 << 25  # sums up to which a solve on the CPU is faster than one on a GPU
 _TOLERANCE = 1e-10  # of the largest entry of the gradient of F / p at the optimum
 _AT_BOUND = 1.0 - 1e-12  # a log-scale above this fraction of the bound counts as at the bound
+_Ends = tuple[Tensor, Tensor]  # numbers of the units at a block's (batch, rows) and (batch, columns)
 
 
 class Result(Enum):
@@ -188,65 +188,54 @@ def balance_norms(
 
 
 @dataclass(frozen=True)
-class Block:
-    """Sums of g between units: element (b, i, j) of ``m * exp(log)`` is multiplied by the scales of its two ends.
-
-    The ends are numbers of units, shaped (b, i) and (b, j): n where an element leaves unit n, -n where it enters it.
-    """
-
-    m: Tensor
-    log: float
-    ends: Sequence[Tensor]
-
-
-@dataclass(frozen=True)
 class Side:
-    """One end of a block in a layer: row i of ``m`` belongs to unit ``positions[i]``, or to unit i if that is None.
+    """Sums of g with an end in a layer: those of row i of ``m * exp(log)`` follow the scale of unit ``positions[i]``.
 
-    ``others`` are the numbers at the other end: one vector for all rows, or one for each matrix of a batch.
+    They follow it at ``power``, 1 where they leave it and -1 where they enter it. ``others`` are the numbers at the
+    other end of the columns: one vector for all rows, or one for each matrix of a batch. ``in_order``: each unit of the
+    layer has one row, in order.
     """
 
     power: int
+    positions: Tensor
     m: Tensor
     log: float
     others: Tensor
-    positions: Tensor | None
+    in_order: bool
 
-    def logs(self, v: Tensor) -> Tensor:
-        """Logarithms of the sums of the rows, for log-scales by number."""
-        x = v.index_select(0, self.others) if self.others.ndim == 1 else v[self.others]
-        top = float(x.amax())
-        factors = (x - top).exp_().to(self.m.device)
-        sums = self.m @ factors if factors.ndim == 1 else torch.bmm(self.m, factors[:, :, None]).flatten()
-        return sums.cpu().log_() + (top + self.log)
+    def sums(self, v: Tensor, weights: Tensor | None = None) -> tuple[Tensor, float]:
+        """Sums of the rows for log-scales by number, and the logarithm of their common factor."""
+        x = v[self.others] if self.others.ndim > 1 else v.index_select(0, self.others)
+        top = max(float(x.amax()), -1e300)
+        factors = (x - top).exp_() if weights is None else (x - top).exp_() * weights[self.others]
+        found = self.m @ factors if factors.ndim == 1 else torch.bmm(self.m, factors[:, :, None]).flatten()
+        return found, top + self.log
 
 
-@dataclass
+@dataclass(frozen=True)
 class Layer:
-    """Units from ``lo`` to before ``hi``, which are updated together: no element has two of them as its ends.
+    """Units that are updated together: no element of g has two of them as its ends. ``own``: see :class:`Problem`."""
 
-    ``own``: by power, logarithms of the elements with one end. ``moving``: positions of the units that do not keep
-    their scale; None for all. The rest are coefficients of the quadratics; see :meth:`Problem.sweep`.
-    """
-
-    lo: int
-    hi: int
-    own: Mapping[int, Tensor]
+    units: slice
+    own: Tensor
     sides: list[Side] = field(default_factory=list)
-    moving: Tensor | None = None
-    entered: Tensor = field(default_factory=lambda: torch.zeros(0))
-    ratio: Tensor = field(default_factory=lambda: torch.zeros(0))
-    factors: Sequence[list[float]] = ()
 
-    def select(self, x: Tensor) -> Tensor:
-        """The entries of the units that move."""
-        return x if self.moving is None else x.index_select(0, self.moving)
+    def terms(self, v: Tensor) -> Tensor:
+        """Logarithms of X_1 and X_-1 without the units' own scales, shape (2, units), for log-scales by number."""
+        found = self.own.clone()
+        for side in self.sides:
+            sums, log = side.sums(v)
+            mine, logs = found[0 if side.power == 1 else 1], sums.log_().add_(log)
+            logs = logs if side.in_order else _gather(side.positions, logs, len(mine))
+            torch.logaddexp(mine, logs, out=mine)
+        return found
 
 
 class Problem:
-    """The objective of u, shape (H,), for one model, reduced to sums of g between units.
+    """The objective of u, shape (H,), for one model, reduced on the CPU to sums of g between units.
 
-    The sums are made on the device of g. They are moved to the CPU together, where u is, unless they are very many.
+    ``own``: logarithms of the sums of all elements with one end, by number of the unit there, which is negative where
+    they enter it; number 0 has those whose value does not depend on u.
 
     Args:
         graph: the units.
@@ -263,130 +252,86 @@ class Problem:
         *,
         linear: bool = True,
     ) -> None:
-        self.graph, self.linear, self.size, self.blocks = graph, linear, 0, list[Block]()
-        parts: list[tuple[list[Tensor], int, float]] = []
-        sums: list[Tensor] = []
+        self.graph, self.linear, self.size = graph, linear, 0
+        balance = torch.zeros(graph.units + 1, dtype=torch.float64)
+        alone, blocks = [(torch.zeros(1, dtype=torch.int64), balance[:1].log())], list[tuple[Tensor, float, _Ends]]()
         for name, t, log in g:
             ends, m = _reduce(graph.params.get(name), t)
-            parts.append((ends, t.numel(), log))
-            sums.append(m)
             self.size += t.numel()
-            del t
-        balance = torch.zeros(graph.units + 1, dtype=torch.float64)
-        alone = [(torch.zeros(0, dtype=torch.int64), balance[:0])]  # numbers and logarithms of elements with one end
-        for (ends, count, log), m in zip(parts, _on_cpu_if_few(sums), strict=True):
             for end in ends if linear else ():
-                balance.index_add_(0, end.abs().flatten(), end.sign().flatten().double() * (-count / end.numel()))
+                balance.index_add_(0, end.abs().flatten(), end.sign().flatten().double() * (-t.numel() / end.numel()))
+            del t
             if len(ends) == 2:
-                alone += self._add_block(ends, m, log)
+                rows, cols = ends
+                if bool((rows == 0).any() | (cols == 0).any() | torch.isin(rows, -cols).any()):
+                    first, second = torch.broadcast_tensors(rows[:, :, None], cols[:, None, :])
+                    one = (first == 0) | (second == 0) | (first == -second)  # scales of one unit at both ends cancel
+                    alone.append(((first + second)[one].long(), m[one].log() + log))
+                    m[one] = 0.0
+                if (top := float(m.amax())) > 0:
+                    m, log = (m, log) if 1e-100 < top < 1e100 else (m.div_(top), log + math.log(top))
+                    blocks.append((m, log, (rows, cols)))
             else:
-                alone.append((ends[0] if ends else torch.zeros(1, dtype=torch.int64), m.log().cpu() + log))
-        self.balance = balance[1:]
+                alone.append((ends[0] if ends else torch.zeros(1, dtype=torch.int64), m.log() + log))
         numbers, logs = map(torch.cat, zip(*alone, strict=True))
-        self.own = _gather(numbers % (2 * graph.units + 1), logs, 2 * graph.units + 1)  # by number; 0: no scale
-        self._add_layers()
-        at_zero, a = torch.zeros_like(self.own), self.balance
-        self.start = float(self.log_sum(at_zero))
-        present = [torch.minimum(*self.terms(layer, at_zero)) > -math.inf for layer in self.layers]
+        self.own = _gather(numbers % (2 * graph.units + 1), logs, 2 * graph.units + 1)
+        self.layers = self._layers(blocks)
+        log_sum, terms = self.log_sum(torch.zeros_like(self.own))
+        self.start, self.balance = float(log_sum), balance[1:]
         # F has no minimum along the log-scale of a dead unit.
-        self.dead = ~torch.cat([a[:0].bool(), *present]) | (a.abs() >= self.size)
+        self.dead = (terms.amin(0) == -math.inf) | (self.balance.abs() >= self.size)
         self.still = self.dead if fixed is None else self.dead | fixed
-        for layer in self.layers:
-            here = slice(layer.lo, layer.hi)
-            layer.moving = (~self.still[here]).nonzero()[:, 0] if bool(self.still[here].any()) else None
-            a = layer.select(self.balance[here])
-            rest, ratio = self.size - a.abs(), (self.size + a.abs()) / (self.size - a.abs())
-            layer.entered, layer.ratio = a > 0, ratio.log()
-            layer.factors = (a.abs() / (2 * rest)).tolist(), (1 / ratio).tolist()
+        a = torch.where(self.still, 0.0, self.balance)
+        self.entered, self.ratio = a > 0, (self.size + a.abs()) / (self.size - a.abs())
+        self.factor = a.abs() / (2 * (self.size - a.abs()))
 
-    def _add_block(self, ends: list[Tensor], m: Tensor, log: float) -> list[tuple[Tensor, Tensor]]:
-        """Add a block; returns numbers and logarithms of elements with one unit at both ends, whose scales cancel."""
-        alone = []
-        if _overlap(ends[0], -ends[1]) and bool(torch.isin(ends[0], -ends[1]).any()):
-            same = ((ends[0][:, :, None] == -ends[1][:, None, :]) & (ends[0][:, :, None] != 0)).to(m.device)
-            logs = m[same].log().cpu() + log
-            alone.append((torch.zeros(len(logs), dtype=torch.int64), logs))
-            m[same] = 0.0
-        top = float(m.amax())
-        if top > 0:
-            m, log = (m, log) if 1e-100 < top < 1e100 else (m.div_(top), log + math.log(top))
-            self.blocks.append(Block(m, log, ends))
-        return alone
-
-    def _add_layers(self) -> None:
-        """Set the layers; one whose units a parameter connects with each other becomes a layer for each unit."""
-        sizes = list(self.graph.groups)
-        layer_of = _layer_of(sizes)
-        owners = [[layer_of[end.abs()] for end in block.ends] for block in self.blocks]
-        coupled = {
-            n
-            for first, second in owners
-            for n in {*_distinct(first)} & {*_distinct(second)} - {-1}
-            if bool(((first == n).any(1) & (second == n).any(1)).any())
-        }
-        if coupled:
+    def _layers(self, blocks: Sequence[tuple[Tensor, float, _Ends]]) -> list[Layer]:
+        """The layers; one whose units a parameter connects with each other becomes a layer for each unit."""
+        sizes, owners = list(self.graph.groups), list[_Ends]()
+        for _ in range(2):  # again with the smaller layers
+            numbers = torch.tensor([-1, *range(len(sizes))]).repeat_interleave(torch.tensor([1, *sizes]))
+            owners = [(numbers[rows.abs()], numbers[cols.abs()]) for _, _, (rows, cols) in blocks]
+            coupled = {
+                n
+                for rows, cols in owners
+                for n in {*_distinct(rows)} & {*_distinct(cols)} - {-1}
+                if bool(((rows == n).any(1) & (cols == n).any(1)).any())
+            }
             sizes = [part for n, size in enumerate(sizes) for part in ([1] * size if n in coupled else [size])]
-            layer_of = _layer_of(sizes)
-            owners = [[layer_of[end.abs()] for end in block.ends] for block in self.blocks]
-        own = self.own[1:].view(2, -1)
-        self.layers = [
-            Layer(lo, hi, {1: own[0, lo:hi], -1: own[1].flip(0)[lo:hi]})
-            for lo, hi in pairwise(accumulate(sizes, initial=0))
-        ]
-        for b, owner in zip(self.blocks, owners, strict=True):
-            for end, m, others, of in zip(b.ends, (b.m, b.m.mT), b.ends[::-1], owner, strict=True):
-                for n, k in [(n, k) for n in _distinct(of) if n >= 0 for k in _distinct(end.sign()) if k]:
-                    at = (of == n) & (end.sign() == k)
+        own = self.paired(self.own)
+        layers = [Layer(slice(lo, hi), own[:, lo:hi]) for lo, hi in pairwise(accumulate(sizes, initial=0))]
+        for (m, log, ends), of in zip(blocks, owners, strict=True):
+            for each, end, others, owner in zip((m, m.mT), ends, ends[::-1], of, strict=True):
+                others = others % len(self.own)
+                for n, k in [(n, k) for n in _distinct(owner) if n >= 0 for k in (1, -1)]:
+                    at = (owner == n) & (end.sign() == k)
                     if bool(at.any()):
-                        self._add_side(self.layers[n], k, at, end, m, others % (2 * self.graph.units + 1), b.log)
-
-    def _add_side(self, layer: Layer, k: int, at: Tensor, end: Tensor, m: Tensor, others: Tensor, log: float) -> None:
-        """Add to a layer the elements of a block at some rows, given as a mask."""
-        positions = end[at].abs() - (1 + layer.lo)
-        aligned = torch.equal(positions, torch.arange(layer.hi - layer.lo))
-        if bool(at.all()):
-            m, others = (m[0], others[0]) if len(m) == 1 else (m, others)
-        elif len(m) == 1:
-            m, others = m[0, at[0].to(m.device)], others[0]
-        else:
-            m, others = m[at.to(m.device)][:, None], others[at.nonzero()[:, 0]]
-        layer.sides.append(Side(k, m, log, others, None if aligned else positions))
+                        positions = end[at].abs().long() - (1 + layers[n].units.start)
+                        rows, ends_of_rows = _rows(each, others, at)
+                        in_order = torch.equal(positions, torch.arange(sizes[n]))
+                        layers[n].sides.append(Side(k, positions, rows, log, ends_of_rows, in_order))
+        return layers
 
     # ---- sums
 
-    def terms(self, layer: Layer, v: Tensor) -> list[Tensor]:
-        """Logarithms of X_1 and X_-1 of a layer's units, without their own scales, for log-scales by number."""
-        found = dict(layer.own)
-        for side in layer.sides:
-            logs, k = side.logs(v), side.power
-            logs = logs if side.positions is None else _gather(side.positions, logs, layer.hi - layer.lo)
-            found[k] = torch.logaddexp(found[k], logs)
-        return [found[1], found[-1]]
+    def paired(self, v: Tensor) -> Tensor:
+        """Values by number as a tensor of shape (2, H): those of the units, and those of their inverses."""
+        return torch.stack((v[1 : self.graph.units + 1], v[self.graph.units + 1 :].flip(0)))
 
-    def log_sum(self, v: Tensor, without: Layer | None = None) -> Tensor:
-        """Log of sum_i exp((Bu)_i) g_i for log-scales by number, without parameters that touch a layer's units."""
-        if without is not None:
-            v = v.clone()
-            v[without.lo + 1 : without.hi + 1] = v[-without.hi : -without.lo or None] = -math.inf
-        own = self.own + v
-        logs = [torch.logsumexp(own[own.detach() > -math.inf], 0)]
-        for b in self.blocks:
-            ends = [v[end] for end in b.ends]
-            tops = [float(x.detach().amax()) for x in ends]
-            if min(tops) > -math.inf:
-                x, y = ((x - top).exp().to(b.m.device) for x, top in zip(ends, tops, strict=True))
-                total = (x * torch.bmm(b.m, y[:, :, None])[:, :, 0]).sum()
-                logs += [total.log().cpu() + (b.log + sum(tops))] if float(total.detach()) > 0 else []
-        return torch.logsumexp(torch.stack(logs), 0)
+    def log_sum(self, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Log of sum_i exp((Bu)_i) g_i for log-scales by number; and X_1 and X_-1 of all units, as ``terms``."""
+        terms = torch.cat([self.own.new_zeros(2, 0), *(layer.terms(v) for layer in self.layers)], 1)
+        # Elements with two ends are in the terms of both; elements with fewer are counted twice as well.
+        twice = torch.cat((self.own[:1], self.own + v, (terms + self.paired(v)).flatten()))
+        return torch.logsumexp(twice, 0) - math.log(2), terms
 
     def gradient(self, u: Tensor) -> tuple[float, Tensor]:
         """F, and its gradient over p, shape (H,); zero for units that keep their scale."""
-        at = u.clone().requires_grad_()
-        with torch.enable_grad():
-            log_sum = self.log_sum(self.graph.by_number(at))
-            (slope,) = torch.autograd.grad(log_sum, at)
-        value = float(self.size * log_sum.detach() + self.balance @ u)
-        return value, torch.where(self.still, 0.0, slope + self.balance / self.size)
+        v = self.graph.by_number(u)
+        log_sum, terms = self.log_sum(v)
+        leaves, enters = (terms + self.paired(v) - log_sum).exp()
+        value = float(self.size * log_sum + self.balance @ u)
+        return value, torch.where(self.still, 0.0, leaves - enters + self.balance / self.size)
 
     # ---- sweeps
 
@@ -399,34 +344,44 @@ class Problem:
         with torch.inference_mode():
             for layer in self.layers:
                 new, total = self._update(layer, v, bound, log_sum)
-                v[layer.lo + 1 : layer.hi + 1], v[-layer.hi : -layer.lo or None] = new, -new.flip(0)
-                log_sum = log_sum + math.log(total) if total > 1e-280 else float(self.log_sum(v))
+                self._set(v, layer, new, -new.flip(0))
+                log_sum = log_sum + math.log(total) if total > 1e-280 else float(self.log_sum(v)[0])
         new = v[1 : len(u) + 1].clone()
         if bound < math.inf:
             new = torch.where(new.abs() > bound * _AT_BOUND, new.sign() * bound, new)
         return new, self.size * log_sum + float(self.balance @ new)
+
+    @staticmethod
+    def _set(v: Tensor, layer: Layer, new: Tensor | float, inverse: Tensor | float) -> None:
+        """Set the log-scales of a layer's units, and of their inverses in reverse order, in a vector by number."""
+        lo, hi = layer.units.start, layer.units.stop
+        v[lo + 1 : hi + 1], v[-hi : -lo or None] = new, inverse
 
     def _update(self, layer: Layer, v: Tensor, bound: float, log_sum: float) -> tuple[Tensor, float]:
         """New log-scales of a layer, and the new sum as a fraction of the old one, whose logarithm is given.
 
         Each is the root of a quadratic, solved for the one of ``X_1 exp(z)`` and ``X_-1 exp(-z)`` whose root does not
         cancel: the part that the loop finds for each unit. The other one is their product over it. A loop over numbers
-        is faster than tensors here.
+        is faster than tensors here. A unit that keeps its scale has its old sum as its part.
         """
-        u = v[layer.lo + 1 : layer.hi + 1]
-        leaves, enters = (x - log_sum for x in self.terms(layer, v))
+        here, still = layer.units, self.still[layer.units]
+        u, ratio, entered = v[1:][here], self.ratio[here], self.entered[here]
+        leaves, enters = layer.terms(v) - log_sum
         old = (leaves + u).exp_().add_((enters - u).exp_())
-        later = [0.0, *layer.select(old).flip(0).cumsum(0).tolist()]
+        later = [0.0, *old.flip(0).cumsum(0).tolist()]
         before = 1.0 - later.pop()
         if before < 1e-3:
-            others = 0.0 if layer.moving is None else float(old.index_fill(0, layer.moving, 0.0).sum())
-            before = math.exp(float(self.log_sum(v, layer)) - log_sum) + others
-        leaves, enters = layer.select(leaves), layer.select(enters)
-        first = torch.where(layer.entered, enters, leaves)
-        log_root = (leaves + enters).add_(layer.ratio).div_(2)
-        limits = (x.exp().tolist() for x in (log_root, first - bound, first + bound))
+            without = v.clone()
+            self._set(without, layer, -math.inf, -math.inf)
+            before = math.exp(float(self.log_sum(without)[0]) - log_sum)
+        first = torch.where(entered, enters, leaves)
+        log_root = (leaves + enters).add_(ratio.log()).div_(2)
+        limits = [torch.where(still, old, x.exp()).tolist() for x in (first - bound, first + bound)]
+        roots, factors = torch.where(still, 0.0, log_root.exp()).tolist(), self.factor[here].tolist()
         parts = list[float]()
-        for after, root, low, high, factor, inverse in zip(reversed(later), *limits, *layer.factors, strict=True):
+        for after, root, factor, inverse, low, high in zip(
+            reversed(later), roots, factors, (1 / ratio).tolist(), *limits, strict=True
+        ):
             rest = factor * (before + after)
             part = rest + math.hypot(rest, root)
             part = low if part < low else high if part > high else part
@@ -434,28 +389,35 @@ class Problem:
             parts.append(part)
         found = torch.tensor(parts, dtype=torch.float64).log_().maximum(log_root)  # small numbers may vanish
         new = found.sub_(first).clamp_(-bound, bound)
-        new = torch.where(layer.entered, -new, new)
-        return new if layer.moving is None else u.index_copy(0, layer.moving, new), before
+        return torch.where(still, u, torch.where(entered, -new, new)), before
 
     # ---- Newton's method
 
     def newton_step(self, u: Tensor, gradient: Tensor, held: Tensor) -> Tensor:
         """Solve (Hessian / p) d = -gradient on the coordinates not held, by preconditioned conjugate gradients."""
-        at = u.clone().requires_grad_()
-        with torch.enable_grad():
-            log_sum = self.log_sum(self.graph.by_number(at))
-            (slope,) = torch.autograd.grad(log_sum, at, create_graph=True)
-        v, scales = self.graph.by_number(u), torch.stack((u, -u)) - log_sum.detach()
-        terms = torch.cat([scales[:, :0], *(torch.stack(self.terms(layer, v)) for layer in self.layers)], 1)
-        diagonal = (terms + scales).exp().sum(0)
-        inverse = torch.where(held, 0.0, 1 / (diagonal - slope.detach() ** 2).clamp(min=1e-300))
+        v = self.graph.by_number(u)
+        log_sum, terms = self.log_sum(v)
+        share = (terms + self.paired(v) - log_sum).exp()
+        diagonal, slope = share.sum(0), share[0] - share[1]
+
+        def image_of(d: Tensor) -> Tensor:
+            image, weights = diagonal * d - slope * (slope @ d), self.graph.by_number(d)
+            for layer in self.layers:
+                for side in layer.sides:
+                    sums, log = side.sums(v, weights)
+                    at = side.positions + layer.units.start
+                    image.index_add_(
+                        0, at, side.power * sums * (side.power * u[at] + log - log_sum).clamp(max=700).exp()
+                    )
+            return torch.where(held, 0.0, image)
+
+        inverse = torch.where(held, 0.0, 1 / (diagonal - slope**2).clamp(min=1e-300))
         step, residual = torch.zeros_like(u), torch.where(held, 0.0, -gradient)
         direction = scaled = inverse * residual
         norm = float(residual @ scaled)
         goal = norm * min(1e-2, max(norm, 1e-300) ** 0.25) ** 2
         for _ in range(2000):
-            (image,) = torch.autograd.grad(slope, at, direction, retain_graph=True)
-            image = torch.where(held, 0.0, image)
+            image = image_of(direction)
             curvature = float(direction @ image)
             if curvature <= 0:
                 return step if bool(step.any()) else direction
@@ -468,62 +430,51 @@ class Problem:
         return step
 
 
+def _rows(m: Tensor, others: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows of a block at a mask, and the numbers at their other ends."""
+    whole = bool(at.all())
+    if len(m) == 1:
+        return (m[0] if whole else m[0, at[0]]), others[0]
+    return (m, others) if whole else (m[at][:, None], others[at.nonzero()[:, 0]])
+
+
 def _reduce(scales: ParamScales | None, t: Tensor) -> tuple[list[Tensor], Tensor]:
-    """Sums of a parameter's entries in float64, and the numbers of the units at their ends, where there are any.
+    """Sums of a parameter's entries in float64 on the CPU, and the numbers of the units at their ends, if any.
 
     With two ends the sums are shaped (batch, rows, columns) and the ends (batch, rows) and (batch, columns), where axes
     along which both ends vary are the batch; else both are vectors.
     """
-    ends = [end for end in (-scales.row, scales.col) if bool(end.any())] if scales is not None else []
+    ends = [compress(end) for end in (-scales.row, scales.col) if bool(end.any())] if scales is not None else []
+    varies = [[i for i, n in enumerate(end.shape) if n > 1] for end in ends]
+    both = [i for i in range(t.ndim) if len(ends) == 2 and all(i in axes for axes in varies)]
+    apart = [[i for i in axes if i not in both] for axes in varies] or [[]]
+    kept = [*both, *(i for axes in apart for i in axes)]
+    m = t.permute([*kept, *(i for i in range(t.ndim) if i not in kept)]).reshape(*(t.shape[i] for i in kept), -1)
+    m = m[..., 0].to(torch.float64, copy=True) if m.shape[-1] == 1 else m.sum(-1, dtype=torch.float64)
     if len(ends) < 2:
-        summed = [i for i in range(t.ndim) if not ends or ends[0].shape[i] == 1]
-        m = t.sum(summed, dtype=torch.float64) if summed else t.to(torch.float64, copy=True)
-        return [end.flatten() for end in ends], m.flatten()
-    row, col = (compress(end) for end in ends)
-    of_row, of_col = ([i for i, n in enumerate(x.shape) if n > 1] for x in (row, col))
-    both = [i for i in of_row if i in of_col]
-    r, c = [i for i in of_row if i not in both], [i for i in of_col if i not in both]
-    rest = [i for i in range(t.ndim) if i not in {*both, *r, *c}]
-    sizes = [math.prod(t.shape[i] for i in axes) for axes in (both, r, c)]
-    rows = row.permute(*both, *r, *c, *rest).reshape(sizes[0], -1)
-    cols = col.permute(*both, *c, *r, *rest).reshape(sizes[0], -1)
+        return [end.flatten().long() for end in ends], m.flatten().cpu()
+    batch = math.prod(t.shape[i] for i in both)
+    rows, cols = (
+        end.permute([*both, *own, *(i for i in range(t.ndim) if i not in {*both, *own})]).reshape(batch, -1)
+        for end, own in zip(ends, apart, strict=True)
+    )
+    m = m.reshape(batch, rows.shape[1], -1)
     if not both and len({*cols[0, :2].tolist()}) < min(2, cols.shape[1]):
         values, counts = cols[0].unique_consecutive(return_counts=True)
         if bool((counts == counts[0]).all()):  # channels spread over positions, as by a flatten
-            sizes[2], cols = len(values), values[None]
-    m = t.permute(*both, *r, *c, *rest).reshape(*sizes, -1)
-    return [rows, cols], m[..., 0].to(torch.float64, copy=True) if m.shape[-1] == 1 else m.sum(-1, dtype=torch.float64)
-
-
-def _on_cpu_if_few(tensors: list[Tensor]) -> list[Tensor]:
-    """Tensors on the CPU, moved there together; as they are if they are many."""
-    away = [t for t in tensors if t.device.type != "cpu"]
-    if not away or sum(t.numel() for t in away) > _FEW:
-        return tensors
-    flat = torch.cat([t.reshape(-1).to(away[0].device) for t in away]).cpu()
-    moved = iter(flat.split([t.numel() for t in away]))
-    return [t if t.device.type == "cpu" else next(moved).view(t.shape) for t in tensors]
+            m, cols = m.reshape(1, rows.shape[1], len(values), -1).sum(-1), values[None]
+    return [rows, cols], m.cpu()
 
 
 def _gather(positions: Tensor, logs: Tensor, size: int) -> Tensor:
     """Logarithms of sums at positions, which may repeat, as a vector of a size."""
-    top = logs.new_full((size,), -math.inf).scatter_reduce_(0, positions.long(), logs, "amax").nan_to_num_(neginf=0.0)
+    top = logs.new_full((size,), -math.inf).scatter_reduce_(0, positions, logs, "amax").nan_to_num_(neginf=0.0)
     return torch.zeros_like(top).index_add_(0, positions, (logs - top[positions]).exp_()).log_() + top
-
-
-def _layer_of(sizes: Sequence[int]) -> Tensor:
-    """The layer of each unit number; -1 for number 0, which is no unit."""
-    return torch.tensor([-1, *range(len(sizes))]).repeat_interleave(torch.tensor([1, *sizes]))
 
 
 def _distinct(x: Tensor) -> list[int]:
     low, high = (int(end) for end in x.aminmax())
     return [low] if low == high else x.unique().tolist()
-
-
-def _overlap(x: Tensor, y: Tensor) -> bool:
-    (low, high), (lowest, highest) = (t.aminmax() for t in (x, y))
-    return bool((low <= highest) & (lowest <= high))
 
 
 def _minimize(problem: Problem, options: SolverOptions) -> Solution:

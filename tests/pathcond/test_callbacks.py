@@ -33,12 +33,11 @@ def watch(callback: Any, model: nn.Module) -> list[tuple[Tensor, Tensor]]:
         averages = [p.detach() * optimizer.state[p].get("exp_avg", torch.zeros(1)) for p in model.parameters()]
         return torch.cat([t.reshape(-1) for t in (model(X).detach(), *averages)])
 
-    def rescale(of: nn.Module, x: Any, optimizer: Any) -> dict[str, float]:
+    def rescale(of: nn.Module, x: Any, optimizer: Any) -> None:
         assert isinstance(x, Tensor) or set(x) == {"x"}, "no labels"
         before = invariants(optimizer)
-        logged = inner(of, x, optimizer)
+        inner(of, x, optimizer)
         found.append((before, invariants(optimizer)))
-        return logged
 
     callback._rescale = rescale
     return found
@@ -75,17 +74,13 @@ def test_lightning(tmp_path: Path, every: int | None, times: int) -> None:
             return torch.optim.AdamW(self.parameters(), lr=0.01, weight_decay=0.0)
 
     module, callback = Module(), callbacks.LightningRescale(every=every, module="net")
-    logger = pytest.importorskip("lightning.pytorch.loggers").CSVLogger(tmp_path)
     watched = watch(callback, module.net)
     trainer = lightning.Trainer(
-        accelerator="cpu", max_epochs=4, callbacks=[callback], logger=logger, enable_progress_bar=False,
+        accelerator="cpu", max_epochs=4, callbacks=[callback], logger=False, enable_progress_bar=False,
         enable_model_summary=False, enable_checkpointing=False, default_root_dir=tmp_path,
     )  # fmt: skip
     trainer.fit(module, DataLoader(TensorDataset(X, Y), batch_size=8))
     check(watched, callback, times, module.losses)
-    logged = Path(logger.log_dir, "metrics.csv").read_text()
-    assert "pathcond/moved" in logged
-    assert str(callback.reports[0].max_log_scale) in logged
 
 
 @pytest.mark.parametrize(("every", "times"), [(None, 1), (2, 2)])
@@ -121,8 +116,6 @@ def test_hugging_face_trainer(tmp_path: Path, every: int | None, times: int) -> 
     model, trainer = train(callback, tmp_path / "a")
     history = trainer.state.log_history
     check(watches[0], callback, times, [entry["loss"] for entry in history if "loss" in entry])
-    logged = [entry["pathcond/moved"] for entry in history if "pathcond/moved" in entry]
-    assert logged == [report.moved for report in callback.reports]
     # A run in two halves rescales at the same epochs and ends with the same weights.
     train(callbacks.TrainerRescale(every=every), tmp_path / "b", epochs=2)
     again = callbacks.TrainerRescale(every=every)
@@ -139,9 +132,9 @@ def test_a_callback_can_leave_frozen_weights_alone(name: str, package: str) -> N
     model[0].requires_grad_(False)
     before = [p.clone() for p in model[0].parameters()]
     callback = getattr(callbacks, name)(trainable_only=True)
-    logged = callback._rescale(model, X, None)
+    callback._rescale(model, X, None)
     assert all(map(torch.equal, model[0].parameters(), before))
-    assert logged["pathcond/moved"] == callback.reports[0].moved > 0  # the second layer's
+    assert callback.reports[0].moved > 0  # the second layer's
 
 
 def test_the_packages_are_optional() -> None:

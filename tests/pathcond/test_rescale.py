@@ -54,13 +54,13 @@ def test_the_default_is_half_of_ten_sweeps(name):
     assert report.objective[:-1] == full.objective
     assert "half of the log-scales (damping 0.5)" in str(report)
     u, problem = 2 * report.solution.log_scales, problem_of(graph, g)
-    assert report.objective_before == pytest.approx(problem.objective(0 * u), rel=1e-9)
-    assert report.objective_after == pytest.approx(problem.objective(u), rel=1e-9)
+    assert report.objective[0] == pytest.approx(problem.objective(0 * u), rel=1e-9)
+    assert report.objective[-1] == pytest.approx(problem.objective(u), rel=1e-9)
     rescaled = problem_of(
         graph, pathcond.compute_diag_g(model, x, graph=graph, statistics="input")
     )  # from the weights afterwards
     linear = float((problem.matrix @ u).sum())
-    assert report.objective_after == pytest.approx(rescaled.objective(0 * u) - linear, rel=1e-9)
+    assert report.objective[-1] == pytest.approx(rescaled.objective(0 * u) - linear, rel=1e-9)
 
 
 def test_norms_count_the_weights_of_every_product_and_gains_with_their_one():
@@ -82,12 +82,10 @@ def test_norms_count_the_weights_of_every_product_and_gains_with_their_one():
 # ---- the report
 
 
-def test_the_report_counts_units_in_its_text_table_page_and_plot():
+def test_the_report_counts_units_in_its_text_table_and_plot():
     case = BY_NAME["squeeze_excite"]
     model = case.model()
-    before = float(torch.cat([p.detach().flatten() for p in model.a.parameters()]).norm())
     report = pathcond.rescale_(model, case.input(), clamp=0.3)
-    after = float(torch.cat([p.detach().flatten() for p in model.a.parameters()]).norm())
     assert (report.units, report.graph.frozen_channels, report.no_path, report.moved) == (9, 4, 0, 9)
     assert 0 < report.at_bound == int((report.solution.log_scales.abs() > 0.15 - 1e-9).sum()) < 9
     said = ("rescaled 9 of 9 units (4 channels frozen)", f"{report.at_bound} units are at the bound", "frozen: 4 at")
@@ -98,28 +96,25 @@ def test_the_report_counts_units_in_its_text_table_page_and_plot():
     rows = {line.split()[0]: line for line in report.table().splitlines()}
     assert list(rows) == ["module", "a", "down", "up", "b"]
     scales = f"{report.scales['a'].min():.3g} .. {report.scales['a'].max():.3g}"
-    assert all(text in rows["a"] for text in (scales, f"{before:.3g}", f"{after:.3g}"))
+    assert scales in rows["a"]
     assert "4 frozen at 'up': crosses `sigmoid`" in rows["up"]
-    text = report._repr_html_()
-    assert text.count("<tr>") == 5
-    assert "crosses `sigmoid`" in text
     pyplot = pytest.importorskip("matplotlib.pyplot")
     axes = report.plot()
-    drawn = {color: sum(len(line.get_xdata()) for line in axes.lines if line.get_color() == color)
-             for color in ("#0072B2", "#D55E00")}  # fmt: skip
-    assert drawn == {"#0072B2": report.units - report.at_bound, "#D55E00": report.at_bound}
-    assert [text.get_text() for text in axes.texts] == ["4 frozen"]
+    assert sum(len(line.get_xdata()) for line in axes.lines if line.get_marker() == ".") == report.units
     pyplot.close(axes.figure)
 
 
 def test_the_table_counts_every_unit_once_and_explains_those_that_did_not_move():
     case = BY_NAME["residual_mlp"]
     report = pathcond.rescale_(case.model(), case.input())
-    _, *rows = report.rows()
-    assert sum(int(row[1]) for row in rows) == report.units + report.graph.frozen_channels
-    assert sum(int(row[2]) for row in rows) == report.moved
-    assert any("4 counted at 'stem', which shares them" in row[-1] for row in rows)
-    assert all(row[-1] for row in rows if row[1] != row[2])
+    _, *lines = report.table().splitlines()
+    counts = [tuple(map(int, line.split()[1:3])) for line in lines]
+    assert [sum(column) for column in zip(*counts, strict=True)] == [
+        report.units + report.graph.frozen_channels,
+        report.moved,
+    ]
+    assert any("4 counted at 'stem', which shares them" in line for line in lines)
+    assert all(" at " in line for line, (n, m) in zip(lines, counts, strict=True) if n != m)
 
 
 def _zero_head() -> nn.Module:

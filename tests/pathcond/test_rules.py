@@ -190,23 +190,6 @@ def test_a_recurrent_cell_with_relu():
     assert_rules(model, torch.randn(2, 3).double(), 4, total)
 
 
-@pytest.mark.parametrize("mode", ["bilinear", "nearest"])
-def test_grid_sample_at_fixed_positions(mode):
-    torch.manual_seed(0)
-    grid = torch.rand(1, 5, 6, 2, dtype=torch.float64) * 2.4 - 1.2  # some of it outside
-
-    def sample(x):
-        return F.grid_sample(x, grid.expand(len(x), -1, -1, -1), mode, align_corners=False)
-
-    model = Lambda(lambda s, x: s.b(F.relu(sample(s.a(x)))), a=nn.Conv2d(2, 3, 1), b=nn.Conv2d(3, 2, 1)).double()
-
-    def total(q):
-        h = F.conv2d(torch.ones(1, 2, 4, 4).double(), q["a.weight"], q["a.bias"])
-        return F.conv2d(sample(h), q["b.weight"], q["b.bias"])
-
-    assert_rules(model, torch.randn(2, 2, 4, 4).double(), 3, total)
-
-
 def test_grid_sample_at_positions_made_from_data():
     torch.manual_seed(0)
     model = Lambda(

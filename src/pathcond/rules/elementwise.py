@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -66,7 +65,7 @@ def _clamp_paths(p: PathSums, call: Call, a: Arguments) -> None:
     pass_paths(p, call, a) if _is_relu(a) else p.barrier(call)
 
 
-# ---- smooth activations and bounded ones: barriers
+# ---- smooth activations, bounded ones, powers: barriers
 
 
 def _smooth_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
@@ -78,7 +77,7 @@ def _smooth_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
 
 
 def _smooth_paths(p: PathSums, call: Call, a: Arguments) -> None:
-    pass_paths(p, call, a) if p.smooth or p.ones else p.barrier(call)
+    pass_paths(p, call, a) if p.smooth else p.barrier(call)
 
 
 def freezes(why: str) -> ScaleRule:
@@ -94,29 +93,6 @@ def barrier_paths(p: PathSums, call: Call, a: Arguments) -> None:
 def _reciprocal_paths(p: PathSums, call: Call, a: Arguments) -> None:
     p.barrier(call)
     p.normalizers.update(call.outs)
-
-
-# ---- powers
-
-
-def _power_of(call: Call, a: Arguments) -> Any:
-    return {"square": 2, "sqrt": 0.5}.get(call.name.strip("_"), a.get("exponent"))
-
-
-def _power_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
-    power = _power_of(call, a)
-    if power == 1:
-        pass_scales(s, call, a)
-    elif isinstance(power, (int, float)) and isinstance(a["input"], Ref):
-        as_in: dict[float, str] = {2: ", as in a squared ReLU, or an RMSNorm or GELU written by hand",
-                 3: ", as in a GELU written by hand"}  # fmt: skip
-        s.freeze_through(call, f"crosses `{call.name}` with power {power:g}{as_in.get(power, '')}")
-    else:
-        s.freeze_through(call)
-
-
-def _power_paths(p: PathSums, call: Call, a: Arguments) -> None:
-    pass_paths(p, call, a) if _power_of(call, a) == 1 else p.barrier(call)
 
 
 # ---- comparisons and constants
@@ -181,11 +157,7 @@ def _where_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
 
 def _masked_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
     """Entries may become zero, which fits any scale; another value fits none."""
-    s.freeze(s.groups(a["mask"]), Reason(call.where, "decides a `masked_fill`"))
-    if bool((s.groups(a["value"]) == ZERO).all()):
-        s.set_result(call, s.groups(a["input"]))
-    else:
-        s.freeze_through(call, f"is replaced by a constant in `{call.name}`")
+    _where_scales(s, call, {"condition": a["mask"], "input": a["input"], "other": a["value"]})
 
 
 def add_paths(p: PathSums, call: Call, a: Arguments, maximum: bool = False) -> None:
@@ -194,10 +166,10 @@ def add_paths(p: PathSums, call: Call, a: Arguments, maximum: bool = False) -> N
     if not any(p.on_path(x) for x in terms):
         p.barrier(call)
     elif maximum and p.pooling == "plain" and len(terms) == 2:
-        p.add(call, terms, lambda x, y: torch.where(x >= y, x, y))
+        p.sum(call, terms, lambda x, y: torch.where(x >= y, x, y), gate=False)
     else:
         weights = [float(a.get("alpha", 1)) ** 2 if x is a["other"] else 1.0 for x in terms]
-        p.add(call, terms, lambda *x: sum(w * t for w, t in zip(weights, x, strict=True)))
+        p.sum(call, terms, lambda *x: sum(w * t for w, t in zip(weights, x, strict=True)), gate=False)
 
 
 # ---- products
@@ -306,13 +278,10 @@ OPERATIONS = [
     *entries("threshold", "threshold", "input threshold value", _clamp_scales, _clamp_paths),
     *entries("gelu silu hardswish mish softplus elu celu selu", "smooth", "input", _smooth_scales, _smooth_paths),
     *entries(
-        "relu6 hardtanh hardsigmoid sigmoid tanh softsign tanhshrink logsigmoid",
-        "bounded", "input", freezes("crosses {}, which is bounded and so not homogeneous"), barrier_paths,
+        "relu6 hardtanh hardsigmoid sigmoid tanh softsign tanhshrink logsigmoid softmax log_softmax "
+        "square sqrt pow __pow__ __ipow__",
+        "barrier", "input", freezes("crosses {}, which is not homogeneous"), barrier_paths,
     ),
-    *entries(
-        "softmax log_softmax", "softmax", "input dim", freezes("crosses {}, which is not homogeneous"), barrier_paths
-    ),
-    *entries("square sqrt pow __pow__ __ipow__", "power", "input exponent", _power_scales, _power_paths),
     *entries("rsqrt reciprocal", "reciprocal", "input", freezes("enters {}, as in a normalization"), _reciprocal_paths),
     *entries(
         "gt lt ge le greater less greater_equal less_equal __gt__ __lt__ __ge__ __le__ sign sgn",

@@ -369,30 +369,6 @@ def _embedding_paths(p: PathSums, call: Call, a: Arguments) -> None:
         p.sum(call, [weight], lambda w: F.embedding(indices, w))
 
 
-def _bag_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
-    if isinstance(a.get("per_sample_weights"), Ref):
-        s.freeze(s.groups(a["per_sample_weights"]), Reason(call.where, f"weighs the sum of `{call.name}`"))
-    _embedding_scales(s, call, a)
-
-
-def _bag_paths(p: PathSums, call: Call, a: Arguments) -> None:
-    """A sum over the entries of each bag; a maximum counts all of them, a mean's coefficient is squared."""
-    indices, weight, offsets = p.constant(a["input"]), a["weight"], a.get("offsets")
-    offsets = None if offsets is None else p.constant(offsets)
-    if indices is None or p.constant(weight) is None or (offsets is None and indices.ndim == 1):
-        p.barrier(call)
-        return
-    setting = {"mode": "sum", "include_last_offset": a.get("include_last_offset", False)}
-
-    def bags(w: Tensor) -> Tensor:
-        found = F.embedding_bag(indices, w, offsets, **setting)
-        if a.get("mode", "mean") != "mean":
-            return found
-        return found / F.embedding_bag(indices, torch.ones_like(w), offsets, **setting).clamp(min=1).square()
-
-    p.sum(call, [weight], bags)
-
-
 OPERATIONS = [
     *entries("linear", "linear", "input weight bias", _linear_scales, _linear_paths, layer=True),
     *entries("matmul mm __matmul__ bmm", "matmul", "input other", _matmul_scales, _matmul_paths, layer=True),
@@ -419,11 +395,6 @@ OPERATIONS = [
     *entries(
         "embedding", "embedding", "input weight padding_idx max_norm", _embedding_scales, _embedding_paths,
         namespaces=[F], constant=True,
-    ),
-    *entries(
-        "embedding_bag", "embedding",
-        "input weight offsets max_norm norm_type scale_grad_by_freq mode sparse per_sample_weights include_last_offset",
-        _bag_scales, _bag_paths, namespaces=[F], constant=True,
     ),
     *entries(
         "grouped_mm _grouped_mm", "grouped_mm", "mat_a mat_b offs bias", _grouped_scales, _grouped_paths, layer=True

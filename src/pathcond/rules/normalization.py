@@ -74,8 +74,6 @@ def _norm_paths(p: PathSums, call: Call, a: Arguments) -> None:
 
 def _statistics(p: PathSums, call: Call, a: Arguments, shape: tuple[int, ...]) -> tuple[Tensor | None, Tensor | None]:
     """Squared slope 1 / (var + eps) before the gain, and the squared mean where it is fixed; None where unknown."""
-    if p.ones:
-        return torch.ones((), dtype=p.dtype, device=p.device), None
     measured = p.statistics.get(call.outs[0])
     if measured is not None:
         return measured.to(p.device, p.dtype), None

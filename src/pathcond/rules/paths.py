@@ -22,7 +22,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pathcond.checks import PathCondError
 from pathcond.tracing import Call, Constants, Ref, Trace, flatten, refs
 
 _LOG2 = math.log(2.0)
@@ -56,12 +55,8 @@ class Scaled:
         return Scaled(self.at(log) + other.at(log), log)
 
 
-@dataclass(frozen=True)
-class _Step:
-    """One step of the backward pass: the values made, and what passes their gradients on to the values read."""
-
-    outs: tuple[int, ...]
-    backward: Callable[[Sequence[Scaled | None]], None]
+# One step of the backward pass: the values made, and what passes their gradients on to the values read.
+_Step = tuple[tuple[int, ...], Callable[[Sequence[Scaled | None]], None]]
 
 
 @dataclass
@@ -75,7 +70,6 @@ class PathSums:
     Attributes:
         pooling: ``exact``, ``plain`` or ``all``; see :func:`pathcond.compute_diag_g`.
         smooth: whether paths cross smooth activations as if they were the identity.
-        ones: every parameter counts as 1, and so does each path.
         statistics: squared slope ``1 / (var + eps)`` of normalizations measured on data, by the value they make.
         largest: largest absolute entry of parameters and buffers, by name.
         sums: path sum of each value that a path leads to.
@@ -85,6 +79,7 @@ class PathSums:
         zero: values that are zeros by construction, such as the first state of a recurrent network.
         integer: values made from inputs of integers alone; ``weights``: values made from parameters alone.
         shown: squares of those of the latter that are linear in their parameter.
+        underflow: whether the square of an entry became zero.
     """
 
     trace: Trace
@@ -93,7 +88,6 @@ class PathSums:
     device: torch.device
     pooling: str = "exact"
     smooth: bool = False
-    ones: bool = False
     statistics: Mapping[int, Tensor] = field(default_factory=dict)
     alias: Mapping[str, str] = field(default_factory=dict)
     largest: Mapping[str, float] = field(default_factory=dict)
@@ -106,6 +100,7 @@ class PathSums:
     weights: set[int] = field(default_factory=set)
     trainable: set[int] = field(default_factory=set)
     zero: set[int] = field(default_factory=set)
+    underflow: bool = False
     _ends: list[tuple[int, torch.Size]] = field(default_factory=list)
     _steps: list[_Step] = field(default_factory=list)
     _gradients: dict[int, Scaled] = field(default_factory=dict)
@@ -120,22 +115,15 @@ class PathSums:
             self.add_gradient(value, Scaled(one.expand(shape), 0.0))
         self.sums.clear()
         while self._steps:
-            step = self._steps.pop()  # its closure, and the path sums it holds, are freed with it
-            gradients = [self._gradients.pop(out, None) for out in step.outs]
+            outs, backward = self._steps.pop()  # the closure, and the path sums it holds, are freed next
+            gradients = [self._gradients.pop(out, None) for out in outs]
             if any(g is not None for g in gradients):
-                step.backward(gradients)
+                backward(gradients)
         for value, gradient in self._gradients.items():
             leaf = self.trace.values[value].leaf
             if leaf is not None and leaf.kind == "param":
                 name = self.alias.get(leaf.name, leaf.name)
                 self.diagonal[name] = self.diagonal[name] + gradient if name in self.diagonal else gradient
-
-    def total(self) -> Scaled:
-        """Sum of the path sums of all outputs."""
-        parts = [Scaled(m.t.sum(), m.log) for v in self.trace.outputs if (m := self.sums.get(v)) is not None]
-        if not parts:
-            raise PathCondError("expected a path from an input or a bias to an output, got none. Give another output.")
-        return sum(parts[1:], start=parts[0])
 
     # ---- results of a call
 
@@ -148,23 +136,23 @@ class PathSums:
         """The first result has the path sum of ``source``."""
         self.sum(call, [Ref(source)], lambda x: x)
 
-    def sum(self, call: Call, arguments: Sequence[Any], function: Callable[..., Any]) -> None:
-        """Results that are a linear function of all arguments together; each is a path sum, or a squared constant."""
+    def sum(self, call: Call, arguments: Sequence[Any], function: Callable[..., Any], *, gate: bool = True) -> None:
+        """Results that are a linear function of all arguments together; each is a path sum, or a squared constant.
+
+        Without ``gate`` they are no gate even if all arguments are gates.
+        """
         if not any(self.on_path(x) or self.constant(x) is not None for x in arguments):
             self.barrier(call)
             return
         self._apply(call.outs, arguments, function, joint=True)
-        self.inherit(call, arguments)
+        if gate:
+            self.inherit(call, arguments)
 
     def inherit(self, call: Call, sources: Sequence[Ref]) -> None:
         """Results made from gates alone are gates, and those made from normalizers alone are normalizers."""
         for kind in (self.gates, self.normalizers):
             if kind.issuperset(x.id for x in sources):
                 kind.update(call.outs)
-
-    def add(self, call: Call, arguments: Sequence[Any], function: Callable[..., Any]) -> None:
-        """As :meth:`sum`, for operands whose sum is no gate even if they are gates."""
-        self._apply(call.outs, arguments, function, joint=True)
 
     def product(
         self,
@@ -180,7 +168,7 @@ class PathSums:
         if bias is None:
             self._apply(call.outs, arguments, function, joint=False, extra=log)
             return
-        self.add(call, [self.between(arguments, function, False, log), bias], lambda y, b: y + shape(b))
+        self.sum(call, [self.between(arguments, function, False, log), bias], lambda y, b: y + shape(b), gate=False)
 
     def between(
         self, arguments: Sequence[Any], function: Callable[..., Any], joint: bool = True, log: float = 0.0
@@ -228,7 +216,7 @@ class PathSums:
                     passed = Scaled(gradient, top) if joint else Scaled(gradient, top + log - logs[i]).normalized()
                     self.add_gradient(arguments[i].id, passed)
 
-        self._steps.append(_Step(outs[: len(results)], backward))
+        self._steps.append((outs[: len(results)], backward))
 
     def is_parameter(self, x: Any) -> bool:
         """Whether an argument is a parameter, or a call on one that :meth:`show` follows."""
@@ -241,7 +229,7 @@ class PathSums:
             self.shown |= {out: self.sums.pop(out) for out in call.outs}
             return
         self.shown[call.outs[0]] = self.square(Ref(call.outs[0]))
-        self._steps.append(_Step(call.outs[:1], lambda g: self.add_gradient(source.id, g[0]) if g[0] else None))
+        self._steps.append((call.outs[:1], lambda g: self.add_gradient(source.id, g[0]) if g[0] else None))
 
     def barrier(self, call: Call) -> None:
         """Paths end in front of a call, and new ones start behind it; its results count as 1 where they multiply."""
@@ -287,19 +275,20 @@ class PathSums:
         return any(isinstance(x, Ref) and self.constant(x) is None for x in arguments)
 
     def square(self, x: Any) -> Scaled:
-        """Squared entries of a constant or parameter; ones where paths are counted. Infinite entries count as zero."""
+        """Squared entries of a constant or parameter; infinite entries count as zero."""
         if isinstance(x, Ref) and x.id in self.shown:
             return self.shown[x.id]
         tensor = self.known(x)
-        if self.ones:
-            return Scaled(torch.ones(tensor.shape, dtype=self.dtype, device=self.device), 0.0)
         top = self.largest_entry(x)
         if math.isinf(top) or math.isnan(top):  # a mask of -inf, say: parameters are checked before
             tensor = torch.where(tensor.isfinite(), tensor, 0.0)
             top = float(tensor.abs().amax())
         if not top > 0:
             return Scaled(torch.zeros(tensor.shape, dtype=self.dtype, device=self.device), _LOG_ZERO)
-        return Scaled((tensor.to(self.dtype) / top).square_(), 2 * math.log(top))
+        found = (tensor.to(self.dtype) / top).square_()
+        vanished = self.dtype is torch.float32 and found.count_nonzero() < tensor.count_nonzero()
+        self.underflow = self.underflow or bool(vanished)
+        return Scaled(found, 2 * math.log(top))
 
     def largest_entry(self, x: Any) -> float:
         """The largest absolute entry of a constant or parameter."""

@@ -1,8 +1,7 @@
 """Pools, reductions over axes and resampling: maps of each channel on its own.
 
 Scales pass. Path sums depend on ``pooling``: ``exact``: a maximum is a sum over its window, an average's coefficient is
-squared. ``plain``: pools as they are. ``all``: both are sums, which counts the paths through every position. Positions
-in the padding do not exist.
+squared. ``plain``: pools as they are. ``all``: both are sums. Positions in the padding do not exist.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from pathcond.rules.base import Arguments, Reason, ScalePropagation, entries, mi
 from pathcond.rules.elementwise import add_paths, add_scales
 from pathcond.rules.paths import PathSums
 from pathcond.rules.shape import move_paths
-from pathcond.tracing import Call, Ref, run
+from pathcond.tracing import Call, Ref, flatten, run
 
 # ---- pools over windows
 
@@ -31,10 +30,25 @@ def _pool_scales(s: ScalePropagation, call: Call, a: Arguments, nd: int | None =
     s.set_result(call, s.collapse(s.groups(a["input"]), kept, mixed_positions(call)))
 
 
-def _pool_paths(p: PathSums, call: Call, a: Arguments, kind: str) -> None:
-    setting = {k: v for k, v in a.items() if k not in ("input", "return_indices")}
-    space = p.trace.values[call.outs[0]].shape[-int(kind[-1]) :]
-    p.sum(call, [a["input"]], lambda x: _pool(kind, x, setting, space, p.pooling))
+def _pool_paths(p: PathSums, call: Call, a: Arguments, nd: int, average: bool) -> None:
+    space = p.trace.values[call.outs[0]].shape[-nd:]
+
+    def plain(x: Tensor) -> Tensor:
+        return flatten(run(call, lambda _: x))[0]
+
+    def pooled(x: Tensor) -> Tensor:
+        if p.pooling == "plain":
+            return plain(x)
+        if "output_size" in a:
+            mean, count = _MEANS[nd - 1](x, space), _adaptive_positions(x, space)
+            return mean / count if average and p.pooling == "exact" else mean * count
+        total = _window_sum(x, a, space)
+        if average and p.pooling == "exact":
+            ones = torch.ones_like(x[..., :1, *[slice(None)] * nd]) if x.ndim > nd else torch.ones_like(x)
+            total = total * (plain(ones) / _window_sum(ones, a, space)) ** 2
+        return total
+
+    p.sum(call, [a["input"]], pooled)
 
 
 # ---- reductions over axes
@@ -118,47 +132,14 @@ def _grid_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
 
 
 def _grid_paths(p: PathSums, call: Call, a: Arguments) -> None:
-    """A grid that data decides may read any position: it reads their average, as attention does."""
-    source, grid = a["input"].id, a["grid"]
-    fixed = p.constant(grid)
-    if source not in p.sums:
-        p.barrier(call)
-        return
-    p.end_path(grid.id)
-    if fixed is None:
-        p.sum(call, [a["input"]], lambda x: x.mean(tuple(range(2, x.ndim)), keepdim=True))
-        return
-    setting = {k: v for k, v in a.items() if k not in ("input", "grid")}
-    setting["mode"] = "nearest" if a.get("mode") == "nearest" else "bilinear"  # coefficients that are not negative
-    p.sum(call, [a["input"]], lambda x: F.grid_sample(x, fixed.to(p.dtype), **setting))
+    """A grid may read any position: it reads their average, as attention does."""
+    p.end_path(a["grid"].id)
+    p.sum(call, [a["input"]], lambda x: x.mean(tuple(range(2, x.ndim)), keepdim=True))
 
 
 # ---- path sums over windows
 
-_PLAIN = {
-    f"{name}{d}": getattr(F, f"{name}{d}d")
-    for name in ("max_pool", "avg_pool", "adaptive_avg_pool", "adaptive_max_pool")
-    for d in (1, 2, 3)
-}
-
-
-def _pool(kind: str, x: Tensor, setting: dict[str, Any], space: tuple[int, ...], pooling: str) -> Tensor:
-    """A pool of ``kind`` (``max_pool2``, ``adaptive_avg_pool3``, ...) of path sums ``x`` (..., channels, *positions).
-
-    The result has ``space`` positions.
-    """
-    plain, nd, average = _PLAIN[kind], len(space), "avg" in kind
-    if pooling == "plain":
-        return plain(x, **setting)
-    if kind.startswith("adaptive"):
-        positions = _adaptive_positions(x, space)
-        mean = _PLAIN[f"adaptive_avg_pool{nd}"](x, space)
-        return mean / positions if average and pooling == "exact" else mean * positions
-    total = _window_sum(x, setting, space)
-    if average and pooling == "exact":
-        ones = torch.ones_like(x[..., :1, *[slice(None)] * nd]) if x.ndim > nd else torch.ones_like(x)
-        return total * (plain(ones, **setting) / _window_sum(ones, setting, space)) ** 2
-    return total
+_MEANS: tuple[Any, ...] = (F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d)
 
 
 def _each(value: Any, nd: int) -> tuple[int, ...]:
@@ -166,19 +147,15 @@ def _each(value: Any, nd: int) -> tuple[int, ...]:
 
 
 def _window_sum(x: Tensor, setting: dict[str, Any], space: tuple[int, ...]) -> Tensor:
-    """Sum over pooling windows, as a convolution of each channel with ones."""
+    """Sum over pooling windows, along one axis after the other."""
     nd = len(space)
     kernel = _each(setting["kernel_size"], nd)
-    stride = _each(setting.get("stride") or kernel, nd)
-    padding, dilation = _each(setting.get("padding", 0), nd), _each(setting.get("dilation", 1), nd)
-    pads: list[int] = []
-    for n, out, k, s, p, d in zip(x.shape[-nd:], space, kernel, stride, padding, dilation, strict=True):
-        pads = [p, (out - 1) * s + d * (k - 1) + 1 - n - p, *pads]  # up to the end of the last window
-    padded = F.pad(x, pads)
-    convolve = (F.conv1d, F.conv2d, F.conv3d)[nd - 1]
-    flat = padded.reshape(-1, 1, *padded.shape[-nd:])
-    summed = convolve(flat, flat.new_ones(1, 1, *kernel), stride=stride, dilation=dilation)
-    return summed.reshape(*x.shape[:-nd], *space)
+    names = (setting.get("stride") or kernel, setting.get("padding", 0), setting.get("dilation", 1))
+    for axis, k, s, p, d in zip(range(nd), kernel, *(_each(value, nd) for value in names), strict=True):
+        span, size = d * (k - 1) + 1, x.shape[axis - nd]
+        ends = [p, (space[axis] - 1) * s + span - size - p]  # up to the end of the last window
+        x = F.pad(x, [0, 0] * (nd - 1 - axis) + ends).unfold(axis - nd, span, s)[..., ::d].sum(-1)
+    return x
 
 
 def _adaptive_positions(x: Tensor, space: tuple[int, ...]) -> Tensor:
@@ -199,15 +176,14 @@ OPERATIONS = [
         entry
         for nd in (1, 2, 3)
         for names, kind, arguments in (
-            (f"max_pool{nd}d max_pool{nd}d_with_indices", f"max_pool{nd}", _WINDOWS),
-            (f"avg_pool{nd}d", f"avg_pool{nd}", _AVERAGE),
-            (f"adaptive_avg_pool{nd}d", f"adaptive_avg_pool{nd}", "input output_size"),
-            (
-                f"adaptive_max_pool{nd}d adaptive_max_pool{nd}d_with_indices",
-                f"adaptive_max_pool{nd}", "input output_size",
-            ),
+            (f"max_pool{nd}d max_pool{nd}d_with_indices", "max_pool", _WINDOWS),
+            (f"avg_pool{nd}d", "avg_pool", _AVERAGE),
+            (f"adaptive_avg_pool{nd}d", "adaptive_avg_pool", "input output_size"),
+            (f"adaptive_max_pool{nd}d adaptive_max_pool{nd}d_with_indices", "adaptive_max_pool", "input output_size"),
         )
-        for entry in entries(names, kind, arguments, partial(_pool_scales, nd=nd), partial(_pool_paths, kind=kind))
+        for entry in entries(
+            names, kind, arguments, partial(_pool_scales, nd=nd), partial(_pool_paths, nd=nd, average="avg" in kind)
+        )
     ),
     *entries(
         "interpolate upsample upsample_nearest upsample_bilinear",

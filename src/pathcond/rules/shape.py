@@ -194,21 +194,6 @@ def move_paths(p: PathSums, call: Call, a: Arguments, assign: bool = False) -> N
     p.sum(call, [Ref(v) for v in sources], function)
 
 
-def _unfold_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
-    """Windows as columns: each channel comes once for every position of the kernel."""
-    channels = s.channels(a["input"], -3, call)
-    size = s.shape(call.outs[0])[-2]
-    s.set_result(call, channels.repeat_interleave(size // len(channels))[:, None])
-
-
-def _fold_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
-    """Columns summed into windows: the entries of a channel share its scale."""
-    channels = s.channels(a["input"], -2, call)
-    shape = s.shape(call.outs[0])
-    entries = s.collapse(channels.reshape(shape[-3], -1), [0], mixed_positions(call))
-    s.set_result(call, entries[:, :, None])
-
-
 # ---- concatenation, padding, assignment
 
 
@@ -293,8 +278,6 @@ OPERATIONS = [
         "diagonal rot90 repeat_interleave unfold",
         "move", "input", _move_scales, move_paths, namespaces=[torch, Tensor], **_LAYOUT,
     ),
-    *entries("unfold", "unfold", "input", _unfold_scales, move_paths, namespaces=[F]),
-    *entries("fold", "fold", "input", _fold_scales, move_paths, namespaces=[F]),
     *entries(
         "stack hstack vstack dstack", "move", "tensors dim", _move_scales, move_paths, namespaces=[torch],
         constant=True,
