@@ -16,7 +16,7 @@ SNAKEMAKE = $(PY) -m snakemake --cores $(CORES)
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help env figures preview tiny report specs indices schema verify docs docs-check docs-site test test-site test-workflow test-slow test-torch test-gpu test-slurm test-faults test-registry chaos lint format zoo transformers mappings bench clean
+.PHONY: help env figures preview tiny report specs indices schema verify docs docs-check docs-site test test-site test-workflow test-slow test-torch test-gpu test-slurm test-faults test-registry chaos lint lint-style lint-types format zoo transformers mappings bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -131,10 +131,15 @@ chaos: env ## kill at random and compare results (N=20 rounds, SEED=)
 	$(PY) -m tests.faults.chaos --rounds $(or $(N),20) $(if $(SEED),--seed $(SEED))
 
 lint: env ## check style, vocabulary and types
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=line lint-types lint-style
+
+lint-style:
 	$(PY) -m ruff check $(CODE)
 	$(PY) -m ruff format --check $(CODE)
 	$(PY) -m snakefmt --check $(RULES)
 	$(PY) tools/vocabulary.py
+
+lint-types:
 	$(PY) -m pyright
 
 format: env ## apply the style

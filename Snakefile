@@ -45,4 +45,4 @@ for name, experiment in EXPERIMENTS.items():
         message:
             "{rule}"
 
-    workflow.get_rule(name).docstring = f"{experiment.where}: {experiment.title}"
+    getattr(rules, name).rule.docstring = f"{experiment.where}: {experiment.title}"

@@ -1,8 +1,16 @@
-"""The generated data set, which needs no download, for all tests of a process."""
+"""What all tests share: the generated data set, and one process for all tests of a network."""
 
 from pathlib import Path
 
 import pytest
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All properties of a network of `tests/cases.py` are tested in one process, which records it once."""
+    for item in items:
+        if (call := getattr(item, "callspec", None)) and "net" in call.params:
+            item.add_marker(pytest.mark.xdist_group(call.id))
 
 
 @pytest.fixture(scope="session")

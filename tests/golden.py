@@ -63,11 +63,8 @@ def summary(table: pd.DataFrame, timed: bool) -> dict[str, Any]:
             continue
         if pd.api.types.is_numeric_dtype(column):
             finite = column.astype(float).dropna()
-            found[name] = [
-                float(finite.sum()),
-                float(finite.iloc[-1]) if len(finite) else None,
-                int(column.isna().sum()),
-            ]
+            last = float(finite.iloc[-1]) if len(finite) else None
+            found[name] = [float(finite.sum()), last, int(column.isna().sum())]
         else:
             found[name] = sorted(set(column.astype(str)))
     return found

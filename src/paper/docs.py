@@ -21,7 +21,7 @@ import pandas as pd
 from paper import cli, config, dashboard, forest, plan, plotting, report, results, workflow
 from paper.cli import PaperError
 from paper.experiments import EXPERIMENTS
-from paper.experiments.practice import BASELINE, LABELS, gain
+from paper.experiments.practice import BASELINE, LABELS, candidates, gain
 from paper.verdicts import NO, WORDS, YES, counted
 
 PRESET = config.PAPER
@@ -155,6 +155,10 @@ class Facts:
             accuracy = found.set_index("method")["accuracy"][BASELINE]
             rows.append({**gains, "network": LABELS.get(network, network), "epochs": epochs, "accuracy": accuracy})
         return rows
+
+    def candidates(self) -> list[dict[str, Any]]:
+        """What the rule of docs/hypotheses.md says of each candidate for the library's default."""
+        return candidates(results.read_table(self.results / "aggregate/practice.csv"))
 
     def inequality(self) -> list[list[Any]]:
         """Networks, their units, and their sigma in each form that was measured."""

@@ -60,8 +60,11 @@ ROWS = {
                {name: f"3-layer MLP, {name}" for name in _OPTIMISERS}),
         Row("CIFAR-NV, test accuracy", "rate 1e-3", "cifar_generalization"),
         Row("CIFAR-NV, test accuracy", "best rate of each", "tuned_cifar_nv", "CIFAR-NV"),
-        Row("CIFAR-NV, test accuracy", "rate 1e-3, library's default", "default_cifar_nv"),
-        *_rows("Common networks, 2 epochs, library's default", "practice_no_harm", _COMMON),
+        *_rows("MLPs, train accuracy, start of small variance", "default_small_start",
+               {f"rate {lr}": lr for lr in ("0.001", "0.01")}),
+        *_rows("Common networks, 2 epochs, half of ten sweeps", "practice_no_harm", _COMMON),
+        *_rows("Common networks, 8 epochs, half of ten sweeps", "practice_no_harm",
+               {label: f"{label}, 8 epochs" for label in _COMMON}),
         *_rows("Unequal starts (sigma 2), scales without bound", "unequal_gain", _MNIST),
     ),
 }  # fmt: skip

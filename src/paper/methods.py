@@ -90,7 +90,7 @@ METHODS: dict[str, Method] = {
     "layer_lrs": Method("learning rate per layer", VIOLET, ">", "--", rescale=True, part="rates"),
     "full": _library("full (ten sweeps)", RED, "o"),
     "free": _library("full, no bound", BLUE, "p", bound=None),
-    "half": _library("half (library's default)", SKY, "h", damping=DAMPING),
+    "half": _library("half of ten sweeps", SKY, "h", damping=DAMPING),
     "every_epoch": _library("default, every epoch", OLIVE, "*", damping=DAMPING, teleport=1),
     "norms": _library("least norms", GREEN, "D", objective="norms", bound=None, statistics="running"),
     "bounded": Method("PathCond, bounded", PINK, "v", rescale=True, bound=BOUND),

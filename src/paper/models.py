@@ -107,14 +107,15 @@ def autoencoder(inputs: int = 784, compression: int = 4, *, activation: str = "r
 # ---- common architectures
 
 
-def vgg(layers: str, width: float = 1.0, *, batchnorm: bool = True) -> nn.Module:
-    """VGG with one linear layer behind its convolutions; `layers` are torchvision's letter for 11 (A) or 16 (D) layers.
+def vgg(layers: str | list[int | str], width: float = 1.0, *, batchnorm: bool = True) -> nn.Module:
+    """VGG with one linear layer behind its convolutions: torchvision's letter for 11 (A) or 16 (D) layers, or a list.
 
     `width` multiplies its channels, 64 to 512.
     """
     from torchvision.models.vgg import cfgs, make_layers
 
-    plan = [entry if isinstance(entry, str) else _channels(entry, width) for entry in cfgs[layers]]
+    chosen = cfgs[layers] if isinstance(layers, str) else layers
+    plan = [entry if isinstance(entry, str) else _channels(entry, width) for entry in chosen]
     convolutions = make_layers(plan, batch_norm=batchnorm)
     _init_convolutions(convolutions)
     last = nn.Linear(_channels(512, width), CLASSES)
@@ -245,6 +246,7 @@ KINDS: dict[str, Callable[..., nn.Module]] = {
     **{builder.__name__: builder for builder in _BUILDERS},
     "vgg11": partial(vgg, "A"),
     "vgg16": partial(vgg, "D"),
+    "plain5": partial(vgg, [64, "M", 128, "M", 256, "M", 512, "M", 512, "M"]),
     "gpt": GPT,
 }
 _IMAGES = {*KINDS} - {"mlp", "autoencoder", *TEXT}  # kinds that take images of side `image`

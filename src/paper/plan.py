@@ -44,6 +44,13 @@ class Plan:
         wanted = set(self.asked[experiment])
         return [batch for batch in self.batches.values() if not wanted.isdisjoint(batch.keys)]
 
+    def runs_of(self, stage: str, batch: str) -> list[Spec]:
+        """The runs of a job."""
+        if (stage, batch) not in self.batches:
+            expected = f"a batch of the preset {self.preset} at these settings"
+            raise PaperError(f"batch: expected {expected}, got {batch}. `snakemake -n` lists the jobs.")
+        return [self.specs[name] for name in self.batches[stage, batch].keys]
+
     def training(self, family_name: str | None = None) -> dict[str, Spec]:
         """Specs of the training runs, or of those of one family of networks, by key."""
         found = {name: spec for name, spec in self.specs.items() if spec["stage"] == "train"}
@@ -226,11 +233,7 @@ def read(given: argparse.Namespace) -> Plan:
 
 def batch_specs(given: argparse.Namespace, stage: str) -> list[Spec]:
     """The runs of the batch that a command line names."""
-    found = read(given)
-    if (stage, given.batch) not in found.batches:
-        expected = f"a batch of the preset {found.preset} at these settings"
-        raise PaperError(f"--batch: expected {expected}, got {given.batch}. `snakemake -n` lists the jobs.")
-    return [found.specs[name] for name in found.batches[stage, given.batch].keys]
+    return read(given).runs_of(stage, given.batch)
 
 
 def main() -> None:

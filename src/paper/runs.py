@@ -25,7 +25,7 @@ FULLY_CONNECTED = ("mlp", "autoencoder")
 CONVOLUTIONAL = ("cifar_nv", "resnet18_c")
 TASKS = {"autoencoder": "reconstruct", "gpt": "predict_next"}  # of kinds of networks that do not classify
 # Optional settings of training: a spec has them only if they are given; without them training is the paper's.
-OPTIONAL = ("schedule", "augmentation", "precision", "clip", "train_metrics", "seeding", "unequal")
+OPTIONAL = ("schedule", "augmentation", "precision", "clip", "train_metrics", "seeding", "gain", "unequal")
 
 
 # Specs and keys
@@ -107,7 +107,11 @@ def training_specs(grid: Mapping[str, Any], preset: str, sweeps: int | None = No
 
 def start(spec: Mapping[str, Any]) -> Spec:
     """What identifies the start weights of a run: network, model and seed, and how it is used."""
-    return {name: spec[name] for name in ("preset", "network", "model", "seed", "seeding", "unequal") if name in spec}
+    return {
+        name: spec[name]
+        for name in ("preset", "network", "model", "seed", "seeding", "gain", "unequal")
+        if name in spec
+    }
 
 
 def start_path(results: Path, spec: Mapping[str, Any]) -> Path:

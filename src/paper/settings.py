@@ -184,9 +184,9 @@ class Autoencoder(Block):
 
 
 class VGG(Block):
-    """VGG-11 or VGG-16 with one linear layer; `width` multiplies its channels."""
+    """VGG-11, VGG-16 or five convolutions, with one linear layer; `width` multiplies its channels."""
 
-    kind: Literal["vgg11", "vgg16"]
+    kind: Literal["vgg11", "vgg16", "plain5"]
     width: Positive = 1.0
     image: ImageSide
     batchnorm: Flag = True
@@ -312,6 +312,7 @@ class TrainingSetup(Protocol):
     clip: Positive | None = None  # largest norm of the gradient
     train_metrics: TrainMetrics | None = None
     seeding: Literal["torch"] | None = None  # start weights drawn after torch.manual_seed(seed), as by the authors
+    gain: Positive | None = None  # factor of all start weights and biases, for a start of another variance
     unequal: Positive | None = None  # deviation of log-scales drawn for the units of the start, which keep its function
 
     @model_validator(mode="after")
@@ -407,7 +408,8 @@ def grids(settings: TrainingGrid) -> Iterator[dict[str, Any]]:
     axes = ("hidden_layers", "compressions", "target", "shown", "smoothing")
     common = {name: value for name, value in block.items() if name not in ("model", *axes)}
     for network, model in networks(block):
-        yield {"network": network, "model": model, **common}
+        start = f"_gain{block['gain']:g}" if "gain" in block else ""
+        yield {"network": f"{network}{start}", "model": model, **common}
 
 
 def grids_of_blocks(settings: Block) -> Iterator[dict[str, Any]]:

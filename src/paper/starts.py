@@ -33,6 +33,8 @@ def network(spec: Mapping[str, Any], folder: Path | None = None) -> nn.Module:
     path = None if folder is None else runs.start_path(folder, spec)
     if path is None or not path.exists():
         module = models.make(spec["model"], spec["seed"], seeding=spec.get("seeding"))
+        for p in module.parameters() if spec.get("gain") else ():
+            p.data.mul_(spec["gain"])
         if spec.get("unequal"):
             _make_unequal(module, spec)
         return module

@@ -319,6 +319,17 @@ class Estimate:
         low, high = -math.inf if bound == AT_MOST else low, math.inf if bound == AT_LEAST else high
         return cls(mean, low, high, bound, digits, note, len(found))
 
+    def less(self, other: Estimate) -> Estimate:
+        """The difference to an independent mean over seeds, by Welch's t."""
+        parts = []
+        for one in (self, other):
+            error = (one.high - one.low) / 2 / interval(0.0, math.sqrt(one.seeds), one.seeds)[1]
+            parts.append((error**2, one.seeds - 1))
+        variance = sum(error for error, _ in parts)
+        degrees = variance**2 / sum(error**2 / count for error, count in parts)
+        half, value = float(scipy.special.stdtrit(degrees, 0.975)) * math.sqrt(variance), self.value - other.value
+        return replace(self, value=value, low=value - half, high=value + half)
+
     @classmethod
     def exact(cls, value: float, digits: int | None = 2, bound: str = "") -> Estimate:
         """A number without chance, such as a count."""

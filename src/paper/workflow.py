@@ -12,7 +12,7 @@ import re
 import shutil
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +47,6 @@ class Workflow:
 
     # Jobs of the computing stages: each computes the missing results of a batch and writes an index of all of them
 
-    def specs(self, stage: str, batch: str) -> list[Spec]:
-        """The runs of a job."""
-        return [self.plan.specs[key] for key in self.plan.batches[stage, batch].keys]
-
     def index(self, batch: plan.Batch) -> str:
         """The file that lists a job's results with their checksums."""
         return plan.index_path(self.results, self.preset, batch).as_posix()
@@ -62,7 +58,7 @@ class Workflow:
 
     def inputs(self, stage: str, batch: str) -> list[str]:
         """What a job of training or measurement reads: data, start weights, rescalings."""
-        specs = self.specs(stage, batch)
+        specs = self.plan.runs_of(stage, batch)
         datasets = {spec.get("dataset", spec.get("settings", {}).get("dataset")) for spec in specs} - {None}
         found = [f"results/data/{dataset}.pt" for dataset in sorted(datasets)]
         if stage == "train":
@@ -71,6 +67,7 @@ class Workflow:
             found += [self.starts(family, rescaled=True) for family in sorted(scaled)]
         return found
 
+    @cache  # noqa: B019 - for as long as the process lives; each training job asks
     def starts(self, family: str, rescaled: bool) -> str:
         """Index of the start weights, or rescalings, of a family of networks, with a digest of what it lists.
 
@@ -85,7 +82,7 @@ class Workflow:
 
     def work(self, stage: str, batch: str, again: str) -> str:
         """What a job will do, in words."""
-        specs = self.specs(stage, batch)
+        specs = self.plan.runs_of(stage, batch)
         count = len(specs) if again else len(self.missing_runs(specs))
         return f"{count} of {len(specs)} runs are computed" if count else f"all {len(specs)} runs exist"
 
@@ -98,7 +95,7 @@ class Workflow:
         found: list[Spec] = []
         for job in jobs:
             if job.rule.name.endswith("train"):
-                specs = self.specs("train", job.wildcards.batch)
+                specs = self.plan.runs_of("train", job.wildcards.batch)
                 found += specs if job.params.again else self.missing_runs(specs)
         if found:
             raise PaperError(plan.refusal(found))
@@ -142,7 +139,8 @@ def again(workflow: Any, rule: str, output: Sequence[str], now: float = time.tim
     """The option of a job that its command line of Snakemake forces (-R, -F, -f), by rule or by file.
 
     The job then computes what is older than the start of Snakemake, also if it is tried again. A job on a cluster reads
-    the Snakefile without that command line; it finds what is forced in its environment.
+    the Snakefile without that command line; it finds what is forced in its environment. A workflow that imports this
+    one as a module may put a prefix before the names of its rules (`as other_*`).
     """
     if workflow.is_main_process:
         given = workflow.dag_settings
@@ -150,8 +148,9 @@ def again(workflow: Any, rule: str, output: Sequence[str], now: float = time.tim
         forced = {"all": given.forceall, "names": [*map(str, (*given.forcerun, *targets))], "now": now}
         os.environ[FORCED] = json.dumps(forced)
     found = json.loads(os.environ.get(FORCED, "{}"))
-    is_forced = found and (found["all"] or not {rule, *map(str, output)}.isdisjoint(found["names"]))
-    return f"--again {found['now']}" if is_forced else ""
+    files = set(map(str, output))
+    named = (name in files or f"_{name}".endswith(f"_{rule}") for name in found.get("names", ()))
+    return f"--again {found['now']}" if found and (found["all"] or any(named)) else ""
 
 
 def all_made(targets: Iterable[Any]) -> None:

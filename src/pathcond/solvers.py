@@ -30,9 +30,7 @@ from pathcond.rules.base import compress
 
 _TOLERANCE = 1e-10  # of the largest entry of the gradient of F / p at the optimum
 _AT_BOUND = 1.0 - 1e-12  # a log-scale above this fraction of the bound counts as at the bound
-_Ends = tuple[
-    Tensor, Tensor
-]  # numbers of the units at the rows and columns of a block: (batch, rows), (batch, columns)
+_Ends = tuple[Tensor, Tensor]  # numbers of the units at a block's (batch, rows) and (batch, columns)
 
 
 class Result(Enum):
@@ -194,7 +192,8 @@ class Side:
     """Sums of g with an end in a layer: those of row i of ``m * exp(log)`` follow the scale of unit ``positions[i]``.
 
     They follow it at ``power``, 1 where they leave it and -1 where they enter it. ``others`` are the numbers at the
-    other end of the columns: one vector for all rows, or one for each matrix of a batch.
+    other end of the columns: one vector for all rows, or one for each matrix of a batch. ``in_order``: each unit of the
+    layer has one row, in order.
     """
 
     power: int
@@ -202,10 +201,11 @@ class Side:
     m: Tensor
     log: float
     others: Tensor
+    in_order: bool
 
     def sums(self, v: Tensor, weights: Tensor | None = None) -> tuple[Tensor, float]:
         """Sums of the rows for log-scales by number, and the logarithm of their common factor."""
-        x = v[self.others]
+        x = v[self.others] if self.others.ndim > 1 else v.index_select(0, self.others)
         top = max(float(x.amax()), -1e300)
         factors = (x - top).exp_() if weights is None else (x - top).exp_() * weights[self.others]
         found = self.m @ factors if factors.ndim == 1 else torch.bmm(self.m, factors[:, :, None]).flatten()
@@ -225,8 +225,9 @@ class Layer:
         found = self.own.clone()
         for side in self.sides:
             sums, log = side.sums(v)
-            mine = found[0 if side.power == 1 else 1]
-            mine.copy_(torch.logaddexp(mine, _gather(side.positions, sums.log_() + log, len(mine))))
+            mine, logs = found[0 if side.power == 1 else 1], sums.log_().add_(log)
+            logs = logs if side.in_order else _gather(side.positions, logs, len(mine))
+            torch.logaddexp(mine, logs, out=mine)
         return found
 
 
@@ -271,7 +272,7 @@ class Problem:
                     m, log = (m, log) if 1e-100 < top < 1e100 else (m.div_(top), log + math.log(top))
                     blocks.append((m, log, (rows, cols)))
             else:
-                alone.append((ends[0].long() if ends else torch.zeros(1, dtype=torch.int64), m.log() + log))
+                alone.append((ends[0] if ends else torch.zeros(1, dtype=torch.int64), m.log() + log))
         numbers, logs = map(torch.cat, zip(*alone, strict=True))
         self.own = _gather(numbers % (2 * graph.units + 1), logs, 2 * graph.units + 1)
         self.layers = self._layers(blocks)
@@ -307,7 +308,8 @@ class Problem:
                     if bool(at.any()):
                         positions = end[at].abs().long() - (1 + layers[n].units.start)
                         rows, ends_of_rows = _rows(each, others, at)
-                        layers[n].sides.append(Side(k, positions, rows, log, ends_of_rows))
+                        in_order = torch.equal(positions, torch.arange(sizes[n]))
+                        layers[n].sides.append(Side(k, positions, rows, log, ends_of_rows, in_order))
         return layers
 
     # ---- sums
@@ -339,10 +341,11 @@ class Problem:
         ``value`` is F at ``u``; returns the new log-scales, and F there.
         """
         log_sum, v = (value - float(self.balance @ u)) / self.size, self.graph.by_number(u)
-        for layer in self.layers:
-            new, total = self._update(layer, v, bound, log_sum)
-            self._set(v, layer, new, -new)
-            log_sum = log_sum + math.log(total) if total > 1e-280 else float(self.log_sum(v)[0])
+        with torch.inference_mode():
+            for layer in self.layers:
+                new, total = self._update(layer, v, bound, log_sum)
+                self._set(v, layer, new, -new.flip(0))
+                log_sum = log_sum + math.log(total) if total > 1e-280 else float(self.log_sum(v)[0])
         new = v[1 : len(u) + 1].clone()
         if bound < math.inf:
             new = torch.where(new.abs() > bound * _AT_BOUND, new.sign() * bound, new)
@@ -350,9 +353,9 @@ class Problem:
 
     @staticmethod
     def _set(v: Tensor, layer: Layer, new: Tensor | float, inverse: Tensor | float) -> None:
-        """Set the log-scales of a layer's units in a vector by number."""
-        at = torch.arange(layer.units.start + 1, layer.units.stop + 1)
-        v[at], v[-at] = new, inverse
+        """Set the log-scales of a layer's units, and of their inverses in reverse order, in a vector by number."""
+        lo, hi = layer.units.start, layer.units.stop
+        v[lo + 1 : hi + 1], v[-hi : -lo or None] = new, inverse
 
     def _update(self, layer: Layer, v: Tensor, bound: float, log_sum: float) -> tuple[Tensor, float]:
         """New log-scales of a layer, and the new sum as a fraction of the old one, whose logarithm is given.
@@ -446,13 +449,13 @@ def _reduce(scales: ParamScales | None, t: Tensor) -> tuple[list[Tensor], Tensor
     both = [i for i in range(t.ndim) if len(ends) == 2 and all(i in axes for axes in varies)]
     apart = [[i for i in axes if i not in both] for axes in varies] or [[]]
     kept = [*both, *(i for axes in apart for i in axes)]
-    m = t.permute(*kept, *(i for i in range(t.ndim) if i not in kept)).reshape(*(t.shape[i] for i in kept), -1)
+    m = t.permute([*kept, *(i for i in range(t.ndim) if i not in kept)]).reshape(*(t.shape[i] for i in kept), -1)
     m = m[..., 0].to(torch.float64, copy=True) if m.shape[-1] == 1 else m.sum(-1, dtype=torch.float64)
     if len(ends) < 2:
         return [end.flatten().long() for end in ends], m.flatten().cpu()
     batch = math.prod(t.shape[i] for i in both)
     rows, cols = (
-        end.permute(*both, *own, *(i for i in range(t.ndim) if i not in {*both, *own})).reshape(batch, -1)
+        end.permute([*both, *own, *(i for i in range(t.ndim) if i not in {*both, *own})]).reshape(batch, -1)
         for end, own in zip(ends, apart, strict=True)
     )
     m = m.reshape(batch, rows.shape[1], -1)
@@ -465,7 +468,7 @@ def _reduce(scales: ParamScales | None, t: Tensor) -> tuple[list[Tensor], Tensor
 
 def _gather(positions: Tensor, logs: Tensor, size: int) -> Tensor:
     """Logarithms of sums at positions, which may repeat, as a vector of a size."""
-    top = logs.new_full((size,), -math.inf).scatter_reduce_(0, positions.long(), logs, "amax").nan_to_num_(neginf=0.0)
+    top = logs.new_full((size,), -math.inf).scatter_reduce_(0, positions, logs, "amax").nan_to_num_(neginf=0.0)
     return torch.zeros_like(top).index_add_(0, positions, (logs - top[positions]).exp_()).log_() + top
 
 

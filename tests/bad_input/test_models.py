@@ -125,7 +125,7 @@ STEPS = {
     "unknown batchnorm": ({"batchnorm": "fold"}, "expected batchnorm to be one of 'affine', 'exclude', got 'fold'"),
     "unknown statistics": ({"statistics": "batch"}, "expected statistics to be .*, got 'batch'"),
     "a flag in words": ({"smooth": "no"}, "expected smooth to be True or False, got 'no'"),
-    "unknown pooling": ({"pooling": "max"}, "expected pooling to be one of 'exact', 'plain', got 'max'"),
+    "unknown pooling": ({"pooling": "max"}, "expected pooling to be one of 'exact', 'plain', 'all', got 'max'"),
     "negative sweeps": ({"sweeps": -1}, "expected sweeps to be an integer >= 0, got -1"),
 }
 # Options of `rescale_`, and what the error says.

@@ -173,19 +173,3 @@ def test_autoencoders():
     close(None, slopes, "autoencoder_compression")
     for low, high in ((1, 2), (2, 4), (4, 7)):
         close(f"{low} to {high}", scales[high] - scales[low], "autoencoder_rescaling")
-
-
-def test_sweeps():
-    for file, name in (("mlp", "MLP"), ("cifar_nv", "CIFAR-NV"), ("resnet18_c_held", "ResNet-18-C, the paper's units")):
-        (path,) = (RUNS / "measure/bcd").glob(f"{file}-????????????.csv")
-        rows = pd.read_csv(path).query("pooling == 'plain'")
-        at = {sweep: part.set_index("seed") for sweep, part in rows.groupby("sweep")}
-        close(name, at[10]["to_optimum"], "bcd_converged_in_ten")
-        close(name, at[0]["printed"], "bcd_printed_scale")
-        if file == "mlp":
-            close(name, at[5]["normalised"], "bcd_mlp_five")
-            close(name, at[10]["to_optimum"], "bcd_near_optimal")
-            close(name, at[20]["update"], "bcd_mlp_update")
-        else:
-            close(name, at[10]["normalised"], "bcd_conv_ten")
-            close(name, at[20]["update"], "bcd_conv_update")

@@ -16,22 +16,18 @@ E = "experiments."
 # Place in the configuration, its new value (... removes it), and what the message says.
 VALUES = {
     "unknown key": ("devise", "cpu", "(top level): unknown key 'devise'; did you mean 'device'?"),
-    "unknown key of an experiment": (E + "mlp_depth.epoch", 3, "unknown key 'epoch'; did you mean 'epochs'?"),
     "unknown experiment": (E + "cifar_vn", {}, "experiments: unknown key 'cifar_vn'; did you mean 'cifar_nv'?"),
     "missing key": (E + "toy.lr", ..., "experiments.toy: expected the key lr, which is not there."),
     "unknown setup": (E + "mlp_depth.setup", "mlp_cifr", "mlp_depth.setup: expected one of mlp_cifar"),
     "text for a number": (E + "toy.lr", "fast", "toy.lr: expected a number, got 'fast' (str)."),
     "list for a block": (E + "toy", [], "experiments.toy: expected keys and values, got [] (list)."),
-    "null for a number": ("setups.mlp_cifar.batch", None, "batch: expected an integer, got None (NoneType)."),
     "part of an integer": ("setups.mlp_cifar.epochs", 2.5, "epochs: expected an integer, got 2.5 (float)."),
     "empty seeds": (E + "toy.seeds", [], "toy.seeds: expected at least 1 entries, got []."),
     "negative lr": (E + "mlp_depth.lrs", [-1e-3], "lrs.0: expected more than 0, got -0.001."),
     "lr of NaN": (E + "mlp_depth.lrs", ["NaN"], "lrs.0: expected a number, got 'NaN'"),
     "lr of infinity": (E + "mlp_depth.lrs", ["1e999"], "lrs.0: expected a finite number, got '1e999'"),
     "lr twice": (E + "mlp_depth.lrs", ["1e-3", 0.001], "lrs: expected no entry twice, got 0.001 again"),
-    "unknown method": (E + "mlp_depth.methods", ["pathcnd"], "methods.0: expected one of baseline"),
     "unknown data set": ("setups.mlp_cifar.dataset", "cifar", "dataset: expected one of cifar10, mnist, gen"),
-    "unknown device": ("device", "gpu", "device: expected one of auto, cpu, cuda, got 'gpu'"),
     "unknown network": (E + "bcd.networks", ["vgg"], "bcd.networks: no network 'vgg'"),
     "too many images": ("setups.cifar_nv.images", 9999, "images and validation: expected at most 640 of"),
     "an image by itself": ("setups.mlp_cifar.images", 33, "expected no last batch of one image"),
@@ -61,13 +57,6 @@ def put(content, path, value):
         del content[last]
     else:
         content[last] = value
-
-
-@pytest.mark.parametrize("preset", ["paper", "preview", "tiny"])
-def test_shipped_presets_are_right(preset):
-    chosen = config.read(ROOT, preset)
-    assert chosen.preset == preset
-    assert chosen.top.device == ("auto" if preset == "paper" else "cpu")
 
 
 def test_one_edit_changes_all_experiments_of_a_setup():

@@ -34,16 +34,6 @@ def test_a_missed_target_is_an_open_marker_above_the_end(axes):
     assert axes.get_ylim()[1] > 40 == max(axes.get_yticks())
 
 
-def test_seeds_that_reach_the_target_are_counted_and_shown(axes):
-    found = table([cell(mlp(2), "baseline", speed=0.064)])
-    met = plotting.panel(found, "run")["reached"].dropna().tolist()
-    assert len(met) == 1
-    plotting.reach(axes, found, "parameters")
-    assert texts(axes) == ["1/3"]
-    (seeds,) = [line for line in of_marker(axes, ".") if len(line.get_ydata())]
-    assert [y for y in seeds.get_ydata() if y == y] == met
-
-
 @pytest.mark.parametrize(("diverged", "count"), [([1], "1/3"), ([0, 1, 2], "3/3")])
 def test_divergence_is_marked_at_the_top(axes, diverged, count):
     found = table([cell(autoencoder(2), diverged=diverged), cell(autoencoder(4))])

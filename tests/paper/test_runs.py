@@ -9,16 +9,6 @@ from paper import plan as plans
 
 ROOT = Path(__file__).parents[2]
 PLANS = {preset: plans.plan(config.read(ROOT, preset)) for preset in ("paper", "preview", "tiny")}
-# Keys of recorded runs: a change of what enters a digest would orphan them.
-FROZEN = (
-    "measure/bcd/mlp-e97ac5f96237",
-    "measure/regimes/variance0.01-seed3-82b0bfc97272",
-    "measure/toy/all-320b034fe634",
-    "train/classify/cifar_nv/enorm-lr0.01-seed1-2fd88f4e2f08",
-    "train/classify/mlp_3x500/pathcond-lr0.001-seed0-5b16269aa3b8",
-    "train/classify/mlp_8x500_gelu/pathcond-lr0.001-seed2-268ec8999c76",
-    "train/reconstruct/autoencoder_c4/baseline-lr0.1-seed2-5f48ed74b0c9",
-)
 
 
 def spec(preset: str = "tiny", **fields: object) -> runs.Spec:
@@ -78,7 +68,3 @@ def test_starts_are_shared_by_methods_and_rescalings_by_learning_rates():
     sweeps = {**pathcond, "rescaling": {**pathcond["rescaling"], "sweeps": 3}}
     assert runs.scales_path(folder, sweeps) != runs.scales_path(folder, pathcond)
     assert runs.start_path(folder, sweeps) == runs.start_path(folder, pathcond)
-
-
-def test_frozen_keys():
-    assert set(FROZEN) <= set(PLANS["paper"].specs)

@@ -45,12 +45,6 @@ def test_general_closed_form_is_the_diagonal_of_the_mean_network(network, biases
     assert_is_mean_diagonal(expected_general(*network, biases=biases), *network, biases)
 
 
-@pytest.mark.parametrize("a", [0.05, 1.0, 2.0])
-def test_standard_closed_form_is_the_diagonal_of_the_mean_network(a):
-    for widths, biases in itertools.product([(3, 2), (2, 5, 1), WIDTHS], (True, False)):
-        assert_is_mean_diagonal(expected_standard(widths, a, biases), widths, [a / n for n in widths[:-1]], biases)
-
-
 @pytest.mark.parametrize("widths", [(3, 2), WIDTHS, (4,) * 6])
 @pytest.mark.parametrize(("limit", "a"), [(large_variance_limit, 1e7), (small_variance_limit, 1e-7)])
 def test_limits_are_reached(widths, limit, a):

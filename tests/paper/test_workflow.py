@@ -27,7 +27,7 @@ def batch_of(flow, experiment="mlp_depth_gelu"):
 
 def write(flow, batch):
     """Results for all runs of a batch."""
-    for spec in flow.specs(batch.stage, batch.name):
+    for spec in flow.plan.runs_of(batch.stage, batch.name):
         path = runs.result_path(Path("results"), spec)
         results.write_result(path, pd.DataFrame({"a": [1]}), spec, {"seconds": 1.0})
 
@@ -72,7 +72,7 @@ def test_forced_jobs_are_those_of_the_command_line_also_on_a_cluster(monkeypatch
         chosen = {"forceall": False, "forcerun": [], "forcetargets": False, "targets": ["a.json"], **given}
         return SimpleNamespace(is_main_process=main, dag_settings=SimpleNamespace(**chosen))
 
-    for forced in ({"forceall": True}, {"forcerun": ["train"]}, {"forcerun": ["a.json"]}, {"forcetargets": True}):
+    for forced in ({"forceall": True}, {"forcerun": ["my_train"]}, {"forcerun": ["a.json"]}, {"forcetargets": True}):
         option = workflow.again(snakemake(**forced), "train", ["a.json"])
         assert option.startswith("--again 1")
         assert workflow.again(snakemake(main=False), "train", ["a.json"]) == option, "the same time in every job"

@@ -140,6 +140,12 @@ class Cluster:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
+    def lose(self, node: str) -> None:
+        """A node disappears: its daemon, and all that runs on it."""
+        self.kill_daemon(node)
+        for pid in self.processes(node):
+            _kill(pid)
+
     def wait_for_nodes(self) -> None:
         """Wait until every node answers."""
         states = ("--noheader", "--Node", "--states=idle,alloc,mix", "--format=%N")

@@ -127,10 +127,10 @@ def test_training_asks_for_a_gpu_and_refuses_to_go_on_without(fresh: Sent, tmp_p
     assert tree.results() == {}
 
 
-def resumed(tree: Sent) -> bool:
-    """Whether the last attempts of both jobs did not begin at the beginning."""
+def resumed(tree: Sent) -> list[bool]:
+    """For each job, whether its last attempt did not begin at the beginning."""
     logs = [path.read_text() for path in tree.files("logs/tiny/train/*.log")]
-    return all("reused" in log or int(log.split("epoch ")[1].split("/")[0]) > 1 for log in logs)
+    return ["reused" in log or int(log.split("epoch ")[1].split("/")[0]) > 1 for log in logs]
 
 
 def test_a_killed_and_a_cancelled_job_resume(tree: Sent):
@@ -142,7 +142,17 @@ def test_a_killed_and_a_cancelled_job_resume(tree: Sent):
         said = running.finish()
     assert f"SLURM-job '{killed}' failed, SLURM status is: 'FAILED'" in said
     assert f"SLURM-job '{cancelled}' failed, SLURM status is: 'CANCELLED'" in said
-    assert resumed(tree)
+    assert all(resumed(tree))
+
+
+def test_a_job_whose_node_is_lost_resumes_on_another(tree: Sent):
+    with Running(tree, TRAINED) as running:
+        job, node = running.jobs()[0]
+        tree.cluster.lose(node)
+        said = running.finish()
+    assert f"SLURM-job '{job}' failed due to a node failure, SLURM status is: 'NODE_FAIL'" in said
+    assert any(resumed(tree))  # the other job is not disturbed
+    tree.cluster.repair()
 
 
 def test_a_killed_controller_comes_back(tree: Sent):

@@ -35,18 +35,21 @@ def test_a_copy_of_the_configuration_does_not_cancel_the_preset(sources: Tree):
     assert "--preset tiny --over '{}'" in done.stdout or "--preset tiny --over {}" in done.stdout
 
 
-def test_import_as_a_module(sources: Tree, tmp_path: Path):
+def test_import_as_a_module_with_other_names_of_rules_and_a_batch_that_is_not_there(sources: Tree, tmp_path: Path):
     (tmp_path / "Snakefile").write_text(
         f"""
 module pathcond:
     snakefile: "{sources.folder}/Snakefile"
     config: {{"preset": "tiny"}}
 
-use rule * from pathcond
+use rule * from pathcond as my_*
 """
     )
-    done = Tree(tmp_path).snakemake("-n", "toy")
-    assert set(jobs(done.stdout)) == CHAIN, done.stdout[-3000:]
+    done = Tree(tmp_path).snakemake("-n", "my_toy", "-p", "-R", "my_measure")
+    assert set(jobs(done.stdout)) == CHAIN - {"toy"} | {"my_toy"}, done.stdout[-3000:]
+    assert "--again" in done.stdout
+    done = sources.snakemake("-n", "results/tiny/measure/toy-0123456789ab.json")
+    assert "expected a batch of the preset tiny at these settings, got toy-0123456789ab." in done.stdout
 
 
 APPTAINER = """#!/bin/sh

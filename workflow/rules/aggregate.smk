@@ -4,16 +4,18 @@ rule aggregate:
         indices=lambda wildcards: FLOW.indices(wildcards.experiment),
         code=lambda wildcards: code("aggregate", wildcards.experiment),
     output:
-        AGGREGATE,
+        table=AGGREGATE,
+        made_at=MADE_AT,
     log:
         "logs/{preset}/aggregate/{experiment}.log",
     localrule: True
     conda:
         "../../environment.yml"
     params:
-        settings=lambda wildcards: FLOW.slice(wildcards.experiment),  # so that a change runs it again
+        settings=settings,  # so that a change runs it again
         over=over,
     message:
         "aggregate {wildcards.experiment}"
     shell:
-        f"python -m paper.experiments aggregate {{wildcards.experiment}} {SETTINGS} --output {{output}} > {{log}} 2>&1"
+        f"python -m paper.experiments aggregate {{wildcards.experiment}} {SETTINGS} --output {{output.table}} > {{log}} 2>&1;"
+        " echo {params.settings} > {output.made_at}"

@@ -2,6 +2,7 @@ rule claim:
     """Judge the claims about an experiment: the paper's value, ours, and the verdict."""
     input:
         table=AGGREGATE,
+        made_at=MADE_AT,
         code=lambda wildcards: code("claims", wildcards.experiment),
     output:
         CLAIM,
@@ -12,6 +13,7 @@ rule claim:
     conda:
         "../../environment.yml"
     params:
+        settings=settings,
         # Verdicts are given only where a preset's settings are the paper's.
         judged=lambda wildcards: (
             ["--judged"] if FLOW.judged(wildcards.experiment) else []
@@ -19,7 +21,8 @@ rule claim:
     message:
         "claim {wildcards.experiment}"
     shell:
-        "python -m paper.experiments claims {wildcards.experiment} {input.table}"
+        SAME_SETTINGS
+        + "python -m paper.experiments claims {wildcards.experiment} {input.table}"
         " {params.judged} --output {output} > {log} 2>&1"
 
 

@@ -14,6 +14,7 @@ sys.path.insert(0, f"{CHECKOUT}/src")
 from paper import config as paper_config
 from paper.cli import PaperError
 from paper.experiments import EXPERIMENTS
+from paper.runs import digest
 from paper.workflow import (
     TimeLeft,
     Workflow,
@@ -61,6 +62,7 @@ RESCALE = "results/{preset}/rescale/{family}-{starts}.json"
 TRAIN = "results/{preset}/train/{batch}.json"
 MEASURE = "results/{preset}/measure/{batch}.json"
 AGGREGATE = "results/{preset}/aggregate/{experiment}.csv"
+MADE_AT = "results/{preset}/aggregate/{experiment}.settings"
 CLAIM = "results/{preset}/claims/{experiment}.json"
 CLAIMS = "results/{preset}/claims.json"
 SHORT_TABLE = "results/{preset}/pages/{experiment}.csv"
@@ -88,6 +90,19 @@ def forced(rule, work=None):
         return FLOW.work(work, wildcards.batch, option) if work else option
 
     return parameter
+
+
+def settings(wildcards):
+    """A digest of the settings that an experiment's table depends on."""
+    return digest({"settings": FLOW.slice(wildcards.experiment)})
+
+
+# A table is drawn and judged at its own settings alone. Snakemake would not know without its metadata, which
+# --cleanup-metadata removes, that an existing table was made at others.
+SAME_SETTINGS = (
+    '[ "$(cat {input.made_at})" = {params.settings} ] || {{ echo "error: {input.table} was made at other settings.'
+    ' Make it again: snakemake {wildcards.experiment} -R aggregate" > {log}; exit 1; }}; '
+)
 
 
 def inputs(output, files):

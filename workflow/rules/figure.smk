@@ -2,6 +2,7 @@ rule figure:
     """Draw a figure from the table of its experiment."""
     input:
         table=AGGREGATE,
+        made_at=MADE_AT,
         code=lambda wildcards: code("figure", wildcards.experiment),
     output:
         pdf=report(
@@ -17,6 +18,7 @@ rule figure:
     conda:
         "../../environment.yml"
     params:
+        settings=settings,
         note=lambda wildcards: FLOW.note(wildcards.experiment),
         dpi=lambda wildcards: FLOW.config.top.figures.dpi,
         font_size=lambda wildcards: FLOW.config.top.figures.font_size,
@@ -24,5 +26,6 @@ rule figure:
     message:
         "figure {wildcards.experiment}"
     shell:
-        "python -m paper.experiments figure {wildcards.experiment} {input.table} --output {output.pdf}"
+        SAME_SETTINGS
+        + "python -m paper.experiments figure {wildcards.experiment} {input.table} --output {output.pdf}"
         " --stamp {params.note:q} --dpi {params.dpi} --font-size {params.font_size} > {log} 2>&1"

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from pydantic import create_model
+
 from paper import plotting
 from paper.experiments.base import Experiment
 from paper.experiments.practice import DEFAULT, GAIN, LABELS, gain, gains, key, table
@@ -21,27 +23,15 @@ from paper.verdicts import Claim, Estimate, above, some
 NETWORKS = {"sgd": "mnist_mlp", "adamw": "mnist_mlp_adamw", "vgg": "vgg11_bn"}  # by the first word of a block
 
 
-class Settings(Block):
-    """Training grids: an MLP with SGD, with AdamW, and VGG-11-BN, each for some values of sigma (`unequal`)."""
-
-    sgd_0: TrainingGrid
-    sgd_half: TrainingGrid | None = None
-    sgd_1: TrainingGrid | None = None
-    sgd_2: TrainingGrid
-    sgd_2_lower: TrainingGrid | None = None
-    adamw_0: TrainingGrid | None = None
-    adamw_half: TrainingGrid | None = None
-    adamw_1: TrainingGrid | None = None
-    adamw_2: TrainingGrid | None = None
-    vgg_0: TrainingGrid | None = None
-    vgg_1: TrainingGrid | None = None
-    vgg_2: TrainingGrid | None = None
-    vgg_2_lower: TrainingGrid | None = None
+_BLOCKS = """sgd_0 sgd_half sgd_1 sgd_2 sgd_2_lower adamw_0 adamw_half adamw_1 adamw_2 vgg_0 vgg_1 vgg_2
+    vgg_2_lower"""  # network or optimizer, sigma, and lower rates
+_GRIDS: dict[str, Any] = dict.fromkeys(_BLOCKS.split(), (TrainingGrid | None, None))
+Settings = create_model("Settings", __base__=Block, __doc__="Training grids by network and sigma.", **_GRIDS)
 
 
-def all_grids(settings: Settings) -> Iterator[dict[str, Any]]:
+def all_grids(settings: Any) -> Iterator[dict[str, Any]]:
     """The training grids that are there, under the names of their networks."""
-    for name in type(settings).model_fields:
+    for name in _GRIDS:
         if (grid := getattr(settings, name)) is not None:
             yield {**plain(grid), "network": NETWORKS[name.partition("_")[0]]}
 

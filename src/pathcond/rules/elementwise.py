@@ -166,10 +166,10 @@ def add_paths(p: PathSums, call: Call, a: Arguments, maximum: bool = False) -> N
     if not any(p.on_path(x) for x in terms):
         p.barrier(call)
     elif maximum and p.pooling == "plain" and len(terms) == 2:
-        p.add(call, terms, lambda x, y: torch.where(x >= y, x, y))
+        p.sum(call, terms, lambda x, y: torch.where(x >= y, x, y), gate=False)
     else:
         weights = [float(a.get("alpha", 1)) ** 2 if x is a["other"] else 1.0 for x in terms]
-        p.add(call, terms, lambda *x: sum(w * t for w, t in zip(weights, x, strict=True)))
+        p.sum(call, terms, lambda *x: sum(w * t for w, t in zip(weights, x, strict=True)), gate=False)
 
 
 # ---- products

@@ -55,12 +55,8 @@ class Scaled:
         return Scaled(self.at(log) + other.at(log), log)
 
 
-@dataclass(frozen=True)
-class _Step:
-    """One step of the backward pass: the values made, and what passes their gradients on to the values read."""
-
-    outs: tuple[int, ...]
-    backward: Callable[[Sequence[Scaled | None]], None]
+# One step of the backward pass: the values made, and what passes their gradients on to the values read.
+_Step = tuple[tuple[int, ...], Callable[[Sequence[Scaled | None]], None]]
 
 
 @dataclass
@@ -119,10 +115,10 @@ class PathSums:
             self.add_gradient(value, Scaled(one.expand(shape), 0.0))
         self.sums.clear()
         while self._steps:
-            step = self._steps.pop()  # its closure, and the path sums it holds, are freed with it
-            gradients = [self._gradients.pop(out, None) for out in step.outs]
+            outs, backward = self._steps.pop()  # the closure, and the path sums it holds, are freed next
+            gradients = [self._gradients.pop(out, None) for out in outs]
             if any(g is not None for g in gradients):
-                step.backward(gradients)
+                backward(gradients)
         for value, gradient in self._gradients.items():
             leaf = self.trace.values[value].leaf
             if leaf is not None and leaf.kind == "param":
@@ -140,23 +136,23 @@ class PathSums:
         """The first result has the path sum of ``source``."""
         self.sum(call, [Ref(source)], lambda x: x)
 
-    def sum(self, call: Call, arguments: Sequence[Any], function: Callable[..., Any]) -> None:
-        """Results that are a linear function of all arguments together; each is a path sum, or a squared constant."""
+    def sum(self, call: Call, arguments: Sequence[Any], function: Callable[..., Any], *, gate: bool = True) -> None:
+        """Results that are a linear function of all arguments together; each is a path sum, or a squared constant.
+
+        Without ``gate`` they are no gate even if all arguments are gates.
+        """
         if not any(self.on_path(x) or self.constant(x) is not None for x in arguments):
             self.barrier(call)
             return
         self._apply(call.outs, arguments, function, joint=True)
-        self.inherit(call, arguments)
+        if gate:
+            self.inherit(call, arguments)
 
     def inherit(self, call: Call, sources: Sequence[Ref]) -> None:
         """Results made from gates alone are gates, and those made from normalizers alone are normalizers."""
         for kind in (self.gates, self.normalizers):
             if kind.issuperset(x.id for x in sources):
                 kind.update(call.outs)
-
-    def add(self, call: Call, arguments: Sequence[Any], function: Callable[..., Any]) -> None:
-        """As :meth:`sum`, for operands whose sum is no gate even if they are gates."""
-        self._apply(call.outs, arguments, function, joint=True)
 
     def product(
         self,
@@ -172,7 +168,7 @@ class PathSums:
         if bias is None:
             self._apply(call.outs, arguments, function, joint=False, extra=log)
             return
-        self.add(call, [self.between(arguments, function, False, log), bias], lambda y, b: y + shape(b))
+        self.sum(call, [self.between(arguments, function, False, log), bias], lambda y, b: y + shape(b), gate=False)
 
     def between(
         self, arguments: Sequence[Any], function: Callable[..., Any], joint: bool = True, log: float = 0.0
@@ -220,7 +216,7 @@ class PathSums:
                     passed = Scaled(gradient, top) if joint else Scaled(gradient, top + log - logs[i]).normalized()
                     self.add_gradient(arguments[i].id, passed)
 
-        self._steps.append(_Step(outs[: len(results)], backward))
+        self._steps.append((outs[: len(results)], backward))
 
     def is_parameter(self, x: Any) -> bool:
         """Whether an argument is a parameter, or a call on one that :meth:`show` follows."""
@@ -233,7 +229,7 @@ class PathSums:
             self.shown |= {out: self.sums.pop(out) for out in call.outs}
             return
         self.shown[call.outs[0]] = self.square(Ref(call.outs[0]))
-        self._steps.append(_Step(call.outs[:1], lambda g: self.add_gradient(source.id, g[0]) if g[0] else None))
+        self._steps.append((call.outs[:1], lambda g: self.add_gradient(source.id, g[0]) if g[0] else None))
 
     def barrier(self, call: Call) -> None:
         """Paths end in front of a call, and new ones start behind it; its results count as 1 where they multiply."""

@@ -139,7 +139,7 @@ def _grid_paths(p: PathSums, call: Call, a: Arguments) -> None:
 
 # ---- path sums over windows
 
-_MEANS = (F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d)
+_MEANS: tuple[Any, ...] = (F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d)
 
 
 def _each(value: Any, nd: int) -> tuple[int, ...]:

@@ -10,28 +10,12 @@ from scipy import stats
 
 from paper import verdicts
 from paper.experiments import EXPERIMENTS
-from paper.verdicts import (
-    AT_LEAST,
-    AT_MOST,
-    END,
-    MIXED,
-    NO,
-    NOT_RUN,
-    SOME,
-    UNDECIDED,
-    YES,
-    Claim,
-    Estimate,
-    NotMeasured,
-    above,
-    at_least,
-    at_most,
-    below,
-    judged,
-)
+from paper.verdicts import NOT_RUN, Claim, Estimate, NotMeasured, above, at_least, at_most, below, judged
 from tests.paper.experiments.tables import ROOT
 
 NEVER = math.nan
+YES, MIXED, SOME, NO, UNDECIDED, _ = verdicts.Answer
+AT_LEAST, AT_MOST, END = verdicts.AT_LEAST, verdicts.AT_MOST, verdicts.END
 CLAIMS = {claim.id: (name, claim) for name, found in EXPERIMENTS.items() for claim in found.claims}
 # They read the curves of single seeds, which the short tables leave out.
 BY_EPOCH = {"cifar_train_faster", "cifar_earlier", "cifar_lrs_shrinks", "cifar_lrs_small"}

@@ -107,12 +107,10 @@ def test_the_number_of_threads_is_not_the_machines(place, images, tmp_path, call
     """As wide as the paper's, where another number of threads rounds differently."""
     wide = make_spec({**FLAT, "hidden": [500, 500]}, "pathcond", images=256, batch=128, epochs=1)
     place.run([wide], threads="")  # torch then uses all cores
-    other, third = (Place(tmp_path / name, images) for name in ("one", "two"))
-    assert call(*other.words([wide], "--threads", "1"))[0] == 0
-    assert call(*third.words([wide], "--threads", "2"))[0] == 0
-    assert place.content(wide) == other.content(wide)
-    threads = [results.read_provenance(result_path(p.results, wide))["threads"] for p in (place, other, third)]
-    assert threads == [1, 1, 2]
+    other = Place(tmp_path / "two", images)
+    assert call(*other.words([wide], "--threads", "2"))[0] == 0
+    threads = [results.read_provenance(result_path(p.results, wide))["threads"] for p in (place, other)]
+    assert threads == [1, 2]
 
 
 @pytest.mark.slow
