@@ -38,7 +38,8 @@ class Scales:
         for name, scales in self.graph.params.items():
             tensors[f"row/{name}"], tensors[f"col/{name}"] = scales.row, scales.col
         tensors |= {f"module/{name}": units for name, units in self.graph.layers.items()}
-        facts = {name: getattr(self.graph, name) for name in ("shapes", "groups", "options", "notes", "signature")} | {
+        names = ("shapes", "groups", "options", "notes", "signature", "chain")
+        facts = {name: getattr(self.graph, name) for name in names} | {
             "exact_for": asdict(self.graph.exact_for),
             "params": {name: [scales.offset, scales.bias] for name, scales in self.graph.params.items()},
             "arguments": _encoded(self.graph.arguments),
@@ -83,6 +84,7 @@ def load_scales(path: str | Path) -> Scales:
         trace=None,
         signature=facts["signature"],
         arguments=_decoded(facts["arguments"]),
+        chain=facts["chain"],
     )
     return Scales(graph, log_scales)
 

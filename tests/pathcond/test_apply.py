@@ -200,7 +200,7 @@ def test_saved_scales_fit_an_average(tmp_path, monkeypatch):
     average = optim.swa_utils.AveragedModel(model)
     average.update_parameters(case.model(seed=5))
     expected = copy.deepcopy(average.module).eval()(x)
-    report = pathcond.rescale_(model, x)
+    report = pathcond.rescale_(model, x, damping=0.5)
     report.save(tmp_path / "scales.safetensors")
 
     def half(tensors, path, **_):
@@ -217,8 +217,9 @@ def test_saved_scales_fit_an_average(tmp_path, monkeypatch):
     pathcond.apply_scales_(average.module, scales)
     assert not torch.equal(average.module.head[2].weight, model.head[2].weight)
     torch.testing.assert_close(average.module.eval()(x), expected, rtol=1e-10, atol=1e-10)
-    again = pathcond.rescale_(case.model(), x, graph=scales.graph)  # the graph serves too
+    again = pathcond.rescale_(case.model(), x, graph=scales.graph, damping=0.5)  # the graph serves too
     torch.testing.assert_close(again.solution.log_scales, report.solution.log_scales)
+    assert pathcond.rescale_(case.model(), x, graph=scales.graph).moved == 0  # it has shortcuts
 
 
 def test_files_that_hold_no_scales(tmp_path):

@@ -255,7 +255,7 @@ def test_parameters_must_be_finite_but_not_other_buffers():
                     c=nn.Linear(8, 2))  # fmt: skip
     masked.register_buffer("mask", torch.full((4, 4), -torch.inf).triu(1))
     masked.register_buffer("observed", torch.tensor([math.nan, math.inf]))  # of an observer that has seen nothing
-    assert pathcond.rescale_(masked, x).moved == 8
+    assert pathcond.rescale_(masked, x, damping=0.5).moved == 8
     masked.c.weight.data[0].fill_(math.nan)
     with pytest.raises(pathcond.PathCondError, match=r"8 NaN or infinite entries of 16 in 'c\.weight'"):
         pathcond.compute_diag_g(masked, x)

@@ -127,7 +127,7 @@ def test_norms_count_the_weights_of_every_product_and_gains_with_their_one():
 def test_the_report_counts_units_in_its_text_table_and_plot():
     case = BY_NAME["squeeze_excite"]
     model = case.model()
-    report = pathcond.rescale_(model, case.input(), clamp=0.3)
+    report = pathcond.rescale_(model, case.input(), clamp=0.3, damping=0.5)
     assert (report.units, report.graph.frozen_channels, report.no_path, report.moved) == (9, 4, 0, 9)
     assert 0 < report.at_bound == int((report.solution.log_scales.abs() > 0.15 - 1e-9).sum()) < 9
     said = ("rescaled 9 of 9 units (4 channels frozen)", f"{report.at_bound} units are at the bound", "frozen: 4 at")
@@ -148,7 +148,7 @@ def test_the_report_counts_units_in_its_text_table_and_plot():
 
 def test_the_table_counts_every_unit_once_and_explains_those_that_did_not_move():
     case = BY_NAME["residual_mlp"]
-    report = pathcond.rescale_(case.model(), case.input())
+    report = pathcond.rescale_(case.model(), case.input(), damping=0.5)
     _, *lines = report.table().splitlines()
     counts = [tuple(map(int, line.split()[1:3])) for line in lines]
     assert [sum(column) for column in zip(*counts, strict=True)] == [
@@ -253,8 +253,9 @@ def test_only_units_of_trained_parameters_move(objective):
     for layer in (model[0], model[2]):
         layer.a.weight.data.mul_(30.0)
     before, y = copy.deepcopy(model.state_dict()), model(x)
-    everything = pathcond.rescale_(copy.deepcopy(model), x, objective=objective)
-    report = pathcond.rescale_(model, x, objective=objective, trainable_only=True)
+    options = {"objective": objective, "damping": 0.5}
+    everything = pathcond.rescale_(copy.deepcopy(model), x, **options)
+    report = pathcond.rescale_(model, x, **options, trainable_only=True)
     assert f"{int(report.fixed.sum())} touch a parameter that does not train" in report.table()
     assert (everything.units, everything.moved, report.units, report.moved) == (14, 14, 14, 6)
     assert any("8 units keep their scale" in note for note in report.notes)
@@ -264,7 +265,7 @@ def test_only_units_of_trained_parameters_move(objective):
         assert torch.equal(value, before[name]) != trained, name
     assert report.solution.dead == ()
     model.requires_grad_(False)
-    assert pathcond.rescale_(model, x, objective=objective, trainable_only=True).moved == 0
+    assert pathcond.rescale_(model, x, **options, trainable_only=True).moved == 0
 
 
 def test_factors_beside_frozen_weights_are_balanced_during_training():

@@ -79,7 +79,7 @@ def test_an_operation_of_our_own_with_both_rules(table):
         return q["c.weight"] @ (q["gain"] * into) + q["c.bias"]
 
     assert_rules(model, x, 8, total)  # the tied channels before it, and those behind it
-    report = pathcond.rescale_(model, x)
+    report = pathcond.rescale_(model, x, damping=0.5)
     assert report.moved == 8
     assert report.output_change < 1e-12
 
