@@ -24,6 +24,7 @@ from paper.runs import Spec
 FORCED = "PATHCOND_FORCED"  # tells the jobs of a cluster what the command line of Snakemake forces
 USUAL_SECONDS = {"train": 12.0, "measure": 12.0}  # of a job of a small preset; those of other rules take three
 TELL_EVERY = 10.0  # seconds
+FILES = (".csv", ".html", ".json", ".md", ".pdf", ".png", ".pt", ".settings")  # what the workflow writes
 LONGEST_OVERRIDES = 100_000  # bytes; Linux takes 131,071 in one argument
 
 
@@ -43,7 +44,14 @@ class Workflow:
     @classmethod
     def of(cls, folder: Path, given: Mapping[str, Any], explicit: Mapping[str, Any]) -> Workflow:
         """The workflow at the configuration that Snakemake has merged; `explicit` are the values of --config."""
-        return cls(folder, given.get("preset"), config.overrides(folder, given, explicit))
+        found = cls(folder, given.get("preset"), config.overrides(folder, given, explicit))
+        # Snakemake takes a folder for the file of its name, and fails at a file for a folder with a traceback.
+        kept = found.results / found.preset
+        stages = [path for path in kept.glob("*") if path.suffix not in FILES]
+        for written in (found.results / "data", kept, *stages, Path("figures") / found.preset):
+            results.check_folder(written)
+            results.check_free(path for path in written.glob("*") if path.suffix in FILES)
+        return found
 
     # Jobs of the computing stages: each computes the missing results of a batch and writes an index of all of them
 

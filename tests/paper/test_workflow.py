@@ -112,6 +112,20 @@ def test_what_snakemake_merged_is_what_is_used(flow):
         Workflow.of(ROOT, {**base, "preset": 0}, {"preset": 0})
 
 
+@pytest.mark.parametrize("path", ["results/tiny/train/a.json", "results/tiny/claims.json", "figures/tiny/toy.pdf"])
+def test_a_folder_in_place_of_a_file_is_refused_and_a_file_in_place_of_a_folder(flow, path):
+    Path(path).mkdir(parents=True)
+    with pytest.raises(PaperError, match=f"{path}: expected a file or nothing, got a folder. Move it elsewhere, or"):
+        Workflow.of(ROOT, {"preset": "tiny"}, {})
+    Path(path).rmdir()
+    Workflow.of(ROOT, {"preset": "tiny"}, {})
+    folder = Path(path).parent
+    folder.rmdir()
+    folder.touch()
+    with pytest.raises(PaperError, match=f"cannot write {folder}: {folder} is not a folder that may be written."):
+        Workflow.of(ROOT, {"preset": "tiny"}, {})
+
+
 def test_jobs_of_a_machine_take_one_gpu_each(tmp_path, monkeypatch):
     monkeypatch.setattr(jobs.tempfile, "gettempdir", lambda: str(tmp_path))
     taken = []

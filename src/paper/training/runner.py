@@ -185,6 +185,7 @@ def train(runs: Sequence[Spec], options: Options) -> None:
             Checkpoint(options.checkpoints, spec).remove()
         else:
             pending.append(spec)
+    results.check_free(Checkpoint(options.checkpoints, spec).path for spec in pending)
     batches, load = list(_batches(pending, options)), _Loader()
     for wait in (False, True):  # first what no other process trains
         batches = [batch for batch in batches if not _train_batch(batch, options, load, wait)]

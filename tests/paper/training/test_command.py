@@ -15,6 +15,7 @@ import torch
 from paper import results
 from paper.results import index_of
 from paper.runs import key, result_path
+from paper.training.batched_mlps import BatchedTrainer
 from paper.training.runner import Checkpoint
 from tests.bad_input.command import Place as Folder
 from tests.paper.training.reference import CONV, FLAT, make_spec
@@ -180,6 +181,20 @@ def test_specs_come_as_text_or_files_and_are_picked_by_name(place, call):
     assert status == 0
     assert "1 of 3 runs exist and are reused\n" in said
     assert len(list(place.results.rglob("*.csv"))) == 3
+
+
+@pytest.mark.parametrize("kind", ["csv", "json", "index", "checkpoint"])
+def test_a_folder_in_the_way_is_refused_before_training(kind, place, call, monkeypatch):
+    monkeypatch.setattr(BatchedTrainer, "epoch", None)
+    table, index = result_path(place.results, SHORT[0]), place.results / "index.json"
+    kept = Checkpoint(place.checkpoints, SHORT[0]).path
+    way = {"csv": table, "json": table.with_suffix(".json"), "index": index, "checkpoint": kept}[kind]
+    way.mkdir(parents=True)
+    status, said = call(*place.words(SHORT[:1], "--index", index))
+    assert (status, said) == (
+        2,
+        f"error: {way}: expected a file or nothing, got a folder. Move it elsewhere, or remove it.\n",
+    )
 
 
 def test_an_index_lists_all_runs_and_needs_no_torch_where_they_exist(place, call):
