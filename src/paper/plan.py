@@ -59,10 +59,7 @@ class Plan:
 
 def plan(config: Config) -> Plan:
     """Expand a checked configuration into its runs."""
-    own: dict[str, dict[str, Spec]] = {}
-    for name, experiment in EXPERIMENTS.items():
-        specs = list(_specs(experiment, config.settings[name], config.preset, config.top.sweeps))
-        own[name] = {key(spec): spec for spec in specs}
+    own = {name: _own(config, name) for name in EXPERIMENTS}
     asked = {
         name: list(dict.fromkeys(k for source in (name, *experiment.also) for k in own[source]))
         for name, experiment in EXPERIMENTS.items()
@@ -83,12 +80,21 @@ def slice_of(config: Config, experiment: str) -> dict[str, Any]:
     }
 
 
-def _specs(experiment: Experiment, settings: Any, preset: str, sweeps: int) -> Iterator[Spec]:
+def specs_of(config: Config, experiment: str) -> list[Spec]:
+    """The runs that the table of an experiment is made of."""
+    sources = (experiment, *EXPERIMENTS[experiment].also)
+    return list({k: spec for source in sources for k, spec in _own(config, source).items()}.values())
+
+
+def _own(config: Config, name: str) -> dict[str, Spec]:
+    """The runs of an experiment by key, without those of others that its table reads."""
+    experiment, settings = EXPERIMENTS[name], config.settings[name]
     if experiment.grids is None:
-        yield from measurement_specs(experiment, settings, preset)
-        return
-    for grid in experiment.grids(settings):
-        yield from training_specs(grid, preset, sweeps)
+        found = measurement_specs(experiment, settings, config.preset)
+    else:
+        grids = experiment.grids(settings)
+        found = (spec for grid in grids for spec in training_specs(grid, config.preset, config.top.sweeps))
+    return {key(spec): spec for spec in found}
 
 
 def _batches(

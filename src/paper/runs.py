@@ -42,18 +42,9 @@ def key(spec: Mapping[str, Any]) -> str:
 def digest(value: Mapping[str, Any]) -> str:
     """Twelve hexadecimal digits of a spec without its preset and rows; 1 and 1.0 are the same number."""
     content = {name: entry for name, entry in value.items() if name not in ("preset", "rows")}
-    text = json.dumps(_canonical(content), sort_keys=True, separators=(",", ":"))
+    numbers = json.loads(json.dumps(content), parse_int=float)
+    text = json.dumps(numbers, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def _canonical(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _canonical(v) for name, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_canonical(v) for v in value]
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return float(value)
-    return value
 
 
 def result_path(results: Path, spec: Mapping[str, Any]) -> Path:

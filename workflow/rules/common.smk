@@ -142,11 +142,15 @@ onstart:
     if workflow.is_main_process and not workflow.touch:
         if not workflow.local_exec:
             add_sacct(CHECKOUT)
-        elif DEVICE == "auto" and not has_gpu():
-            try:
-                FLOW.refuse(workflow.dag.needrun_jobs())
-            except PaperError as error:
-                raise WorkflowError(str(error))
+        else:
+            # The limit of jobs per second is for clusters. With it Snakemake 9.27 looks for jobs ever more often, for
+            # each finished job once more in each second (https://github.com/snakemake/snakemake/pull/3744).
+            workflow.scheduler.job_rate_limiter = None
+            if DEVICE == "auto" and not has_gpu():
+                try:
+                    FLOW.refuse(workflow.dag.needrun_jobs())
+                except PaperError as error:
+                    raise WorkflowError(str(error))
         logger.addHandler(TimeLeft(workflow.dag.needrun_jobs()))
 
 

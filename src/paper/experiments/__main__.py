@@ -87,12 +87,11 @@ def _aggregate(given: argparse.Namespace) -> None:
     from paper import config, plan  # need pydantic
 
     chosen = config.read(given.folder, given.preset, cli.read_object(given.over, "--over"))
-    found = plan.plan(chosen)
-    specs = [found.specs[name] for name in found.asked[given.name]]
+    specs = plan.specs_of(chosen, given.name)
     try:
         table = aggregate(given.name, specs, chosen.plain[given.name], given.results)
     except PaperError as error:
-        broken = [key(spec) for spec in results.due(given.results, specs)]
+        broken, found = [key(spec) for spec in results.due(given.results, specs)], plan.plan(chosen)
         indices = [str(plan.index_path(given.results, found.preset, batch))
                    for batch in found.batches_of(given.name) if not set(broken).isdisjoint(batch.keys)]  # fmt: skip
         if not broken:
