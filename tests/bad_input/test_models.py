@@ -132,7 +132,7 @@ STEPS = {
 OPTIONS = {
     "unknown flag": ({"trainable_only": 1}, "expected trainable_only to be True or False, got 1"),
     "a clamp of zero": ({"clamp": 0}, "expected clamp to be positive or None, got 0"),
-    "no damping at all": ({"damping": 0}, r"expected damping to be a number in \(0, 1\], got 0"),
+    "too much damping": ({"damping": 2}, "expected damping to be a number from 0 to 1, got 2"),
     "unknown objective": ({"objective": "l2"}, "expected objective to be .*paths.*norms.*, got 'l2'"),
     "a clamp in words": ({"clamp": "tight"}, "expected clamp to be positive or None, got 'tight'"),
     "no optimizer": ({"optimizer": 0.1}, r"expected optimizer to be a torch\.optim\.Optimizer or None, got float"),
