@@ -269,11 +269,9 @@ def extract_graph(
                 doubts.append(f"the function is kept in eval mode; {name} mode could not be recorded: {error}")
                 continue
             modes[name] = None
-            traces.append(found)
-            _propagate(s, found, Constants(found, model))
-    traces += recorder.later
-    for later in recorder.later:
-        _propagate(s, later, Constants(later, model))
+            traces += found
+            for trace in found:
+                _propagate(s, trace, Constants(trace, model))
     doubts += recorder.doubts()
     sizes = ("any: no call depends on them",)
     if recorder.sized or not all(_of_any_size(trace) for trace in traces):
@@ -312,14 +310,23 @@ def _is_chain(trace: Trace) -> bool:
 
 
 def _settings(model: nn.Module) -> list[Any]:
-    """What a pass may depend on beside values of tensors: classes, plain attributes, functions, hooks, memory."""
+    """What a pass may depend on: classes, plain attributes, integer tensors, functions, hooks, memory."""
     found: list[Any] = [p.data_ptr() for p in model.parameters()]
     for name, module in model.named_modules():
         own = {(key,): value for key, value in vars(module).items() if key != "training"}
         inside = {(*key, k): x for key, box in own.items() if isinstance(box, dict) for k, x in box.items()}
-        held = {key: x if isinstance(x, (int, float, str)) else id(x) for key, x in (own | inside).items()}
+        counters = ("_buffers", "num_batches_tracked")
+        held = {key: id(x) if key == counters else _fingerprint(x) for key, x in (own | inside).items()}
         found += [name, type(module), held]
     return found
+
+
+def _fingerprint(x: Any) -> Any:
+    """What tells an attribute from others: its value, the entries of an integer tensor, or the object itself."""
+    if isinstance(x, Tensor) and not (x.is_meta or x.is_floating_point() or x.is_complex()):
+        weights = torch.arange(x.numel(), dtype=torch.float64, device=x.device).add(1).sin()
+        return id(x), float(x.detach().reshape(-1).double() @ weights)
+    return x if isinstance(x, (int, float, str)) else id(x)
 
 
 def _identity(model: nn.Module, trace: Trace) -> str:
@@ -366,9 +373,8 @@ def _record_other_sizes(s: ScalePropagation, recorder: Recorder, example: Any, t
 
     def run(sizes: Sizes) -> bool:
         tried.append(sizes)
-        later = len(recorder.later)
         try:
-            for made in (recorder.record(example, False, sizes), *recorder.later[later:]):
+            for made in recorder.record(example, False, sizes):
                 _propagate(s, made, Constants(made, recorder.model))
                 _freeze_what_sizes_select(s)
                 traces.append(made)

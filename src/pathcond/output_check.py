@@ -36,7 +36,7 @@ class Check:
             raise
         except Exception as error:
             hint = hint_on(error, model, example_input)
-            place = place_of(error, {id(module): name for name, module in model.named_modules()})
+            place = place_of(error, model)
             raise RecordError(
                 f"expected a model that runs on the example input, got {type(error).__name__}{place}: {error}. {hint}"
                 "Nothing was changed. Pass an input that the model takes, or check=False if only its shapes are right."

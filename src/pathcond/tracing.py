@@ -16,9 +16,9 @@ import sys
 import traceback
 import warnings
 import weakref
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from types import FunctionType
 from typing import Any
@@ -139,8 +139,8 @@ def run(call: Call, look_up: Callable[[int], Any]) -> Any:
     return call.fn(*args, **kwargs)
 
 
-def signature(trace: Trace, first: int = 0) -> str:
-    """A digest of the calls of a trace, from number ``first`` on: functions, arguments, and which leaves they read.
+def signature(trace: Trace) -> str:
+    """A digest of the calls of a trace: functions, arguments, and which leaves they read.
 
     Devices and number formats have no part in it, and of constants and inputs only their shapes.
     """
@@ -161,7 +161,7 @@ def signature(trace: Trace, first: int = 0) -> str:
         plain = isinstance(tree, (int, float, str, slice)) or tree is None
         return repr(tree) if plain else str(getattr(tree, "tolist", lambda: type(tree).__name__)())
 
-    for call in trace.calls[first:]:
+    for call in trace.calls:
         digest.update(f"{call.name}{text([*call.args, call.kwargs])}{text([Ref(out) for out in call.outs])};".encode())
     return digest.hexdigest()
 
@@ -201,7 +201,7 @@ def _tracked(base: type) -> type:
     def converted(name: str, method: Any) -> Any:
         def convert(self: Any, *others: Any) -> Any:
             if not _is_ours(sys._getframe(1)):
-                self.seen.unseen.setdefault(f"{name.strip('_')}() of a size", []).append(base(self))
+                self.seen.unseen[f"{name.strip('_')}() of a size"].append(base(self))
             return method(self, *others)
 
         return convert
@@ -299,15 +299,14 @@ def _addmm(x: Tensor, *factors: Tensor, beta: float = 1, alpha: float = 1, **nam
 
 def _einsum(equation: str, *operands: Any) -> Tensor:
     """A product of three or more factors as products of two, from left to right."""
-    factors = flatten(operands)
+    first, second, *others = flatten(operands)
     terms, _, result = equation.replace(" ", "").partition("->")
-    parts = terms.split(",")
-    made, letters = factors[0], parts[0]
-    for i in range(1, len(factors)):
-        later = set(result).union(*parts[i + 1 :])
-        kept = "".join(c for c in dict.fromkeys(letters + parts[i]) if c in later) if i + 1 < len(parts) else result
-        made, letters = torch.einsum(f"{letters},{parts[i]}->{kept}", made, factors[i]), kept
-    return made
+    a, b, *rest = terms.split(",")
+    if not others:
+        return torch.einsum(equation, first, second)
+    kept = "".join(c for c in dict.fromkeys(a + b) if any(c in later for later in (*rest, result)))
+    made = torch.einsum(f"{a},{b}->{kept}", first, second)
+    return _einsum(f"{','.join((kept, *rest))}->{result}", made, *others)
 
 
 _COMPOSED = {
@@ -327,7 +326,7 @@ class _Count:
         self.source = source
 
     def __bool__(self) -> bool:
-        raise RecordError("its control flow depends on the values that `tolist` returns")
+        raise DataDependentOutputException("`tolist`")
 
     __eq__ = __lt__ = __le__ = __gt__ = __ge__ = lambda self, other: bool(self)  # type: ignore[assignment]
 
@@ -438,19 +437,6 @@ class Known:
     epoch: int = 0
 
 
-@dataclass
-class _Decision:
-    """A comparison of sizes in a model's code: how it came out, and of what, by its number in a pass."""
-
-    outcomes: set[bool] = field(default_factory=set)
-    compared: dict[int, set[Any]] = field(default_factory=dict)
-
-    @property
-    def open(self) -> bool:
-        """Whether it had one outcome in all passes, though the sizes were not the same in all."""
-        return len(self.outcomes) == 1 and any(len(compared) > 1 for compared in self.compared.values())
-
-
 class Tape(TorchFunctionMode):
     """Records every torch function a model calls: values and calls so far; follows views and in-place writes."""
 
@@ -468,7 +454,7 @@ class Tape(TorchFunctionMode):
         self.depth = 0
         self.sized = False  # whether the size of a tensor was asked for
         self.comparisons: list[Comparison] = []
-        self.unseen: dict[str, list[Any]] = {}  # what the model's code learned of sizes as plain numbers
+        self.unseen: dict[str, list[Any]] = defaultdict(list)  # what the model's code learned of sizes as plain numbers
         self.turns: Counter[Any] = Counter()  # calls by the place in the model's code
         self.decisions: list[tuple[Any, bool, Any]] = []  # comparisons of sizes: place, outcome, what was compared
 
@@ -495,6 +481,8 @@ class Tape(TorchFunctionMode):
     def adopt(self, fake: Tensor, tensor: Tensor) -> Known:
         """Read a fake copy as the real tensor it stands for."""
         known, leaf = self.known.get(id(tensor)), self.leaves.get(id(tensor), Leaf("const", tensor=tensor))
+        if leaf.kind == "const" and not isinstance(tensor, FakeTensor):
+            _check_memory(tensor)
         value = known.value if known else self.new_value(fake, leaf)
         made = self.known[id(fake)] = Known(fake, value, epoch=self._epoch(fake))
         return made
@@ -556,7 +544,7 @@ class Tape(TorchFunctionMode):
             asks = _caller("pathcond.", "torch._tensor", "torch.overrides") if func in _UNSEEN else None
             if asks and not asks.f_globals.get("__name__", "").startswith("torch."):
                 with torch._C.DisableTorchFunctionSubclass():
-                    self.unseen.setdefault(_UNSEEN[func], []).append(tuple(args[0].shape))
+                    self.unseen[_UNSEEN[func]].append(tuple(args[0].shape))
             source = None if func is Tensor.size else args[0]
             return _watched(result, source, self) if func in _SIZED else result
         if (written_out := _written_out(func, args, kwargs)) is not None:
@@ -565,6 +553,8 @@ class Tape(TorchFunctionMode):
                 result = written_out(*args, **kwargs)
             self.turns = turns
             return result
+        if func is Tensor.__dlpack__:
+            raise RuntimeError("a tensor goes through DLPack")
         place = _caller("pathcond.", "torch.")
         self.turns[place and (place.f_code, place.f_lasti)] += 1
         self.depth += 1
@@ -579,7 +569,7 @@ class Tape(TorchFunctionMode):
             result = func(*args, **kwargs) if result is None else result
             changed = _written(tensors, before)
             if isinstance(result, tuple | list):
-                self.unseen.setdefault("number of parts", []).append(len(result))
+                self.unseen["number of parts"].append(len(result))
             if changed or flatten(result):
                 func, refs_in = _without_source(func, refs_in, result)
                 self.add(func, refs_in, result, tensors, changed)
@@ -609,6 +599,14 @@ class Tape(TorchFunctionMode):
             self.fakes[id(x)] = x, _fake(self.fake, x)
             self.adopt(self.fakes[id(x)][1], x)
         return self.fakes.get(id(x), (x, x))[1]
+
+
+def _check_memory(tensor: Tensor) -> None:
+    """Refuse a tensor of another package on the memory of a fake one, whose origin is lost."""
+    try:
+        tensor.untyped_storage().data_ptr()
+    except RuntimeError as error:
+        raise RuntimeError("a tensor came through DLPack") from error
 
 
 def module_at_work(names: Mapping[int, str]) -> str:
@@ -651,15 +649,14 @@ def _written(tensors: Sequence[Tensor], versions: Sequence[int]) -> list[Tensor]
 
 
 def record(model: nn.Module, example_input: Any, training: bool | None = None) -> Trace:
-    """Record one forward pass of ``model`` in one mode; see :class:`Recorder`."""
-    return Recorder(model).record(example_input, training)
+    """The first call of ``model`` in one mode; see :class:`Recorder`."""
+    return Recorder(model).record(example_input, training)[0]
 
 
 class Recorder:
     """Records forward passes of a model on fake copies of its tensors; it is left as found, also when a pass raises.
 
     Attributes:
-        later: two calls in a row as one trace, where the second makes other calls than the first.
         comparisons: of sizes, made by the code of the model.
         sized: whether a pass asked for the size of a tensor.
     """
@@ -670,22 +667,21 @@ class Recorder:
         self.leaves: dict[int, Leaf] = {}
         self.tensors: dict[str, Tensor] = {}
         self.stored: dict[str, None] = {}
-        self.later: list[Trace] = []
         self.comparisons: list[Comparison] = []
         self.draws = self.sized = self.counts = False
-        self.unseen: dict[tuple[Any, bool | None], set[Any]] = {}
-        self.decisions: dict[Any, _Decision] = {}
+        self.unseen: dict[tuple[Any, bool | None], set[Any]] = defaultdict(set)
+        self.decisions: dict[Any, set[Any]] = defaultdict(set)  # by place: number in a pass, outcome, what was compared
         self.home = next((p.device for p in model.parameters() if not p.is_meta), torch.device("cpu"))
         for kind, named in (("param", model.named_parameters()), ("buffer", model.named_buffers())):
             for name, tensor in named:
                 self.tensors[name] = _fake(self.fake, tensor)
                 self.leaves[id(tensor)] = self.leaves[id(self.tensors[name])] = Leaf(kind, name)
 
-    def record(self, example_input: Any, training: bool | None = None, sizes: Sizes | None = None) -> Trace:
+    def record(self, example_input: Any, training: bool | None = None, sizes: Sizes | None = None) -> list[Trace]:
         """Record one pass in one mode (None: as it is), on an input with other sizes of some axes.
 
-        If the pass changes attributes of the model or variables that its code names, a second call follows. Where it
-        makes other calls than the first, both together are one of the traces in ``later``.
+        If the pass changes attributes of the model or variables that its code names, a second call follows; the second
+        trace has both.
 
         Raises:
             RecordError: the pass raised, or its control flow depends on values; the message names the line of code.
@@ -694,17 +690,17 @@ class Recorder:
         leaves = self.leaves | {id(t): Leaf("input", str(i)) for i, t in enumerate(fakes)}
         tape = Tape(self.fake, {id(m): n for n, m in self.model.named_modules()}, leaves)
         try:
-            trace = self._pass(tape, arguments, fakes, training)
+            traces = self._pass(tape, arguments, fakes, training)
         except Exception as error:
             self._replace_fakes(tape)
             *_, (frame, _) = traceback.walk_tb(error.__traceback__)
             for place, outcome, _ in [] if _is_ours(frame) else tape.decisions[-1:]:  # an assertion of the model
-                self.decisions.setdefault(place, _Decision()).outcomes.add(outcome)
+                self.decisions[place].add((0, outcome, None))
             hint = hint_on(error, self.model, example_input)
-            raise RecordError(explain(error, tape.module_names, hint)) from error
+            raise RecordError(explain(error, self.model, hint)) from error
         for call in self._replace_fakes(tape):
             self.stored.setdefault(f"`{call.name}` at '{call.where or 'the model'}'" if call else "a call")
-        return trace
+        return traces
 
     def doubts(self) -> list[str]:
         """What the passes did that makes the next call another function of the weights."""
@@ -720,13 +716,16 @@ class Recorder:
         return [doubt for doubt, found in doubts.items() if found]
 
     def unseen_sizes(self) -> list[str]:
-        """Questions for sizes whose answers changed with the input's size, and comparisons that no size decided."""
+        """Questions for sizes whose answers changed with the input's size, and comparisons that no size decided.
+
+        These had one outcome in all passes, though the sizes were not the same in all.
+        """
         found = [name for (name, _), passes in self.unseen.items() if len(passes) > 1]
         texts = [f"asks for the {n} of a tensor" if isinstance(n, str) else "has a loop, whose length" for n in found]
         texts += [
             f"compares a number made from a size ({code.co_filename.rsplit('/', 1)[-1]}:{line})"
-            for (code, _, line), decision in self.decisions.items()
-            if decision.open
+            for (code, _, line), seen in self.decisions.items()
+            if len({outcome for _, outcome, _ in seen}) == 1 and len(seen) > len({number for number, *_ in seen})
         ]
         return [
             f"the forward pass {text}, which changes with the size of the input: where it chooses between branches, "
@@ -734,7 +733,7 @@ class Recorder:
             for text in dict.fromkeys(texts)
         ]
 
-    def _pass(self, tape: Tape, arguments: Any, fakes: list[Tensor], training: bool | None) -> Trace:
+    def _pass(self, tape: Tape, arguments: Any, fakes: list[Tensor], training: bool | None) -> list[Trace]:
         with (
             torch.inference_mode(False),
             isolated(self.model, training, tensors=False) as state,
@@ -751,35 +750,30 @@ class Recorder:
             written = [fake for _, fake in tape.fakes.values()] + tape.outside
             changed = bool(state.changes())
             kept = tuple(tape.read(t) for t in self._kept(tape, changed, written))
-            trace = Trace(tuple(tape.values), tuple(tape.calls), inputs, outputs, kept)
+            traces = [Trace(tuple(tape.values), tuple(tape.calls), inputs, outputs)]
             if changed or kept:
-                numbers = state.numbers()
-                again = tuple(tape.read(t) for t in outputs_in(self._call(tape, arguments)))
+                numbers, first = state.numbers(), len(tape.calls)
+                outputs += tuple(tape.read(t) for t in outputs_in(self._call(tape, arguments)))
                 self.counts |= numbers != state.numbers()
-                both = Trace(tuple(tape.values), tuple(tape.calls), inputs, (*outputs, *again))
-                before = {*kept, *(out for call in trace.calls for out in call.outs)}
-                first = len(trace.calls)
-                reread = before.intersection(value for call in both.calls[first:] for value in call.reads)
-                trace = replace(trace, kept=tuple(reread.union(both.data.intersection(kept))))
-                if signature(trace) != signature(both, first):
-                    self.later.append(replace(both, kept=trace.kept))
+                both = Trace(tuple(tape.values), tuple(tape.calls), inputs, outputs)
+                made = {*kept, *(out for call in both.calls[:first] for out in call.outs)}
+                reread = made.intersection(value for call in both.calls[first:] for value in call.reads)
+                traces = [replace(t, kept=(*reread.union(both.data.intersection(kept)),)) for t in (*traces, both)]
             self.draws |= drawn != state.states()
             self.sized |= tape.sized
             self.comparisons += tape.comparisons
             turns: Counter[Any] = Counter()
             for place, outcome, compared in tape.decisions:
                 turns[place] += 1
-                decision = self.decisions.setdefault(place, _Decision())
-                decision.outcomes.add(outcome)
-                decision.compared.setdefault(turns[place], set()).add(compared)
+                self.decisions[place].add((turns[place], outcome, compared))
             for name, seen in asked.items():
-                self.unseen.setdefault((name, training), set()).add(seen)
+                self.unseen[name, training].add(seen)
         if not outputs:
             raise RecordError(
                 f"expected the forward pass to return at least one tensor, got {type(result).__name__}. "
                 "Return the output tensors (tuples, lists, dicts and dataclasses of tensors are fine)."
             )
-        return trace
+        return traces
 
     def _fake_inputs(self, example_input: Any, sizes: Sizes) -> tuple[Any, list[Tensor]]:
         """The arguments of a call with fake tensors in them, some axes in other sizes; and these tensors."""
@@ -878,6 +872,7 @@ _ADVICE = {
     "Inference tensors do not track": "The forward pass enters torch.inference_mode; let it use torch.no_grad instead.",
     "does not require grad": "The forward pass takes derivatives, which are not recorded; pass the part without.",
     "BatchedTensorImpl": "torch.vmap is not recorded; write that part for batches, or pass the model without it.",
+    "DLPack": "What DLPack hands on is not followed; hand on the tensor itself, or pass the model without that part.",
     "HigherOrderOperator": "torch.cond and similar operators are not recorded; pass the model without that part.",
 }
 _OTHERWISE = (
@@ -886,13 +881,14 @@ _OTHERWISE = (
 )
 
 
-def place_of(error: Exception, module_names: Mapping[int, str]) -> str:
+def place_of(error: Exception, model: nn.Module) -> str:
     """The module and the line of the user's code where an error was raised, in words."""
+    names = {id(module): name for name, module in model.named_modules()}
     place, module = "", ""
     for frame, line in traceback.walk_tb(error.__traceback__):
         owner = frame.f_locals.get("self")
-        if isinstance(owner, nn.Module) and id(owner) in module_names:
-            module = module_names[id(owner)] or type(owner).__name__
+        if isinstance(owner, nn.Module) and id(owner) in names:
+            module = names[id(owner)] or type(owner).__name__
         package = frame.f_globals.get("__name__", "").split(".")[0]
         if package not in ("torch", "pathcond", "contextlib"):
             summary = traceback.extract_stack(frame, limit=1)[0]
@@ -901,11 +897,11 @@ def place_of(error: Exception, module_names: Mapping[int, str]) -> str:
     return (f" in module '{module}'" if module else "") + (f", at {place}" if place else "")
 
 
-def explain(error: Exception, module_names: Mapping[int, str], hint: str) -> str:
+def explain(error: Exception, model: nn.Module, hint: str) -> str:
     """Name the line of the user's code that stopped the recording, and the way out."""
-    at = place_of(error, module_names)
     if isinstance(error, RecordError):
         return str(error)
+    at = place_of(error, model)
     if type(error).__name__ in _VALUE_DEPENDENT:
         return (
             f"cannot record this model: its control flow depends on the values of a tensor{at} ({error}). Expected a "

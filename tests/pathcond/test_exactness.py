@@ -307,6 +307,7 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "function": lambda model: setattr(model, "act", torch.tanh),
     "hook": lambda model: model.a.register_forward_hook(lambda module, given, out: out.tanh()),
     "forward": lambda model: setattr(model.a, "forward", lambda x: torch.tanh(x[:, :6])),
+    "indices": lambda model: model.order.data.copy_(torch.arange(6).roll(2)),
     "memory": lambda model: setattr(model.b.weight, "data", model.a.weight.data[:2, :6]),
 }
 

@@ -118,6 +118,11 @@ REFUSED = {
         r"depends on the values.*x\.sum\(\) > 0.*torch.where",
     ),
     "vmap": (lambda s, x: s.b(torch.vmap(lambda z: F.relu(s.a(z)))(x)), "torch.vmap is not recorded"),
+    "dlpack": (lambda s, x: s.b(F.relu(torch.from_dlpack(s.a(x).detach()))), "torch.from_dlpack.*hand on the tensor"),
+    "capsule": (
+        lambda s, x: s.b(F.relu(torch.utils.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(s.a(x).detach())))),
+        "from_dlpack.*hand on the tensor",
+    ),
     "inference": (torch.inference_mode()(lambda s, x: s.b(F.relu(s.a(x)))), "torch.no_grad instead"),
 }
 
