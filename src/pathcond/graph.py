@@ -26,16 +26,7 @@ from pathcond.checks import (
     check_shapes,
     shared_memory,
 )
-from pathcond.inputs import (
-    Sizes,
-    as_arguments,
-    examples_in,
-    left_out,
-    map_tensors,
-    other_sizes,
-    sizes_beyond,
-    tensors_in,
-)
+from pathcond.inputs import Sizes, as_arguments, examples_in, left_out, map_tensors, other_sizes, sizes_past, tensors_in
 from pathcond.isolation import on_cpu
 from pathcond.rules import TABLE
 from pathcond.rules.base import FROZEN, GROUP, ZERO, ParamView, Reason, ScalePropagation, Use
@@ -332,8 +323,7 @@ def _fingerprint(x: Any) -> Any:
 def _identity(model: nn.Module, trace: Trace) -> str:
     """Digests of a trace, of what shares memory, and of each index that no input reaches; ``?`` where it is unknown."""
     constants = Constants(trace, model)
-    moves = [call for call in trace.calls if call.fn in TABLE and TABLE[call.fn].kind == "move"]
-    found = [ref.id for call in moves for ref in refs([*call.args[1:], call.kwargs])]
+    found = [ref.id for call in trace.calls if _kind(call) == "move" for ref in refs([*call.args[1:], call.kwargs])]
     indices = [None if constants.random(value) else constants.get(value) for value in found]
     texts = [str(shared_memory(model)), *("" if index is None else str(index.tolist()) for index in indices)]
     parts = [hashlib.sha256(text.encode()).hexdigest()[:16] if text else "?" for text in texts]
@@ -352,10 +342,8 @@ def _of_any_size(trace: Trace) -> bool:
     """Whether every call of a trace ties and freezes the same groups for inputs of other sizes."""
     values = trace.values
     for call in trace.calls:
-        operation = TABLE.get(call.fn)
-        kind = operation.kind if operation is not None else ""
+        kind, read = _kind(call), [values[value] for value in call.reads]
         if kind in ("add", "maximum", "mul", "div"):
-            read = [values[ref.id] for ref in refs([*call.args, call.kwargs])]
             alike = len({len(v.shape) for v in read if v.leaf is None or v.leaf.kind == "input"}) <= 1
         else:
             first = call.args[1] if len(call.args) > 1 else call.kwargs.get("start_dim", 0)
@@ -375,8 +363,7 @@ def _record_other_sizes(s: ScalePropagation, recorder: Recorder, example: Any, t
         tried.append(sizes)
         try:
             for made in recorder.record(example, False, sizes):
-                _propagate(s, made, Constants(made, recorder.model))
-                _freeze_what_sizes_select(s)
+                _propagate(s, made, Constants(made, recorder.model), other_sizes=True)
                 traces.append(made)
         except UnsupportedOpError:
             raise
@@ -392,7 +379,7 @@ def _record_other_sizes(s: ScalePropagation, recorder: Recorder, example: Any, t
     recorder.comparisons.extend(_sizes_of_tables(s, [shapes[i][k] for each in ways for i, k in each[0]]))
     most = len(tried) + _MOST_SIZES
     for size, number, other in recorder.comparisons:  # the list grows
-        for sizes in sizes_beyond(shapes, ways, size, number, other):
+        for sizes in sizes_past(shapes, ways, size, number, other):
             if sizes not in tried and len(tried) < most:
                 run(sizes)
     return tuple(found)
@@ -411,54 +398,49 @@ def _sizes_of_tables(s: ScalePropagation, sizes: list[int]) -> list[tuple[int, i
 # ---- scales through a trace
 
 
-def _propagate(s: ScalePropagation, trace: Trace, constants: Constants) -> None:
-    """Find the group map of every value of a trace; groups continue those of earlier traces of the same model."""
+def _propagate(s: ScalePropagation, trace: Trace, constants: Constants, other_sizes: bool = False) -> None:
+    """Find the group map of every value of a trace; groups continue those of earlier traces of the same model.
+
+    Channels are frozen if a call selects others on ``other_sizes`` than in the first trace.
+    """
     data, weights, hidden = _follow_data(trace)
     s.begin(trace, constants, data)
-    moves, first = [], s.moves[0] if s.moves else []
+    moves = []
     for call in trace.calls:
         s.hidden = not hidden.isdisjoint(call.outs)
         _propagate_call(s, call, weights)
-        if _moves(call):
-            made, before = _moved(s, call), first[len(moves) : len(moves) + 1]
-            same = before and all(map(torch.equal, before[0][1:], made[1:]))
-            moves.append((call.name, *(before[0] if same else made)[1:]))
+        if _kind(call) in ("move", "write", "setitem", "cat", "pad"):
+            moves.append(_moved(s, call))
     for value in trace.outputs:
         s.freeze(s.groups(Ref(value)), Reason("", "is an output of the model", lost=False))
     for value in trace.kept:
         s.freeze(s.groups(Ref(value)), Reason("", "is kept in the model from one call to the next"))
     s.maps = {}
-    s.moves = [*s.moves[:1], moves]
+    if len(s.begins) == 1:
+        s.moves = moves
+    if other_sizes and [name for name, *_ in s.moves] == [name for name, *_ in moves]:
+        for (name, before, places), (_, read, others) in zip(s.moves, moves, strict=True):
+            if len(before) == len(read) and not torch.equal(places, others):
+                reason = Reason("", f"is selected by `{name}`, which selects others for inputs of other sizes")
+                s.freeze(s.with_layers(torch.cat((before, read))), reason)
 
 
-def _moves(call: Call) -> bool:
-    operation = TABLE.get(call.fn)
-    return operation is not None and operation.kind in ("move", "write", "setitem", "cat", "pad")
+def _kind(call: Call) -> str:
+    """The kind of a call's operation; empty without a rule."""
+    return TABLE[call.fn].kind if call.fn in TABLE else ""
 
 
 def _moved(s: ScalePropagation, call: Call) -> tuple[str, Tensor, Tensor]:
-    """The groups that a call reads, and the places among them of those that it returns."""
-    maps = [s.maps.get(ref.id) for ref in refs([*call.args, call.kwargs])]
+    """The name of a call, the groups that it reads, and the places among them of those that it returns."""
+    maps = [s.maps.get(value) for value in call.reads]
     read = [m[m > 0].reshape(-1) for m in maps if isinstance(m, Tensor)]
     known = torch.cat(read).unique() if read else torch.zeros(0, dtype=GROUP)
     made = [m[m > 0] for out in call.outs if isinstance(m := s.maps.get(out), Tensor)] if len(known) else []
     return call.name, known, torch.searchsorted(known, torch.cat(made)).unique() if made else known[:0]
 
 
-def _freeze_what_sizes_select(s: ScalePropagation) -> None:
-    """Freeze channels of which a call selects others in the last pass, on other sizes, than in the first."""
-    first, last = s.moves[0], s.moves[-1]
-    if [name for name, *_ in first] != [name for name, *_ in last]:
-        return
-    for (name, before, places), (_, after, others) in zip(first, last, strict=True):
-        if len(before) == len(after) and not torch.equal(places, others):
-            reason = Reason("", f"is selected by `{name}`, which selects others for inputs of other sizes")
-            s.freeze(s.with_layers(torch.cat((before, after))), reason)
-
-
 def _propagate_call(s: ScalePropagation, call: Call, weights: set[int]) -> None:
-    operation, read = TABLE.get(call.fn), refs([*call.args, call.kwargs])
-    reads = {ref.id for ref in read}
+    operation, reads = TABLE.get(call.fn), {*call.reads}
     if operation is not None and operation.kind == "zeros":
         operation.scales(s, call, {})
         return
@@ -479,9 +461,9 @@ def _propagate_call(s: ScalePropagation, call: Call, weights: set[int]) -> None:
         if scaled or operation.layer:  # the output channels of a layer count as units
             s.read = set()
             operation.scales(s, call, operation.bind(call.args, call.kwargs))
-            for ref in read:
-                if ref.id not in s.read:
-                    s.freeze(s.groups(ref), Reason(call.where, f"enters `{call.name}` in a way without a rule"))
+            for value in call.reads:
+                if value not in s.read:
+                    s.freeze(s.groups(Ref(value)), Reason(call.where, f"enters `{call.name}` in a way without a rule"))
         if not scaled:
             s.set_result(call)
 
@@ -490,19 +472,19 @@ def _follow_data(trace: Trace) -> tuple[set[int], set[int], set[int]]:
     """Values of a trace that depend on inputs or zeros, that depend on parameters alone, that a later layer reads."""
     data, weights = set(trace.inputs), {i for i, v in enumerate(trace.values) if v.leaf and v.leaf.kind == "param"}
     hidden: set[int] = set()
-    steps = [(call, TABLE.get(call.fn), {r.id for r in refs([*call.args, call.kwargs])}) for call in trace.calls]
-    for call, operation, reads in steps:
-        zeros = operation is not None and operation.kind == "zeros"  # initial states take the scale of later ones
-        if reads & data or (zeros and trace.values[call.outs[0]].dtype.is_floating_point):
+    for call in trace.calls:
+        zeros = _kind(call) == "zeros"  # initial states take the scale of later ones
+        if not data.isdisjoint(call.reads) or (zeros and trace.values[call.outs[0]].dtype.is_floating_point):
             data.update(call.outs)
-        elif reads & weights:
+        elif not weights.isdisjoint(call.reads):
             weights.update(call.outs)
     many = {i for i in weights if math.prod(trace.values[i].shape) > 1}
-    for call, operation, reads in reversed(steps):
-        if operation is not None and operation.layer:
+    for call in reversed(trace.calls):
+        reads = {*call.reads}
+        if call.fn in TABLE and TABLE[call.fn].layer:
             layer = reads - data
         else:
-            layer = reads & many if operation is None or operation.kind not in ("add", "maximum") else set()
+            layer = reads & many if _kind(call) not in ("add", "maximum") else set()
         if layer or not hidden.isdisjoint(call.outs):
             hidden |= reads
     return data, weights, hidden

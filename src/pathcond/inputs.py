@@ -175,7 +175,7 @@ def other_sizes(shapes: Sequence[tuple[int, ...]]) -> list[list[Sizes]]:
     return found
 
 
-def sizes_beyond(
+def sizes_past(
     shapes: Sequence[tuple[int, ...]], ways: Sequence[list[Sizes]], size: int, number: float, other: float
 ) -> Iterator[Sizes]:
     """Sizes for which a comparison of ``number``, made from ``size``, with ``other`` may come out differently."""

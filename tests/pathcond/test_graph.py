@@ -1,6 +1,7 @@
 """Scale graphs: which units are free, which are frozen and why, and that any scales keep the function."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,6 @@ from torch import Tensor, nn
 import pathcond
 from pathcond import graph
 from pathcond.rules.base import ScalePropagation
-from pathcond.tracing import Constants, Trace
 from tests.cases import BY_NAME, Lambda, assert_function_kept, mlp, outputs, random_scales
 
 X = torch.randn(3, 5, dtype=torch.float64)
@@ -34,8 +34,8 @@ def test_the_passes_of_a_model_share_their_groups(monkeypatch: pytest.MonkeyPatc
     """Else the memory of a graph would grow with the number of modes and sizes that are recorded."""
     grown = []
 
-    def propagate(s: ScalePropagation, trace: Trace, constants: Constants) -> None:
-        original(s, trace, constants)
+    def propagate(s: ScalePropagation, *given: Any, **more: Any) -> None:
+        original(s, *given, **more)
         grown.append((s.count, len(s.ties), len(s.frozen), sum(map(len, s.uses.values()))))
 
     original = graph._propagate

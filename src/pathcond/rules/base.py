@@ -119,7 +119,7 @@ class ScalePropagation:
     shared: list[Tensor] = field(default_factory=list)  # groups of experts that must share one scale
     frozen_parameters: dict[str, Reason] = field(default_factory=dict)
     approximate: set[str] = field(default_factory=set)
-    moves: list[list[tuple[str, Tensor, Tensor]]] = field(default_factory=list)  # by trace; see pathcond.graph
+    moves: list[tuple[str, Tensor, Tensor]] = field(default_factory=list)  # of the first trace; see pathcond.graph
     # The trace at hand, its values' group maps, and the state of the call at hand.
     trace: Trace = field(init=False)
     constants: Constants = field(init=False)
