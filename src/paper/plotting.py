@@ -73,7 +73,6 @@ def theme(font_size: float) -> Iterator[None]:
         "ytick.labelsize": font_size - 1,
         "legend.fontsize": font_size - 1,
         "legend.title_fontsize": font_size - 1,
-        "legend.frameon": False,
         "axes.spines.top": False,
         "axes.spines.right": False,
         "axes.edgecolor": BLACK,
@@ -87,8 +86,6 @@ def theme(font_size: float) -> Iterator[None]:
         "patch.edgecolor": "white",
         "patch.force_edgecolor": True,
         "patch.linewidth": 0.8,
-        "xtick.bottom": True,
-        "ytick.left": True,
         "xtick.major.width": 0.6,
         "ytick.major.width": 0.6,
         "xtick.major.size": 2.5,
@@ -271,7 +268,7 @@ def network_label(table: pd.DataFrame) -> str:
 
 
 def by_depth(table: pd.DataFrame) -> Figure:
-    """Epochs to the target against parameters, then accuracy and loss of the network shown."""
+    """Epochs to the target against parameters, then accuracy and loss of one network: three panels, a page wide."""
     figure, axes = panels(1, 3, PAGE, 2.6)
     table = at_paper_lr(table)
     one = shown_network(table)
@@ -351,7 +348,8 @@ def settled(axes: Axes, table: pd.DataFrame, x: str, value: str, log: bool = Fal
 
 
 def accuracies(axes: Axes, table: pd.DataFrame, x: str, value: str) -> None:
-    """Means and deviations of an accuracy against `x`, one curve per method."""
+    """Means and deviations of an accuracy in percent against `x`, one curve per method."""
+    table = table.assign(**{name: 100 * table[name] for name in table if str(name).startswith(value)})
     for cells, look in _by_method(table, x):
         _means(axes, table, cells, x, value, look)
 

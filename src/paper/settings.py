@@ -343,6 +343,18 @@ class TrainingGrid(TrainingSetup):
 
     @model_validator(mode="after")
     def _goes_together(self) -> TrainingGrid:
+        model = self.model
+        for axis, swept, expected in (
+            ("hidden_layers", isinstance(model, MLP) and model.width is not None, "an mlp with a width"),
+            (
+                "compressions",
+                isinstance(model, Autoencoder) and model.compression is None,
+                "an autoencoder without one",
+            ),
+        ):
+            if swept != bool(got := getattr(self, axis, [])):
+                text = f"expected a list if, and only if, model is {expected}, got {got} for {plain(model)}"
+                raise ValueError(f"{axis}: {text}; give both or neither")
         for longer in self.longer:
             if longer.lr not in self.lrs:
                 raise ValueError(f"longer: expected learning rates of lrs {self.lrs}, got {longer.lr}; add it to lrs")
@@ -361,15 +373,6 @@ class DepthGrid(TrainingGrid):
 
     hidden_layers: Distinct[PositiveInt] = Field(default=[])
     target: Fraction
-
-    @model_validator(mode="after")
-    def _has_depths(self) -> DepthGrid:
-        swept = isinstance(self.model, MLP) and self.model.width is not None
-        if swept != bool(self.hidden_layers):
-            expected = "depths if, and only if, model is an mlp with a width"
-            got = f"{self.hidden_layers} for {plain(self.model)}"
-            raise ValueError(f"hidden_layers: expected {expected}, got {got}; give both or neither")
-        return self
 
 
 class ShownDepthGrid(DepthGrid):
@@ -390,12 +393,7 @@ class CompressionGrid(TrainingGrid):
     compressions: Distinct[PositiveInt] = Field(default=[])
 
     @model_validator(mode="after")
-    def _has_compressions(self) -> CompressionGrid:
-        swept = isinstance(self.model, Autoencoder) and self.model.compression is None
-        if swept != bool(self.compressions):
-            expected = "factors if, and only if, model is an autoencoder without compression"
-            got = f"{self.compressions} for {plain(self.model)}"
-            raise ValueError(f"compressions: expected {expected}, got {got}; give both or neither")
+    def _compressions_fit(self) -> CompressionGrid:
         for compression in self.compressions:
             model = {**plain(self.model), "compression": compression}
             refuse(("compressions", text) for _, text in misfits(model, self.dataset))

@@ -62,40 +62,36 @@ def log_scales(
     if measured and batch is None:
         raise ValueError(f"{runs.key(spec)}: expected a batch to measure the statistics of normalizations on")
     x = batch if measured else models.example_input(spec["model"])
-    # Smooth activations let scales pass in the paper's methods; for ReLU the option changes nothing.
-    smooth = how.get("smooth", True)
-    graph = pathcond.extract_graph(module, x, batchnorm=how["batchnorm"], smooth=smooth)
+    graph = _graph(module, x, how)
     path = None if folder is None or measured else runs.scales_path(folder, spec)
     if path is not None and path.exists():
         return graph, *_read(path)
     began = time.perf_counter()
-    if how.get("objective") == "norms":
-        report = pathcond.rescale_(
-            copy.deepcopy(module), x, objective="norms", clamp=how.get("bound"), damping=1.0, graph=graph, check=False
-        )
-        solution = report.solution
-        return graph, *_told(solution, 1.0, began)
-    g = pathcond.compute_diag_g(
-        module,
-        x,
-        pooling=how["pooling"],
-        statistics="input" if measured else "running",
-        smooth=smooth,
-        graph=graph,
-    )
-    solution = pathcond.solve(graph, g, **solver_options(how))
-    return graph, *_told(solution, how.get("damping", 1.0), began)
-
-
-def _told(solution: Solution, damping: float, began: float) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """What is saved of a rescaling: tensors and metadata."""
+    u, solution = _solved(graph, module, x, how)
     tensors = {
-        "u": 2 * damping * solution.log_scales,
+        "u": u,
         "objective": torch.tensor(solution.objective, dtype=torch.float64),
         "mean_update": 2 * torch.tensor(solution.mean_update, dtype=torch.float64),
     }
     seconds = f"{time.perf_counter() - began:.4f}"
-    return tensors, {"residual": repr(solution.residual), "seconds": seconds, "result": solution.result.value}
+    return graph, tensors, {"residual": repr(solution.residual), "seconds": seconds, "result": solution.result.value}
+
+
+def _graph(module: nn.Module, x: Any, how: Mapping[str, Any]) -> ScaleGraph:
+    # Smooth activations let scales pass in the paper's methods; for ReLU the option changes nothing.
+    return pathcond.extract_graph(module, x, batchnorm=how["batchnorm"], smooth=how.get("smooth", True))
+
+
+def _solved(graph: ScaleGraph, module: nn.Module, x: Any, how: Mapping[str, Any]) -> tuple[Tensor, Solution]:
+    """The damped u = 2 log lambda of a method's settings, and the solution before damping."""
+    if how.get("objective") == "norms":
+        options: Any = {"objective": "norms", "clamp": how.get("bound"), "damping": 1.0, "check": False}
+        solution = pathcond.rescale_(copy.deepcopy(module), x, graph=graph, **options).solution
+    else:
+        options = {"pooling": how["pooling"], "statistics": how.get("statistics", "running")}
+        g = pathcond.compute_diag_g(module, x, graph=graph, smooth=how.get("smooth", True), **options)
+        solution = pathcond.solve(graph, g, **solver_options(how))
+    return 2 * how.get("damping", 1.0) * solution.log_scales, solution
 
 
 @dataclass(frozen=True)
@@ -152,14 +148,8 @@ def rescale(
     """
     if not is_finite(module):
         return 0.0
-    # Smooth activations let scales pass in the paper's methods; for ReLU the option changes nothing.
-    smooth = rescaling.get("smooth", True)
-    graph = pathcond.extract_graph(module, x, batchnorm=rescaling["batchnorm"], smooth=smooth)
-    statistics = rescaling.get("statistics", "running")
-    pooling = rescaling["pooling"]
-    g = pathcond.compute_diag_g(module, x, pooling=pooling, statistics=statistics, graph=graph, smooth=smooth)
-    solution = pathcond.solve(graph, g, **solver_options(rescaling), damping=rescaling.get("damping", 1.0))
-    return _apply(module, graph, 2 * solution.log_scales, rescaling["part"], optimizer)
+    graph = _graph(module, x, rescaling)
+    return _apply(module, graph, _solved(graph, module, x, rescaling)[0], rescaling["part"], optimizer)
 
 
 def _apply(

@@ -36,6 +36,10 @@ VALUES = {
     "too few outputs": ("setups.mlp_cifar.model.outputs", 5, "model.outputs: expected 10, the classes"),
     "too large images": ("setups.cifar_nv.model.image", 64, "model.image: expected at most 8, the side"),
     "a layer of no units": (E + "autoencoder.compressions", [40], "compressions: expected at most 13, which"),
+    "a width without depths": (
+        "setups.cifar_nv.model", {"kind": "mlp", "inputs": 192, "width": 16, "outputs": 10},
+        "hidden_layers: expected a list if, and only if, model is an mlp with a width, got [] for",
+    ),
     "a depth that is not there": (E + "mlp_depth.shown", 7, "shown: expected one of hidden_layers"),
     "a grid without end": (E + "regimes.log10_alpha.count", 10**7, "count: expected at most 10000, got 10000000."),
 }  # fmt: skip

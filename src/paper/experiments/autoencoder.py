@@ -2,28 +2,12 @@
 
 from __future__ import annotations
 
-from paper import plotting
+from paper import plotting, verdicts
 from paper.aggregate import trained
 from paper.experiments.base import Experiment
 from paper.lazy import np, pd
 from paper.settings import CompressionGrid, grids
-from paper.verdicts import (
-    BASELINE,
-    LR,
-    PATHCOND,
-    Claim,
-    Estimate,
-    Estimates,
-    NotMeasured,
-    above,
-    at_least,
-    by,
-    loss_ratios,
-    of,
-    paired,
-    runs,
-    steps,
-)
+from paper.verdicts import BASELINE, LR, PATHCOND, Claim, Estimate, Estimates, NotMeasured, above, at_least
 
 
 def plot(table: pd.DataFrame) -> plotting.Figure:
@@ -43,14 +27,16 @@ def smaller(rows: pd.DataFrame) -> Estimates:
     """Ratios of final losses, baseline and ENorm over PathCond, by compression."""
     found: Estimates = {}
     for method, name in ((BASELINE, ""), ("enorm", "ENorm, ")):
-        ratios = loss_ratios(rows, "compression", high=method) if method in set(rows["method"]) else {}
+        ratios = verdicts.loss_ratios(rows, "compression", high=method) if method in set(rows["method"]) else {}
         found |= {f"{name}{factor:g}": ratio for factor, ratio in ratios.items()}
     return found
 
 
 def _slope(table: pd.DataFrame) -> Estimate:
-    parts = by(runs(table, lr=LR), "compression")
-    gaps = pd.DataFrame({factor: paired(part, "final_train_loss", BASELINE, PATHCOND) for factor, part in parts})
+    parts = verdicts.by(verdicts.runs(table, lr=LR), "compression")
+    gaps = pd.DataFrame(
+        {factor: verdicts.paired(part, "final_train_loss", BASELINE, PATHCOND) for factor, part in parts}
+    )
     gaps = gaps.dropna()
     if gaps.shape[1] < 2 or gaps.empty:
         raise NotMeasured("one compression shows no trend")
@@ -59,8 +45,8 @@ def _slope(table: pd.DataFrame) -> Estimate:
 
 
 def _growth(table: pd.DataFrame) -> Estimates:
-    rows = of(runs(table, lr=LR), PATHCOND)
-    return steps(rows.pivot(index="seed", columns="compression", values="max_log_scale"))
+    rows = verdicts.of(verdicts.runs(table, lr=LR), PATHCOND)
+    return verdicts.steps(rows.pivot(index="seed", columns="compression", values="max_log_scale"))
 
 
 _CLAIMS = (
@@ -70,7 +56,7 @@ _CLAIMS = (
         "at every compression",
         "ratio of final train losses, baseline over PathCond and ENorm over PathCond, paired by seed; a run that "
         "diverged has an infinite loss",
-        lambda table: smaller(runs(table, lr=LR)),
+        lambda table: smaller(verdicts.runs(table, lr=LR)),
         at_least(1.001),
         unit="times",
         cases="compression",

@@ -5,31 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from paper import plotting
+from paper import plotting, verdicts
 from paper.aggregate import LACKING, LEARNT, trained
 from paper.experiments.base import Experiment, Runs
 from paper.lazy import pd
-from paper.settings import (
-    Block,
-    Fraction,
-    LearningRates,
-    MethodNames,
-    SeedList,
-    TrainingGrid,
-    grids,
-    model_validator,
-    plain,
-)
-from paper.verdicts import (
-    LR,
-    Claim,
-    Estimate,
-    NotMeasured,
-    accuracy_gain,
-    at_least,
-    noted,
-    runs,
-)
+from paper.settings import Block, Fraction, LearningRates, MethodNames, SeedList, TrainingGrid, grids, model_validator
+from paper.verdicts import LR, Claim, Estimate, NotMeasured, at_least
 
 
 class MoreSeeds(Block):
@@ -56,15 +37,6 @@ class CurveGrid(TrainingGrid):
                 raise ValueError(f"more_seeds.methods: expected some of methods {self.methods}, got {unknown}")
             if again := [seed for seed in self.more_seeds.seeds if seed in self.seeds]:
                 raise ValueError(f"more_seeds.seeds: expected none of seeds {self.seeds}, got {again}")
-        return self
-
-    @model_validator(mode="after")
-    def _one_network(self) -> CurveGrid:
-        model = plain(self.model)
-        if ("width" in model and model["kind"] == "mlp") or (
-            model["kind"] == "autoencoder" and "compression" not in model
-        ):
-            raise ValueError(f"model: expected one network, with its hidden widths or compression, got {model}")
         return self
 
 
@@ -94,11 +66,11 @@ def plot(table: pd.DataFrame) -> plotting.Figure:
 
 def all_classes(table: pd.DataFrame) -> Estimate:
     """Share of the starts from which some method classifies more training images than nine classes have."""
-    most = runs(table, lr=LR).groupby("seed")["best_train_accuracy"].max()
+    most = verdicts.runs(table, lr=LR).groupby("seed")["best_train_accuracy"].max()
     if not (most > LEARNT).any():
         raise NotMeasured(f"no run has learned {100 * LEARNT:.0f}% of its training images")
     learnt = int((most > LACKING).sum())
-    return noted(Estimate.exact(learnt / len(most)), f"{learnt} of {len(most)} starts")
+    return verdicts.noted(Estimate.exact(learnt / len(most)), f"{learnt} of {len(most)} starts")
 
 
 _BEST = "best test accuracy over the epochs, {} minus baseline, paired by seed"
@@ -108,7 +80,7 @@ _CLAIMS = (
         "The faster training of CIFAR-NV does not cost test accuracy",
         "no loss, rather a gain",
         _BEST.format("PathCond"),
-        lambda table: accuracy_gain(runs(table, lr=LR)),
+        lambda table: verdicts.accuracy_gain(verdicts.runs(table, lr=LR)),
         at_least(-0.5),
         unit="points",
     ),
@@ -117,7 +89,7 @@ _CLAIMS = (
         "On CIFAR-NV, ENorm's best test accuracy equals the baseline's",
         "no gain, 77% both",
         _BEST.format("ENorm"),
-        lambda table: accuracy_gain(runs(table, lr=LR), "enorm"),
+        lambda table: verdicts.accuracy_gain(verdicts.runs(table, lr=LR), "enorm"),
         (-1.5, 1.5),
         unit="points",
     ),

@@ -8,27 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from paper import plotting
+from paper import plotting, verdicts
 from paper.aggregate import trained
 from paper.experiments.base import Experiment, Runs
 from paper.experiments.cifar_nv import CurveGrid
 from paper.lazy import pd
 from paper.settings import Block, grids_of_blocks, model_validator
-from paper.verdicts import (
-    BASELINE,
-    LR,
-    PATHCOND,
-    Claim,
-    Estimate,
-    Estimates,
-    NotMeasured,
-    above,
-    at_least,
-    head_start,
-    of,
-    paired,
-    runs,
-)
+from paper.verdicts import BASELINE, LR, PATHCOND, Claim, Estimate, Estimates, NotMeasured, above, at_least
 
 PANELS = {
     "train_loss": "Train loss, eval mode",
@@ -80,7 +66,7 @@ def plot(table: pd.DataFrame) -> plotting.Figure:
     losses = [place.get_ylim() for place in axes[:2]]
     for place in axes[:2]:
         place.set_ylim(min(low for low, _ in losses), max(high for _, high in losses))
-    best = runs(table)
+    best = verdicts.runs(table)
     found = {name: best[best["variant"] == name] for name in VARIANTS}
     plotting.best_tests(axes[3], {VARIANTS[name]: rows for name, rows in found.items() if len(rows)})
     axes[3].set_title("Best test accuracy")
@@ -103,17 +89,17 @@ def _leads(table: pd.DataFrame) -> Estimates:
     rows = table[table["variant"].isin(["authors", "other_starts"]) & (table["lr"] == LR)]
     rows = rows.assign(seed=rows["variant"] + rows["seed"].astype(str))
     return {
-        f"train loss {NEAR_LOSS:g}": head_start(rows, "running_train_loss", NEAR_LOSS),
-        f"{NEAR_ACCURACY:.0%} train accuracy": head_start(rows, "train_accuracy", NEAR_ACCURACY),
+        f"train loss {NEAR_LOSS:g}": verdicts.head_start(rows, "running_train_loss", NEAR_LOSS),
+        f"{NEAR_ACCURACY:.0%} train accuracy": verdicts.head_start(rows, "train_accuracy", NEAR_ACCURACY),
     }
 
 
 def _best_test(table: pd.DataFrame) -> Estimates:
-    rows = runs(table, variant="authors", lr=LR)
-    best = 100 * of(rows, PATHCOND).set_index("seed")["best_test_accuracy"]
+    rows = verdicts.runs(table, variant="authors", lr=LR)
+    best = 100 * verdicts.of(rows, PATHCOND).set_index("seed")["best_test_accuracy"]
     if best.empty:
         raise NotMeasured("no PathCond")
-    gain = 100 * paired(rows, "best_test_accuracy", PATHCOND, BASELINE)
+    gain = 100 * verdicts.paired(rows, "best_test_accuracy", PATHCOND, BASELINE)
     printed = PAPER_BEST[PATHCOND]
     return {
         f"PathCond, minus {printed:g}": Estimate.of(best - printed),

@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-from paper import plotting
+from paper import plotting, verdicts
 from paper.experiments.base import Experiment
 from paper.experiments.cifar_nv import CurveGrid, of_shared_seeds, table
 from paper.lazy import pd
 from paper.settings import grids
-from paper.verdicts import (
-    LR,
-    Claim,
-    Estimate,
-    Estimates,
-    NotMeasured,
-    above,
-    accuracy_gain,
-    at_most,
-    head_start,
-    runs,
-    some,
-)
+from paper.verdicts import LR, Claim, Estimate, Estimates, NotMeasured, above, at_most
 
 
 def plot(table: pd.DataFrame) -> plotting.Figure:
@@ -41,8 +29,8 @@ def plot(table: pd.DataFrame) -> plotting.Figure:
 
 def _saved(table: pd.DataFrame) -> dict[float, Estimate]:
     """Epochs that PathCond saves to the baseline's last smoothed train accuracy, by learning rate."""
-    rates = sorted(set(some(table, panel="seed")["lr"]))
-    return {float(lr): head_start(some(table, lr=lr), "train_accuracy") for lr in rates}
+    rates = sorted(set(verdicts.some(table, panel="seed")["lr"]))
+    return {float(lr): verdicts.head_start(verdicts.some(table, lr=lr), "train_accuracy") for lr in rates}
 
 
 def _at_largest(table: pd.DataFrame) -> Estimate:
@@ -54,7 +42,7 @@ def _at_largest(table: pd.DataFrame) -> Estimate:
 
 def _small(table: pd.DataFrame) -> Estimates:
     saved = {lr: found for lr, found in _saved(table).items() if lr <= LR}
-    gains = {lr: accuracy_gain(runs(table, lr=lr)) for lr in saved}
+    gains = {lr: verdicts.accuracy_gain(verdicts.runs(table, lr=lr)) for lr in saved}
     found: Estimates = {f"epochs earlier at lr {lr:g}": estimate for lr, estimate in saved.items()}
     return found | {f"points of best test accuracy at lr {lr:g}": estimate for lr, estimate in gains.items()}
 

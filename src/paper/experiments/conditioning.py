@@ -155,14 +155,11 @@ def numbers(values: torch.Tensor, state: str) -> dict[str, float]:
 
 def _images(settings: Mapping[str, Any], device: torch.device) -> torch.Tensor:
     """The first training images, normalized, as the network takes them."""
-    from paper import data, models
-    from paper.training.datasets import factors, per_input
+    from paper.training.datasets import load
 
-    count, model = max(settings["images"], settings["batch"]), settings["model"]
-    images = data.load(settings["data"], settings["dataset"]).train_images[:count]
-    images = images[:, None] if images.ndim == 3 else images
-    scale, shift = (per_input(each, images.shape[1], model).double() for each in factors(settings["dataset"]))
-    return (models.fit_images(images, model).double() * scale + shift).to(device)
+    count = max(settings["images"], settings["batch"])
+    splits = load({**settings, "images": count, "validation": 0, "test_images": 1}, settings["data"], device)
+    return splits.train.images.double() * splits.scale.double() + splits.shift.double()
 
 
 def path_jacobian(module: nn.Module) -> torch.Tensor:

@@ -4,30 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from paper import plotting
+from paper import plotting, verdicts
 from paper.aggregate import trained
 from paper.experiments.base import Experiment
 from paper.lazy import pd
 from paper.settings import Block, CompressionGrid, DepthGrid, grids_of_blocks
-from paper.verdicts import (
-    AT_LEAST,
-    AT_MOST,
-    BASELINE,
-    LR,
-    PATHCOND,
-    Claim,
-    Estimate,
-    Estimates,
-    NotMeasured,
-    accuracy_gain,
-    at_least,
-    at_most,
-    by,
-    epochs_ratio,
-    epochs_ratios,
-    of,
-    runs,
-)
+from paper.verdicts import AT_LEAST, AT_MOST, BASELINE, LR, PATHCOND, Claim, Estimate, Estimates, NotMeasured
 
 WITHOUT_BATCHNORM, SILU = "_no_bn", "_silu"  # ends of the names of networks
 ENDS = {WITHOUT_BATCHNORM: "no BN", SILU: "SiLU"}
@@ -75,7 +57,7 @@ def _means(axes: plotting.Axes, rows: pd.DataFrame) -> None:
         value, factor, label = "final_train_accuracy", 100.0, "train accuracy (%)"
     names = plotting.methods(rows)
     for number, name in enumerate(names):
-        one, method = of(rows, name), plotting.METHODS[name]
+        one, method = verdicts.of(rows, name), plotting.METHODS[name]
         missed = value == "reached" and one["reached"].isna().any()
         values = factor * (one[value].fillna(one["epochs"]) if value == "reached" else one[value])
         error = values.std() if len(values) > 1 else 0.0
@@ -91,7 +73,7 @@ def _means(axes: plotting.Axes, rows: pd.DataFrame) -> None:
 
 def _mlps(table: pd.DataFrame, lr: float | None = None, end: str = "") -> pd.DataFrame:
     """The MLPs whose names end so, or with none of the ends; at one learning rate or at all."""
-    rows = runs(table, "hidden_layers")
+    rows = verdicts.runs(table, "hidden_layers")
     rows = rows[rows["network"].str.endswith(end if end else tuple(ENDS)) == bool(end)]
     rows = rows if lr is None else rows[rows["lr"] == lr]
     if rows.empty:
@@ -107,12 +89,12 @@ def _share(rows: pd.DataFrame, method: str) -> Estimate | None:
     found, and at least one if that is more than one.
     """
     names = ("baseline", "pathcond", method)
-    if any(of(rows, name).empty for name in names) or of(rows, "pathcond")["reached"].isna().any():
+    if any(verdicts.of(rows, name).empty for name in names) or verdicts.of(rows, "pathcond")["reached"].isna().any():
         return None
-    missed = of(rows, "baseline")["reached"].isna().any()
-    missed_too = of(rows, method)["reached"].isna().any()
+    missed = verdicts.of(rows, "baseline")["reached"].isna().any()
+    missed_too = verdicts.of(rows, method)["reached"].isna().any()
     counted = rows.assign(reached=rows["reached"].fillna(rows["epochs"]))
-    base, ours, other = (of(counted, name).set_index("seed")["reached"] for name in names)
+    base, ours, other = (verdicts.of(counted, name).set_index("seed")["reached"] for name in names)
     shares = ((base - other) / (base - ours)).dropna()
     if shares.empty or (base <= ours).any() or (missed and missed_too):
         return None
@@ -123,21 +105,21 @@ def _share(rows: pd.DataFrame, method: str) -> Estimate | None:
 
 def _ratios(slow: str, fast: str, end: str = "") -> Callable[[pd.DataFrame], Estimates]:
     """Ratios of the epochs of two methods at lr 1e-3, by depth."""
-    return lambda table: epochs_ratios(_mlps(table, LR, end), "hidden_layers", fast, slow)
+    return lambda table: verdicts.epochs_ratios(_mlps(table, LR, end), "hidden_layers", fast, slow)
 
 
 def _at_every_rate(table: pd.DataFrame) -> Estimates:
     rows = _mlps(table, end=WITHOUT_BATCHNORM)
     return {
-        f"{depth:g} hidden layers, lr {lr:g}": epochs_ratio(at)
-        for depth, part in by(rows, "hidden_layers")
-        for lr, at in by(part, "lr")
+        f"{depth:g} hidden layers, lr {lr:g}": verdicts.epochs_ratio(at)
+        for depth, part in verdicts.by(rows, "hidden_layers")
+        for lr, at in verdicts.by(part, "lr")
     }
 
 
 def _final_accuracy(table: pd.DataFrame) -> Estimates:
-    rows = by(_mlps(table, LR, WITHOUT_BATCHNORM), "hidden_layers")
-    return {depth: accuracy_gain(part, value="final_train_accuracy") for depth, part in rows}
+    rows = verdicts.by(_mlps(table, LR, WITHOUT_BATCHNORM), "hidden_layers")
+    return {depth: verdicts.accuracy_gain(part, value="final_train_accuracy") for depth, part in rows}
 
 
 _EPOCHS = "ratio of epochs to 99% train accuracy, {}, paired by seed"
@@ -148,8 +130,8 @@ _CLAIMS = (
         "steps, gives most of the gain on MLPs at lr 1e-3",
         "share of the epochs saved by PathCond that rescaling the incoming weights alone (rows) saves too; a run "
         "that misses the target counts with the epochs it had",
-        lambda table: {depth: _share(rows, "rows") for depth, rows in by(_mlps(table, LR), "hidden_layers")},
-        at_least(0.5),
+        lambda table: {depth: _share(rows, "rows") for depth, rows in verdicts.by(_mlps(table, LR), "hidden_layers")},
+        verdicts.at_least(0.5),
         unit="of the epochs saved",
         cases="depth",
     ),
@@ -159,7 +141,7 @@ _CLAIMS = (
         "baseline at lr 1e-3",
         _EPOCHS.format("baseline over exact"),
         _ratios(BASELINE, "exact"),
-        at_most(1.05),
+        verdicts.at_most(1.05),
         unit="times",
         cases="depth",
     ),
@@ -189,7 +171,7 @@ _CLAIMS = (
         "MLPs without BatchNorm need fewer epochs with PathCond too, at every learning rate",
         _EPOCHS.format("baseline over PathCond"),
         _at_every_rate,
-        at_least(1.05),
+        verdicts.at_least(1.05),
         unit="times",
         cases="depth and rate",
     ),
@@ -198,7 +180,7 @@ _CLAIMS = (
         "At lr 1e-3, MLPs without BatchNorm end with a higher train accuracy after PathCond",
         "train accuracy after the last epoch, PathCond minus baseline, paired by seed",
         _final_accuracy,
-        at_least(0.5),
+        verdicts.at_least(0.5),
         unit="points",
         cases="depth",
     ),

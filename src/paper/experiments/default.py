@@ -58,7 +58,7 @@ def plot(table: pd.DataFrame) -> plotting.Figure:
     lines = 1 + bool(len(without) or len(conv)) + bool(len(small))  # a small preset leaves some out
     figure, axes = plotting.panels(lines, 2, plotting.PAGE, 0.6 + 2.0 * lines)
     _epochs(axes[0], mlps, "Train accuracy reaches the target")
-    plotting.accuracies(axes[1], _percent(mlps, "best_test_accuracy"), "hidden_layers", "best_test_accuracy")
+    plotting.accuracies(axes[1], mlps, "hidden_layers", "best_test_accuracy")
     axes[1].set(xlabel="hidden layers", ylabel="best test accuracy (%)", title="Best test accuracy")
     axes[1].set_xticks(sorted(mlps["hidden_layers"].unique()))
     if len(without):
@@ -67,7 +67,7 @@ def plot(table: pd.DataFrame) -> plotting.Figure:
         plotting.best_tests(axes[3], {"CIFAR-NV": conv})
         axes[3].set_title("CIFAR-NV")
     if len(small):
-        plotting.accuracies(axes[4], _percent(small, "final_train_accuracy"), "lr", "final_train_accuracy")
+        plotting.accuracies(axes[4], small, "lr", "final_train_accuracy")
         axes[4].set(
             xlabel="learning rate", ylabel="final train accuracy (%)", xscale="log", title="Start of small variance"
         )
@@ -76,10 +76,6 @@ def plot(table: pd.DataFrame) -> plotting.Figure:
     plotting.letters([place for place in axes if place.get_visible()])
     plotting.legend(figure, mlps, markers=True)
     return figure
-
-
-def _percent(rows: pd.DataFrame, value: str) -> pd.DataFrame:
-    return rows.assign(**{name: 100 * rows[name] for name in rows if str(name).startswith(value)})
 
 
 def _epochs(axes: plotting.Axes, rows: pd.DataFrame, title: str) -> None:

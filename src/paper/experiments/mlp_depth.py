@@ -7,28 +7,7 @@ from paper.aggregate import trained
 from paper.experiments.base import Experiment
 from paper.lazy import pd
 from paper.settings import ShownDepthGrid, grids
-from paper.verdicts import (
-    AT_LEAST,
-    AT_MOST,
-    BASELINE,
-    END,
-    LR,
-    PATHCOND,
-    Claim,
-    Estimate,
-    Estimates,
-    NotMeasured,
-    above,
-    at_least,
-    at_most,
-    below,
-)
-
-
-def plot(table: pd.DataFrame) -> plotting.Figure:
-    """Epochs to the target against parameters, then accuracy and loss of one network."""
-    return plotting.by_depth(table)
-
+from paper.verdicts import AT_LEAST, AT_MOST, BASELINE, END, LR, PATHCOND, Claim, Estimate, Estimates, NotMeasured
 
 DEPTH = 3  # hidden layers where the paper's gain is largest
 SMALL, LARGE = 2.5e6, 3.25e6  # parameters of the networks the paper calls equal
@@ -104,7 +83,7 @@ _CLAIMS = (
         "up to 1.5",
         _RATIO.format("PathCond") + ", at the depth where it is largest; more than the paper's gain also counts",
         _largest,
-        at_least(1.35),  # the paper's 1.5, less 10%
+        verdicts.at_least(1.35),  # the paper's 1.5, less 10%
         unit="times",
     ),
     Claim(
@@ -113,7 +92,7 @@ _CLAIMS = (
         "at 3",
         "ratio of epochs at 3 hidden layers minus that at another depth, paired by seed",
         _above_others,
-        above(0.0),
+        verdicts.above(0.0),
         cases="other depth",
     ),
     Claim(
@@ -122,7 +101,7 @@ _CLAIMS = (
         "modest but consistent",
         _RATIO.format("PathCond"),
         lambda table: {depth: ratio for depth, ratio in _ratios(table).items() if depth > DEPTH},
-        above(1.0),
+        verdicts.above(1.0),
         unit="times",
         cases="depth",
     ),
@@ -132,7 +111,7 @@ _CLAIMS = (
         "given as the explanation",
         "rank correlation of the largest |log lambda| with depth, mean over seeds",
         _trend_of_scales,
-        below(0.0),
+        verdicts.below(0.0),
         unit="rank correlation",
     ),
     Claim(
@@ -142,7 +121,7 @@ _CLAIMS = (
         "ratio of epochs: the baseline of the network nearest to 3.25 million parameters over PathCond with the one "
         "nearest to 2.5 million",
         _parameters,
-        at_least(0.95),
+        verdicts.at_least(0.95),
         unit="times",
     ),
     Claim(
@@ -151,7 +130,7 @@ _CLAIMS = (
         "no gain",
         _RATIO.format("ENorm"),
         lambda table: _ratios(table, "enorm"),
-        at_most(1.05),
+        verdicts.at_most(1.05),
         unit="times",
         cases="depth",
     ),
@@ -160,7 +139,7 @@ _CLAIMS = (
         "The faster training of MLPs at lr 1e-3 does not cost test accuracy",
         "test accuracy, PathCond minus baseline, mean over the depths, of the best epoch and of the last one",
         _test_accuracy,
-        at_least(-0.5),
+        verdicts.at_least(-0.5),
         paper="said of CIFAR-NV",
         unit="points",
         cases="epoch",
@@ -179,7 +158,7 @@ EXPERIMENT = Experiment(
         "bands are one standard deviation. Open markers above the end of training: runs that did not reach the target."
     ),
     settings=ShownDepthGrid,
-    plot=plot,
+    plot=plotting.by_depth,
     claims=_CLAIMS,
     grids=grids,
     table=trained,

@@ -5,15 +5,8 @@ from __future__ import annotations
 from paper import plotting
 from paper.aggregate import trained
 from paper.experiments.base import Experiment
-from paper.lazy import pd
 from paper.settings import ShownDepthGrid, grids
 from paper.verdicts import LR, Claim, at_least, epochs_ratios, runs
-
-
-def plot(table: pd.DataFrame) -> plotting.Figure:
-    """As for `mlp_depth`."""
-    return plotting.by_depth(table)
-
 
 _CLAIMS = (
     Claim(
@@ -40,7 +33,7 @@ EXPERIMENT = Experiment(
         "deviation."
     ),
     settings=ShownDepthGrid,
-    plot=plot,
+    plot=plotting.by_depth,
     claims=_CLAIMS,
     grids=grids,
     table=trained,

@@ -61,8 +61,7 @@ def plot(table: pd.DataFrame) -> plotting.Figure:
             place.set_axis_off()
             continue
         plotting.rates_axis(place, one)
-        percent = one.assign(**{key: 100 * one[key] for key in one if key.startswith("best_test_accuracy")})
-        plotting.accuracies(place, percent, "lr", "best_test_accuracy")
+        plotting.accuracies(place, one, "lr", "best_test_accuracy")
         place.set_title(_name(one))
         place.set_ylabel("" if number % len(columns) else "best test accuracy (%)")
     plotting.letters(axes)

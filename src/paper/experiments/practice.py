@@ -215,13 +215,11 @@ def candidates(table: pd.DataFrame) -> list[dict[str, Any]]:
         ("half of ten sweeps, on networks without shortcuts alone", DEFAULT, CHAINS),
         ("no rescaling", BASELINE, NETWORKS),
     ):
-        gains = []
-        harmed = []
+        gains, harmed = [], []
         for network, epochs in dict.fromkeys((key[0], key[1]) for key in best.index):
             used = method if network in networks else BASELINE
-            used = (
-                "full" if (network, epochs, used) not in best.index and used == "free" else used
-            )  # no scale is bounded
+            if used == "free" and (network, epochs, used) not in best.index:
+                used = "full"  # no scale is bounded
             if (network, epochs, used) in best.index:
                 row = best.loc[(network, epochs, used)]
                 gains.append(row["gain"])

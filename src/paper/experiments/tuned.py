@@ -70,10 +70,7 @@ class Criterion:
         """Values by learning rate, each by seed, the smaller the better; NaN for a run that has none."""
         values = rows[self.column].replace(np.inf, np.nan)
         values = values.clip(lower=1.0) if self.column == "reached" else values * (-100 if self.accuracy else 1)
-        found: dict[float, dict[int, float]] = {}
-        for lr, seed, value in zip(rows["lr"], rows["seed"], values, strict=True):
-            found.setdefault(float(lr), {})[seed] = value
-        return {lr: pd.Series(found[lr]) for lr in sorted(found)}
+        return {lr: part.set_index("seed")["value"] for lr, part in by(rows.assign(value=values), "lr")}
 
     def gain(self, method: pd.Series, other: pd.Series) -> pd.Series:
         """By seed: how many times fewer epochs (or how much smaller a loss), or how many points more, a method has."""
