@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import re
 import sys
@@ -171,16 +172,31 @@ def _expressions(names: Any) -> Any:
 
 
 def _verify(model: nn.Module, example: Any, path: Path) -> int:
-    try:
-        mapping = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise PathCondError(f"expected a JSON file with a list of entries at '{path}', got {error}.") from error
-    mapping = mapping.get("mappings") if isinstance(mapping, dict) else mapping  # as --format json prints them
-    if not isinstance(mapping, list):
-        raise PathCondError(f"expected a list of entries in '{path}', got {type(mapping).__name__}.")
-    found = verify_mapping(model, example, mapping)
+    found = verify_mapping(model, example, entries_in(path))
     print(*found, sep="\n")
-    return int(not all(check.exact for check in found))
+    return int(not all(check.verdict in ("exact", "holds on this input") for check in found))
+
+
+def entries_in(path: Path) -> list[Any]:
+    """The entries in a file: JSON, or the Python text that ``mappings`` prints for llm-compressor."""
+    wanted = (
+        f"expected '{path}' to hold what `pathcond mappings` prints: a list of entries in JSON, or of AWQMapping(...)"
+    )
+    try:
+        text = path.read_text()
+        found = json.loads(text)
+        found = found.get("mappings") if isinstance(found, dict) else found
+    except (OSError, UnicodeDecodeError) as error:
+        raise PathCondError(f"{wanted}, got {error}.") from error
+    except ValueError as error:
+        try:
+            calls = ast.parse(text.strip(), mode="eval").body.elts  # type: ignore[attr-defined]
+            found = [{part.arg: ast.literal_eval(part.value) for part in call.keywords} for call in calls]
+        except (AttributeError, SyntaxError, ValueError):
+            raise PathCondError(f"{wanted}, got text that is neither: {error}.") from error
+    if not isinstance(found, list) or not found:
+        raise PathCondError(f"{wanted}, got {'an empty list' if found == [] else 'no list'}.")
+    return found
 
 
 def _check(options: argparse.Namespace) -> int:

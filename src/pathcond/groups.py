@@ -415,7 +415,8 @@ class MappingCheck:
             for models without weights (meta device).
         verdict: ``exact``: the function is kept for every input and in both modes, by the graph and, up to rounding, by
             measurement.
-            ``holds on this input``: no change was measured, but the graph does not show that there is none elsewhere.
+            ``holds on this input``: no change was measured, but the graph does not show that there is none elsewhere;
+            or, without weights, the graph shows it for the calls that were recorded, but there may be others.
             ``not exact``: a change was measured. ``not shown``: without weights, the graph does not show it.
             ``cannot be applied``.
         reason: why the verdict is not ``exact``.
@@ -467,7 +468,7 @@ def verify_mapping(
             has the whole name, or regular expressions: after ``re:``, or with characters that names do not have.
             Where names fit several blocks, a smooth layer goes with the balance layers nearest to it. Of a smooth layer
             with more outputs than its balance layers have inputs, the last ones are scaled, as AWQ tools do for fused
-            projections.
+            projections. Experts whose weights are one parameter are named as in :func:`groups_to_awq_mappings`.
         seed: seed of the random factors.
         offset: of gains that the model uses as ``1 + weight``, scale the sum; False for tools that scale the weight.
         groups: what :func:`scale_groups` found for this model and input, so that it is not analyzed again.
@@ -485,75 +486,122 @@ def verify_mapping(
     meta = any(p.is_meta for p in model.parameters())
     check_model(model, values=not meta)
     check_flags(offset=offset)
-    modules = {name: module for name, module in model.named_modules() if name}
-    names = {id(p): name for name, p in model.named_parameters()}  # tied parameters have one name here
-    resolved = [found for entry in mapping for found in _resolve(modules, *_entry(entry))]
+    layers, parts = _layers(model)
+    resolved = [found for entry in mapping for found in _resolve(layers, *_entry(entry))]
     graph, unknown = next((group._source.graph for group in groups or () if group._source), None), ""
     try:
         graph = graph or extract_graph(model, example_input)
         graph.check_fits(model)
     except RecordError as error:
         unknown = f"the model cannot be analyzed: {error}"
-    offsets = {name: scales.offset for name, scales in graph.params.items()} if graph is not None and offset else {}
+    scales = None if graph is None else _Scales(graph, parts, offset)
+    notes = "" if graph is None else "; ".join(graph.notes)
     reports = []
     for smooth, balance, fault in resolved:
-        size, places = (0, fault) if fault else _places(modules, smooth, balance)
+        size, places = (0, fault) if fault else _places(layers, smooth, balance)
         if isinstance(places, str):
             reports.append(MappingCheck(smooth, balance, 0, None, "cannot be applied", places))
             continue
         # The graph is compared with numbers that all differ, so that no two channels may be swapped.
         apart = torch.arange(1.0, size + 1, dtype=torch.float64)
-        wanted, scaled = (_spread(places, names, values) for values in (apart, _exponents(size, seed)))
-        why, omitted = (unknown, ()) if graph is None else _disagreement(graph, wanted, offset)
+        why, omitted = (unknown, ()) if scales is None else scales.disagreement(_spread(places, apart))
         change, kept = None, False
         if not meta:
-            with trial(model, example_input, scaled) as check:
-                _apply(check, scaled, offsets)
+            scaled = {parts[name]: values for name, values in _spread(places, _exponents(size, seed)).items()}
+            with trial(model, example_input, {part.parameter for part in scaled}) as check:
+                _apply(check, scaled, graph.params if graph is not None and offset else {})
                 change = check.change()
                 kept = change <= _EXACT or (not why and check.noise(change / 10) >= change / 10)
         if change is not None and not kept:
             verdict, why = "not exact", why or "the function changes, though the graph allows it"
-        elif why:
-            verdict = "holds on this input" if kept else "not shown"
+        elif why or notes:
+            agrees = meta and not why and graph is not None and not graph.approximate
+            verdict, why = "holds on this input" if kept or agrees else "not shown", why or notes
         else:
             verdict = "exact"
         reports.append(MappingCheck(smooth, balance, size, change, verdict, why, omitted))
     return tuple(reports)
 
 
-def _disagreement(graph: ScaleGraph, wanted: Mapping[str, Tensor], offset: bool) -> tuple[str, tuple[str, ...]]:
-    """Why the graph does not show that log-scales of parameters keep the function in every mode; those left out."""
-    smooth, first = next(iter(wanted.items()))
-    none = torch.zeros(1, dtype=torch.int64)
-    untouched = ParamScales(row=none, col=none)
-    row, logs = torch.broadcast_tensors(graph.params.get(smooth, untouched).row, first)
-    numbers, logs = row[logs != 0], logs[logs != 0]
-    if not bool(numbers.all()):
-        reasons = [str(entry) for entry in graph.frozen_by_module.get(owner(smooth), ())]
-        return f"channels of '{owner(smooth)}' are not free: {'; '.join(reasons) or 'no scale group has them'}", ()
-    if graph.params[smooth].offset and not offset:
-        return f"'{smooth}' is used as {graph.params[smooth].offset:g} + weight", ()
-    u = torch.zeros(graph.units, dtype=torch.float64)
-    u[numbers.abs() - 1] = logs * numbers.sign()
-    log = graph.by_number(u)
-    omitted, other = [], []
-    for name in graph.shapes:
-        scales = graph.params.get(name, untouched)
-        ends = [end for end in (log[scales.row], -log[scales.col]) if bool(end.any())]
-        if bool((sum(ends, torch.zeros(1)) - wanted.get(name, 0)).any()):
-            (other if name in wanted else omitted).append(name)
-    if omitted:
-        return f"also read or made by {', '.join(omitted)}", tuple(omitted)
-    if other:
-        return f"the graph scales {', '.join(other)} in another way", ()
-    return "; ".join(graph.notes), ()
+@dataclass(frozen=True, eq=False, slots=True)
+class _Part:
+    """A parameter; or what belongs to one linear layer of one expert in a parameter of all experts."""
+
+    name: str
+    parameter: str
+    index: tuple[int | slice, ...] = ()
+
+    def of(self, values: Tensor) -> Tensor:
+        """This part of a tensor that broadcasts to the parameter."""
+        pairs = zip(self.index, values.shape, strict=False)
+        return values[tuple(key if n > 1 else 0 if isinstance(key, int) else slice(None) for key, n in pairs)]
 
 
-def _apply(check: Check, scaled: Mapping[str, Tensor], offsets: Mapping[str, float]) -> None:
-    """Multiply parameters by powers of two."""
+class _Scales:
+    """What a graph says of the parts of a model's parameters."""
+
+    def __init__(self, graph: ScaleGraph, parts: Mapping[str, _Part], offset: bool) -> None:
+        self.graph, self.parts, self.offset = graph, parts, offset
+        self.names = list(parts)
+        ends = [end.abs() for part in parts.values() for end in self._ends(part)]
+        ends = [end[end > 0] for end in ends]
+        spans = [[int(bound) for bound in end.aminmax()] if len(end) else [1, 0] for end in ends]
+        self.spans = torch.tensor(spans).reshape(-1, 2, 2)  # part, side, and first and last unit there
+
+    def _of(self, part: _Part) -> ParamScales:
+        none = torch.zeros(1, dtype=torch.int64)
+        return self.graph.params.get(part.parameter, ParamScales(row=none, col=none))
+
+    def _ends(self, part: _Part) -> tuple[Tensor, Tensor]:
+        scales = self._of(part)
+        return part.of(scales.row), part.of(scales.col)
+
+    def disagreement(self, wanted: Mapping[str, Tensor]) -> tuple[str, tuple[str, ...]]:
+        """Why the graph does not show that log-scales of parts keep the function in every mode; those left out."""
+        name, first = next(iter(wanted.items()))
+        smooth = self.parts[name]
+        row, logs = torch.broadcast_tensors(self._ends(smooth)[0], first)
+        numbers, logs = row[logs != 0], logs[logs != 0]
+        if not bool(numbers.all()):
+            reasons = [str(entry) for entry in self.graph.frozen_by_module.get(owner(smooth.parameter), ())]
+            return f"channels of '{owner(name)}' are not free: {'; '.join(reasons) or 'no scale group has them'}", ()
+        offset = self._of(smooth).offset
+        if offset and not self.offset:
+            return f"'{name}' is used as {offset:g} + weight", ()
+        low, high = (int(end) for end in numbers.abs().aminmax())
+        log = torch.zeros(high - low + 1, dtype=torch.float64)
+        log[numbers.abs() - low] = logs * numbers.sign()
+
+        def log_of(numbers: Tensor) -> Tensor:
+            place = numbers.abs() - low
+            inside = (place >= 0) & (place < len(log))
+            return torch.where(inside, log[place.clamp(0, len(log) - 1)] * numbers.sign(), 0)
+
+        near = ((self.spans[..., 0] <= high) & (self.spans[..., 1] >= low)).any(1).nonzero()[:, 0].tolist()
+        named = {self.parts[name].parameter for name in wanted}
+        omitted, other = {}, []
+        for name in dict.fromkeys([*(self.names[i] for i in near), *wanted]):
+            row, col = map(log_of, self._ends(self.parts[name]))
+            scaled = [end for end in (row, -col) if bool(end.any())]
+            if bool((sum(scaled, torch.zeros(1)) - wanted.get(name, 0)).any()):
+                if name in wanted:
+                    other.append(name)
+                else:
+                    parameter = self.parts[name].parameter
+                    omitted[name if parameter in named else parameter] = None
+        if omitted:
+            return f"also read or made by {', '.join(omitted)}", tuple(omitted)
+        if other:
+            return f"the graph scales {', '.join(other)} in another way", ()
+        return "", ()
+
+
+def _apply(check: Check, scaled: Mapping[_Part, Tensor], known: Mapping[str, ParamScales]) -> None:
+    """Multiply parts of parameters by powers of two."""
     with torch.inference_mode(False), torch.no_grad():
-        for name, exponents in scaled.items():
-            p, offset = check.model.get_parameter(name), offsets.get(name, 0.0)
+        for part, exponents in scaled.items():
+            p = part.of(check.model.get_parameter(part.parameter))
+            offset = known[part.parameter].offset if part.parameter in known else 0.0
             p.copy_((p.double() + offset) * exponents.exp2().to(p.device) - offset)
 
 
@@ -592,15 +640,15 @@ def _named(pattern: str, names: Iterable[str]) -> list[str]:
 
 
 def _resolve(
-    modules: Mapping[str, nn.Module], smooth: str, balance: Sequence[str]
+    layers: Mapping[str, _Layer], smooth: str, balance: Sequence[str]
 ) -> list[tuple[str, tuple[str, ...], str]]:
-    """The modules of an entry: smooth layer, its balance layers, and what is missing."""
+    """The layers of an entry: smooth layer, its balance layers, and what is missing."""
     found = []
-    for name in _named(smooth, modules):
+    for name in _named(smooth, layers):
         readers: list[str] = []
         missing = ""
         for pattern in balance:
-            others = [other for other in _named(pattern, modules) if other != name]
+            others = [other for other in _named(pattern, layers) if other != name]
             near = others if others == [pattern] else _nearest(name, others)
             missing = missing or ("" if near else f"no module near '{name}' is named '{pattern}'")
             readers += [other for other in near if other not in readers]
@@ -623,6 +671,51 @@ def _nearest(name: str, others: Sequence[str]) -> list[str]:
     return [other for other, depth in shared.items() if depth == top]
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class _Layer:
+    """A module, or a linear layer of an expert: the parts of parameters that it has, and the axes of its channels."""
+
+    kind: str
+    shape: tuple[int, ...]
+    weight: _Part | None
+    bias: _Part | None
+    made: int | None
+    read: int | None
+
+
+def _layers(model: nn.Module) -> tuple[dict[str, _Layer], dict[str, _Part]]:
+    """The layers that a mapping may name, and the parts of the model's parameters, by name.
+
+    Experts whose weights are one parameter count as linear layers, as in :func:`groups_to_awq_mappings`.
+    """
+    names = {id(p): name for name, p in model.named_parameters()}  # tied parameters have one name here
+    parts = {name: _Part(name, name) for name in names.values()}
+    layers: dict[str, _Layer] = {}
+    for module_name, module in model.named_modules():
+        own = dict(module.named_parameters(recurse=False))
+        weight, bias = (parts.get(names[id(own[key])]) if key in own else None for key in ("weight", "bias"))
+        shape = tuple(own["weight"].shape) if weight else ()
+        layers[module_name] = _Layer(type(module).__name__, shape, weight, bias, *_axes_of(module))
+        for key, made in _expert_axes(own, module).items():
+            halves, size = _HALVES[key], own[key].shape[1 + made]
+            cuts = [slice(k, None, len(halves)) for k in range(len(halves))]
+            if getattr(module, "is_concatenated", True):
+                cuts = [slice(size * k // len(halves), size * (k + 1) // len(halves)) for k in range(len(halves))]
+            bias_name = names.get(id(own.get(f"{key}_bias")))
+            for expert, (half, cut) in product(range(len(own[key])), zip(halves, cuts, strict=True)):
+                layer = f"{module_name}.{expert}.{half}"
+                index = (expert, slice(None), cut) if made else (expert, cut)
+                weight = _Part(f"{layer}.weight", names[id(own[key])], index)
+                bias = _Part(f"{layer}.bias", bias_name, (expert, cut)) if bias_name else None
+                shape = weight.of(own[key]).shape
+                layers[layer] = _Layer("expert", tuple(shape), weight, bias, made, 1 - made)
+                parts |= {part.name: part for part in (weight, bias) if part}
+            for name in (names[id(own[key])], bias_name or ""):
+                parts.pop(name, None)
+    layers.pop("", None)
+    return layers, parts
+
+
 def _axes_of(module: nn.Module) -> tuple[int | None, int | None]:
     """The axes of a module's weight along which its output and its input channels lie; None if there are none."""
     weight = getattr(module, "weight", None)
@@ -642,34 +735,45 @@ def _axes_of(module: nn.Module) -> tuple[int | None, int | None]:
     return (0, 1) if weight.ndim == 2 else (None, None)  # linear layers and routers
 
 
-_Places = list[tuple[nn.Parameter, int, int]]  # parameter, axis, and -1 where it is divided, else 1
+def _expert_axes(own: Mapping[str, nn.Parameter], module: nn.Module) -> dict[str, int]:
+    """The parameters of a module that hold the weights of all experts, and the axis of an expert's outputs in each."""
+    fused = {key: own[key].shape for key in _HALVES if key in own and own[key].ndim == 3}
+    if len(fused) != 2 or "down_proj" not in fused:
+        return {}
+    (_, rows, columns), (_, down_rows, down_columns) = fused.values()
+    transposed = getattr(module, "is_transposed", rows == down_columns and columns != down_rows)
+    return dict.fromkeys(fused, int(transposed))
 
 
-def _places(modules: Mapping[str, nn.Module], smooth: str, balance: Sequence[str]) -> tuple[int, _Places | str]:
+_Places = list[tuple[_Part, int, int, int, int]]  # number of axes, the axis, its size, and -1 where divided, else 1
+
+
+def _places(layers: Mapping[str, _Layer], smooth: str, balance: Sequence[str]) -> tuple[int, _Places | str]:
     """The number of factors of a mapping, and what they multiply and divide; or why there is nothing."""
-    made, _ = _axes_of(modules[smooth])
-    if made is None:
-        return 0, f"'{smooth}' ({type(modules[smooth]).__name__}) has no weight with output channels"
-    weight, bias = modules[smooth].get_parameter("weight"), getattr(modules[smooth], "bias", None)
-    places = [(weight, made, 1), *([(bias, 0, 1)] if isinstance(bias, nn.Parameter) else [])]
+    layer = layers[smooth]
+    if layer.made is None or layer.weight is None:
+        return 0, f"'{smooth}' ({layer.kind}) has no weight with output channels"
+    outputs, ndim = layer.shape[layer.made], len(layer.shape)
+    places = [(layer.weight, ndim, layer.made, outputs, 1)]
+    places += [(layer.bias, 1, 0, outputs, 1)] if layer.bias else []
     inputs = []
     for name in balance:
-        _, read = _axes_of(modules[name])
-        if read is None:
-            return 0, f"'{name}' ({type(modules[name]).__name__}) has no weight with input channels"
-        places.append((modules[name].get_parameter("weight"), read, -1))
-        inputs.append(places[-1][0].shape[read])
-    if len(set(inputs)) != 1 or not 0 < inputs[0] <= weight.shape[made]:
+        reader = layers[name]
+        if reader.read is None or reader.weight is None:
+            return 0, f"'{name}' ({reader.kind}) has no weight with input channels"
+        inputs.append(reader.shape[reader.read])
+        places.append((reader.weight, len(reader.shape), reader.read, inputs[-1], -1))
+    if len(set(inputs)) != 1 or not 0 < inputs[0] <= outputs:
         read = ", ".join(f"{n} of '{name}'" for n, name in zip(inputs, balance, strict=True))
-        return 0, f"{weight.shape[made]} outputs of '{smooth}' do not fit the inputs: {read or 'none'}"
+        return 0, f"{outputs} outputs of '{smooth}' do not fit the inputs: {read or 'none'}"
     return inputs[0], places
 
 
-def _spread(places: _Places, names: Mapping[int, str], values: Tensor) -> dict[str, Tensor]:
-    """Values of the channels, by name of the parameter, at the last entries of its axis; broadcast to it."""
+def _spread(places: _Places, values: Tensor) -> dict[str, Tensor]:
+    """Values of the channels, by name of the part, at the last entries of its axis; broadcast to it."""
     found: dict[str, Tensor] = {}
-    for p, axis, sign in places:
-        line = pad(sign * values, (p.shape[axis] - len(values), 0))
-        line = line.reshape([-1 if i == axis else 1 for i in range(p.ndim)])
-        found[names[id(p)]] = found.get(names[id(p)], 0) + line
+    for part, ndim, axis, size, sign in places:
+        line = pad(sign * values, (size - len(values), 0))
+        line = line.reshape([-1 if i == axis else 1 for i in range(ndim)])
+        found[part.name] = found.get(part.name, 0) + line
     return found

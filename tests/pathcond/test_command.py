@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pathcond.__main__ import FORMATS, build, load_config, main, mappings_as
-from pathcond.groups import scale_groups
+from pathcond import registry
+from pathcond.__main__ import FORMATS, build, entries_in, load_config, main, mappings_as
+from pathcond.groups import groups_to_awq_mappings, scale_groups, verify_mapping
 
 pytest.importorskip("transformers")
 SIZES = {
@@ -73,6 +74,41 @@ def test_verify_tells_exact_from_other_mappings(config: Path, capsys: pytest.Cap
     assert "also read or made by model.layers.0.mlp.up_proj.weight" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("model_type", ["deepseek_v3", "llama4_text", "aria_text"])
+def test_what_is_exported_for_fused_experts_verifies(
+    tmp_path: Path, model_type: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kind = registry.model_class(model_type).config_class
+    config, mapping = tmp_path / "config.json", tmp_path / "mapping"
+    config.write_text(json.dumps({"model_type": model_type} | registry.tiny_sizes(kind)))
+    model, example = build(load_config(str(config)))
+    groups = scale_groups(model, example)
+    for form in [form for form in FORMATS if form != "text"]:
+        mapping.write_text(mappings_as(form, model, groups))
+        checks = verify_mapping(model, example, entries_in(mapping), groups=groups)
+        assert {str(check) for check in checks if not check.exact} == set()
+    mapping.write_text(mappings_as("json", model, groups))
+    assert main(["verify", str(config), str(mapping)]) == 0
+    assert "experts.3.up_proj -> model.layers.1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("model_type", ["deepseek_v3", "llama4_text", "aria_text", "granitemoe", "gpt_oss"])
+def test_entries_for_single_experts_are_measured(model_type: str) -> None:
+    model, example = registry.tiny_model(model_type)
+    groups = scale_groups(model, example)
+    exported = groups_to_awq_mappings(groups)
+    checks = verify_mapping(model, example, exported, groups=groups)
+    assert {str(check) for check in checks if not check.exact} == set()
+    outside = next(entry for entry in exported if any("experts.3" in name for name in entry["balance_layers"]))
+    *others, left_out = outside["balance_layers"]
+    (check,) = verify_mapping(model, example, [outside | {"balance_layers": others}], groups=groups)
+    assert (check.verdict, check.omitted) == ("not exact", (f"{left_out}.weight",))
+    inside = [(f"{left_out[:-7]}{half}_proj", left_out.replace("up_proj", "down_proj")) for half in ("up", "gate")]
+    exact = [{"smooth_layer": smooth, "balance_layers": [read]} in exported for smooth, read in inside]
+    assert exact == [model_type != "gpt_oss", False]
+    assert [check.exact for check in verify_mapping(model, example, inside, groups=groups)] == exact
+
+
 def test_a_model_without_mappings_of_this_form_says_so(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (config / "config.json").write_text(json.dumps({"model_type": "nanochat", **SIZES, "num_key_value_heads": 2}))
     assert main(["mappings", str(config), "--format", "awq"]) == 0
@@ -86,7 +122,7 @@ def test_a_model_without_mappings_of_this_form_says_so(config: Path, capsys: pyt
     [
         (["groups", "nowhere/at/all"], "expected a configuration of transformers"),
         (["groups", "{bad}"], "not a multiple of the number of attention heads (5)"),
-        (["verify", "{config}", "nothing.json"], "expected a JSON file"),
+        (["verify", "{config}", "nothing.json"], "nothing.json' to hold what `pathcond mappings` prints"),
         (["check", "--registry", "no-library"], "expected --registry to be one of"),
     ],
 )
