@@ -136,6 +136,13 @@ def presets(folder: Path) -> list[str]:
     return [PAPER, *sorted(path.stem for path in (folder / "config").glob("*.yaml"))]
 
 
+def refuse_overlays(folder: Path, files: Sequence[Path | str], preset: Json) -> None:
+    """Raise a PaperError if the file of a preset is given as a configuration, which would be taken for the paper's."""
+    for path in map(Path, files):
+        if path.resolve().parent == (folder / "config").resolve() and path.stem != preset:
+            raise PaperError(f"--configfile: {path} belongs to a preset. Choose it by --config preset={path.stem}.")
+
+
 def of_preset(folder: Path, preset: Json = None) -> dict[str, Json]:
     """What the files of a checkout say for a preset; None: the one in config.yaml."""
     base, known = load(folder / "config.yaml"), presets(folder)

@@ -73,10 +73,13 @@ def test_jobs_run_in_the_container(sources: Tree, tmp_path: Path, monkeypatch: p
     assert "paper.experiments measure" in calls
 
 
-def test_broken_json_is_called_so(sources: Tree):
+def test_broken_json_and_the_file_of_a_preset_are_refused(sources: Tree):
     done = sources.snakemake("-n", experiments='{"toy": {"lr": ')
     assert done.returncode == 1
     assert "the configuration has 1 mistake:\n  experiments: expected JSON, got" in done.stdout
+    done = sources.snakemake("-n", "toy", "--configfile", "config/tiny.yaml", preset="paper")
+    assert done.returncode == 1
+    assert "config/tiny.yaml belongs to a preset. Choose it by --config preset=tiny." in done.stdout
 
 
 def test_the_schema_is_that_of_the_configuration():

@@ -35,14 +35,6 @@ def test_forced_training_runs_again(tree: Tree):
     assert tree.due(*TABLES) == {}
 
 
-def test_a_target_is_forced_with_all_it_needs_by_F(tree: Tree):
-    due = set(tree.due("timing", "-F"))
-    assert {"download generated", "measure_time timing", "aggregate timing", "figure timing"} <= due
-    assert "aggregate toy" not in due
-    due = set(tree.due("-F"))
-    assert {"download generated", "init mlp", "rescale mlp", "measure toy", "figure toy", "all"} <= due
-
-
 def test_more_runs_than_a_command_line_holds(tree: Tree):
     """A job names its batch; its runs are not on its command line."""
     tree.set("runs_per_job", {"fully_connected": 10_000})

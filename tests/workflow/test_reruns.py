@@ -7,7 +7,7 @@ import shutil
 import time
 
 from tests.faults.harm import flip
-from tests.workflow.tree import FEW, TABLES, TRAINED, Tree
+from tests.workflow.tree import FEW, TABLES, Tree
 
 
 def after(*experiments: str) -> set[str]:
@@ -114,14 +114,6 @@ def test_edited_modules(tree: Tree):
         assert set(tree.due()) == redone, path
         file.write_text(text)
         os.utime(file, (later, later))
-
-
-def test_versions(tree: Tree):
-    tree.edit("src/paper/runs.py", "TRAINING_VERSION = ", "TRAINING_VERSION = 9")
-    tree.edit("src/paper/experiments/regimes.py", "version=2", "version=99")
-    due = set(tree.due())
-    assert {*after("regimes", *TRAINED)} <= due
-    assert "aggregate toy" not in due
 
 
 def test_a_deleted_or_damaged_run_is_named_with_the_command_that_computes_it(tree: Tree):

@@ -32,6 +32,8 @@ CONFIG = (
 try:  # YAML errors with their lines, before Snakemake reads the files
     for path in [CONFIG, *workflow.overwrite_configfiles]:
         paper_config.load(Path(path))
+    chosen = workflow.config_settings.overwrite_config.get("preset")
+    paper_config.refuse_overlays(CHECKOUT, workflow.overwrite_configfiles, chosen)
 except PaperError as error:
     raise WorkflowError(str(error))
 

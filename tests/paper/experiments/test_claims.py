@@ -16,7 +16,6 @@ from tests.paper.experiments.tables import ROOT
 NEVER = math.nan
 YES, MIXED, SOME, NO, UNDECIDED, _ = verdicts.Answer
 AT_LEAST, AT_MOST, END = verdicts.AT_LEAST, verdicts.AT_MOST, verdicts.END
-CLAIMS = {claim.id: (name, claim) for name, found in EXPERIMENTS.items() for claim in found.claims}
 # They read the curves of single seeds, which the short tables leave out.
 BY_EPOCH = {"cifar_train_faster", "cifar_earlier", "cifar_lrs_shrinks", "cifar_lrs_small"}
 
@@ -180,10 +179,6 @@ def test_head_starts():
 
 
 # ---- all claims
-
-
-def test_ids_are_unique():
-    assert len(CLAIMS) == sum(len(found.claims) for found in EXPERIMENTS.values())
 
 
 def recorded():

@@ -96,14 +96,3 @@ def test_differences_of_independent_means_cover_the_truth():
         found = first.less(second)
         hits += [found.low <= 2.0 <= found.high]
     assert 0.93 < np.mean(hits) < 0.98
-
-
-def test_intervals_of_gains_that_share_a_baseline_cover_the_truth():
-    """Each method has an interval of its own; together they share the baseline's chance, which pooling would ignore."""
-    random, hits = np.random.default_rng(0), []
-    for _ in range(2000):
-        seeds, baseline = random.normal(0, 1, 5), random.normal(0, 1, 5)
-        methods = [seeds + random.normal(0.3, 0.5, 5) for _ in range(3)]
-        found = [Estimate.of(method - (seeds + baseline)) for method in methods]
-        hits += [estimate.low <= 0.3 <= estimate.high for estimate in found]
-    assert 0.93 < np.mean(hits) < 0.97
