@@ -8,12 +8,12 @@ optimizers add, the state is then what the optimizer would hold had it seen the 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 
 import torch
 from torch import Tensor, nn, optim
 
-from pathcond.checks import ApplyError, PathCondError, check_shapes, largest_entries, shared_memory
+from pathcond.checks import ApplyError, PathCondError, largest_entries, shared_memory
 from pathcond.graph import ParamScales, ScaleGraph
 from pathcond.isolation import on_cpu
 from pathcond.saved_scales import Scales
@@ -88,7 +88,15 @@ def apply_scales_(
 def scale_parameters_(model: nn.Module, graph: ScaleGraph, log_scales: Tensor, force: bool) -> None:
     """As :func:`apply_scales_`, for parameters alone."""
     parameters = dict(model.named_parameters())
-    _check_fit(parameters, graph, log_scales)
+    if tuple(log_scales.shape) != (graph.units,):
+        raise ApplyError(f"expected log_scales of shape ({graph.units},), got shape {tuple(log_scales.shape)}.")
+    if bad := int((~torch.isfinite(log_scales)).sum()):
+        raise ApplyError(f"expected finite log-scales, got {bad} NaN or infinite ones.")
+    if frozen := [name for name in graph.params if parameters[name].is_inference()]:
+        raise ApplyError(
+            f"expected parameters that can be written, got '{frozen[0]}' made in torch.inference_mode. Build or load "
+            "the model outside of it."
+        )
     logs = graph.by_number(log_scales.detach().double().cpu())
     with torch.inference_mode(False), torch.no_grad():
         if not force:
@@ -164,22 +172,6 @@ def _multiply_(graph: ScaleGraph, logs: Tensor, tensors: Iterable[tuple[str, Ten
                 made.mul_((sign * logs[end]).exp().to(made.dtype).to(made.device))
         if made is not tensor:
             tensor.copy_(made - offset)
-
-
-def _check_fit(parameters: Mapping[str, Tensor], graph: ScaleGraph, log_scales: Tensor) -> None:
-    """Raise if log-scales are not those of the graph, or the parameters not those of its model."""
-    if tuple(log_scales.shape) != (graph.units,):
-        raise ApplyError(f"expected log_scales of shape ({graph.units},), got shape {tuple(log_scales.shape)}.")
-    if not bool(torch.isfinite(log_scales).all()):
-        bad = int((~torch.isfinite(log_scales)).sum())
-        raise ApplyError(f"expected finite log-scales, got {bad} NaN or infinite ones.")
-    check_shapes(parameters, graph.shapes)
-    for name in graph.params:
-        if parameters[name].is_inference():
-            raise ApplyError(
-                f"expected parameters that can be written, got '{name}' made in torch.inference_mode. Build or load "
-                "the model outside of it."
-            )
 
 
 def _check_range(name: str, p: Tensor, scales: ParamScales, logs: Tensor, top: float) -> None:

@@ -43,19 +43,18 @@ class _State:
     and globals.
     """
 
-    places: list[Any] = field(default_factory=list)
-    contents: list[list[Any]] = field(default_factory=list)  # of the places, when they were found
+    places: list[tuple[Any, list[Any]]] = field(default_factory=list)  # with their elements when they were found
     tensors: list[Tensor] = field(default_factory=list)
     generators: list[Any] = field(default_factory=list)
 
     def changes(self) -> list[tuple[Any, list[Any], list[Any]]]:
         """The places that have other elements than when they were found, with those of then and of now."""
-        found = zip(self.places, self.contents, map(_elements, self.places), strict=True)
+        found = [(place, then, _elements(place)) for place, then in self.places]
         return [(p, then, now) for p, then, now in found if len(then) != len(now) or not all(map(is_, then, now))]
 
     def numbers(self) -> list[Any]:
         """The present plain values in all places."""
-        return [x for place in self.places for x in _elements(place) if type(x) in (int, float, str)]
+        return [x for place, _ in self.places for x in _elements(place) if type(x) in (int, float, str)]
 
     def states(self) -> list[Any]:
         """The states of random generators, with Python's and NumPy's, and of endless counters among the attributes."""
@@ -87,8 +86,8 @@ def _reachable(model: nn.Module, code: bool) -> _State:
         if not usual and isinstance(thing, (type, FunctionType)) and not (code and _is_own(thing)):
             continue
         if usual or isinstance(thing, (*_BOXES, _Globals, CellType, type)):
-            found.places.append(thing)
-            held = dict.values(thing) if isinstance(thing, dict) else _elements(thing)
+            held = _elements(thing)
+            found.places.append((thing, held))
             pending.extend([x for x in held if isinstance(x, (*_BOXES, tuple, type))] if kind is _Globals else held)
         elif isinstance(thing, Tensor):
             found.tensors.append(thing)
@@ -135,34 +134,6 @@ def held_tensors(model: nn.Module) -> list[Tensor]:
     return [t for t in _reachable(model, code=False).tensors if id(t) not in registered]
 
 
-@contextmanager
-def _untouched(model: nn.Module, tensors: bool) -> Iterator[_State]:
-    """Restore, after the block, the attributes of all submodules and the containers among these attributes.
-
-    So are the attributes of their classes, and the variables that their code names: globals and closures. Containers
-    and objects further away, or that hooks and forward methods write to, are restored only if the block added or
-    removed tensors there. Otherwise they are left alone, because they may be queues, logs or pools that live on.
-    Parameters and buffers are not restored: callers run the model on copies of them. With ``tensors``, the values of
-    other tensors among the attributes are restored too.
-    """
-    state = _reachable(model, code=True)
-    state.contents = [_elements(place) for place in state.places]
-    own = {id(thing) for m in model.modules() for thing in (vars(m), *vars(m).values())}
-    loose = [t for t in held_tensors(model) if not t.is_inference()] if tensors else []
-    saved = [(t, t.detach().clone()) for t in loose]
-    try:
-        yield state
-    finally:
-        for place, then, now in state.changes():
-            further = isinstance(place, _BOXES) and id(place) not in own
-            if not further or _has_tensor(now, then) or _has_tensor(then, now):
-                _refill(place, then)
-        with torch.no_grad():
-            for tensor, content in saved:
-                if not torch.equal(tensor, content):  # writes through `data` leave no trace in its version
-                    tensor.copy_(content)
-
-
 def _refill(place: Any, then: list[Any]) -> None:
     """Give a place the elements that it had; attributes that a class did not have are deleted."""
     half = len(then) // 2
@@ -181,12 +152,6 @@ def _refill(place: Any, then: list[Any]) -> None:
         place.update(named or then) if isinstance(place, (dict, set)) else place.extend(then)
 
 
-def _has_tensor(these: list[Any], those: list[Any]) -> bool:
-    """Whether these hold a tensor, also nested, in an element that those do not have."""
-    known = {id(thing) for thing in those}
-    return bool(tensors_in([thing for thing in these if id(thing) not in known]))
-
-
 def call_isolated(model: nn.Module, example_input: Any, training: bool | None) -> Any:
     """What a model returns on copies of an example's tensors and of its own buffers; nothing is left behind."""
     args, kwargs = map_tensors(Tensor.clone, as_arguments(example_input))
@@ -199,7 +164,13 @@ def call_isolated(model: nn.Module, example_input: Any, training: bool | None) -
 def isolated(
     model: nn.Module, training: bool | None, seed: int | None = None, tensors: bool = True
 ) -> Iterator[_State]:
-    """Run a model in a mode (None: as it is) without gradients, and restore it and the random states; see below.
+    """Run a model in a mode (None: as it is) without gradients, and restore it and the random states.
+
+    Restored are the attributes of all submodules and the containers among them, the attributes of their classes, and
+    the variables that their code names: globals and closures. Containers and objects further away, or that hooks and
+    forward methods write to, are restored only if tensors were added or removed there; else they may be queues, logs
+    or pools that live on. Parameters and buffers are not restored: callers run the model on copies of them. With
+    ``tensors``, the values of other tensors among the attributes are restored too.
 
     The cache of keys and values, which Hugging Face models return with their output, is off. Random numbers start from
     ``seed`` if it is given.
@@ -210,10 +181,14 @@ def isolated(
     settings += [(config, "use_cache", True, False) for config in configs if getattr(config, "use_cache", None) is True]
     devices = sorted({p.device.index for p in model.parameters() if p.is_cuda and seed is not None})
     numpy, (python, arrays) = sys.modules.get("numpy"), random_states()
+    own = {id(thing) for m in modules for thing in (vars(m), *vars(m).values())}
+    saved = [(t, t.detach().clone()) for t in held_tensors(model) if tensors and not t.is_inference()]
+    state = _State()
     try:
         for thing, name, _, value in settings:
             setattr(thing, name, value)
-        with torch.no_grad(), torch.random.fork_rng(devices=devices), _untouched(model, tensors) as state:
+        state = _reachable(model, code=True)
+        with torch.no_grad(), torch.random.fork_rng(devices=devices):
             if seed is not None:
                 random.seed(seed)
                 if numpy:
@@ -223,6 +198,15 @@ def isolated(
                     torch.cuda.default_generators[device].manual_seed(seed)
             yield state
     finally:
+        for place, then, now in state.changes():
+            before, after = {*map(id, then)}, {*map(id, now)}
+            moved = [x for x in (*then, *now) if (id(x) in before) != (id(x) in after)]
+            if not isinstance(place, _BOXES) or id(place) in own or tensors_in(moved):
+                _refill(place, then)
+        with torch.no_grad():
+            for tensor, content in saved:
+                if not torch.equal(tensor, content):  # writes through `data` leave no trace in its version
+                    tensor.copy_(content)
         random.setstate(python)
         if numpy:
             numpy.random.set_state(arrays)

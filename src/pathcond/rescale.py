@@ -245,24 +245,23 @@ def rescale_(
         (8, True)
         >>> report.undo_(model)
     """
-    options = SolverOptions(clamp=clamp, damping=0.0 if damping is None else damping)
-    return rescale_with(
-        model, example_input, options, damping is None, optimizer, objective, graph, check, trainable_only
-    )
+    return rescale_with(model, example_input, optimizer, objective, clamp, damping, graph, check, trainable_only)
 
 
 def rescale_with(
     model: nn.Module,
     example_input: Any,
-    options: SolverOptions,
-    default: bool,
     optimizer: Optimizer | None,
     objective: str,
+    clamp: float | None,
+    damping: float | None,
     graph: ScaleGraph | None,
     check: bool,
     trainable_only: bool,
+    sweeps: int = 10,
 ) -> Rescaling:
-    """As :func:`rescale_`, with the options of the solver; by ``default`` the damping is that of the objective."""
+    """As :func:`rescale_`, with another number of sweeps."""
+    options = SolverOptions(sweeps=sweeps, clamp=clamp, damping=0.0 if damping is None else damping)
     check_model(model)
     check_flags(check=check, trainable_only=trainable_only)
     check_choice("objective", objective, ("paths", "norms"))
@@ -279,7 +278,7 @@ def rescale_with(
     optimizer_buffers(model, graph.params, optimizer)  # raises before any work if the state cannot be rescaled
     still = [name for name, p in model.named_parameters() if trainable_only and not p.requires_grad]
     fixed = graph.touched_by(still)
-    if default:
+    if damping is None:
         options = replace(options, damping=1.0 if objective == "norms" else DEFAULT_DAMPING if graph.chain else 0.0)
     notes: tuple[str, ...] = ()
     if objective == "paths":

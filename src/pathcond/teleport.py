@@ -62,19 +62,9 @@ class Teleport:
         self.graph = extract_graph(model, example_input) if graph is None else graph
         optimizer_buffers(model, self.graph.params, optimizer)
         self.count, self._every = 0, every
-        options = SolverOptions(sweeps=sweeps, clamp=clamp, damping=0.0 if damping is None else damping)
-        self._rescale = partial(
-            rescale_with,
-            model,
-            example_input,
-            options,
-            damping is None,
-            optimizer,
-            objective,
-            self.graph,
-            False,
-            trainable_only,
-        )
+        SolverOptions(sweeps=sweeps, clamp=clamp, damping=damping or 0.0)  # raises where one is out of range
+        given = (optimizer, objective, clamp, damping, self.graph, False, trainable_only, sweeps)
+        self._rescale = partial(rescale_with, model, example_input, *given)
 
     def step(self) -> Rescaling | None:
         """Count one training step, and rescale on every ``every``-th; returns the :class:`pathcond.Rescaling`, or None.

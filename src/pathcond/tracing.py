@@ -17,7 +17,7 @@ import traceback
 import warnings
 import weakref
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import FunctionType
@@ -171,46 +171,39 @@ def signature(trace: Trace) -> str:
 Comparison = tuple[int, float, float]  # a size, the number made from it that was compared, what it was compared with
 
 
-_ARITHMETIC = """add radd sub rsub mul rmul floordiv rfloordiv mod rmod truediv rtruediv pow rpow neg abs round floor
-    ceil trunc and rand or ror xor rxor lshift rlshift rshift rrshift divmod rdivmod"""
-_COMPARISONS = "lt le gt ge eq ne bool"
-_CONVERSIONS = "int float hash str repr format"  # to what is not tracked
+_KINDS = {  # of methods of numbers; conversions are to what is not tracked
+    "compute": """add radd sub rsub mul rmul floordiv rfloordiv mod rmod truediv rtruediv pow rpow neg abs round floor
+        ceil trunc and rand or ror xor rxor lshift rlshift rshift rrshift divmod rdivmod""",
+    "compare": "lt le gt ge eq ne bool",
+    "convert": "int float hash str repr format",
+}
 
 
 def _tracked(base: type) -> type:
     """A class of sizes of tensors and numbers made from them, which tell ``seen`` what is done with them."""
 
-    def computed(name: str, method: Any) -> Any:
-        def compute(self: Any, *others: Any) -> Any:
-            mixed = base is int and isinstance(others[0] if others else None, float) and hasattr(float, name)
-            made = getattr(float, name)(float(base(self)), *others) if mixed else method(self, *others)
-            joint = self.joint or any(type(other) in _PLAIN for other in others)
-            return _sized(made, self.root, self.seen, joint)
+    def tracked(name: str, kind: str) -> Any:
+        method = getattr(base, name)
 
-        return compute
-
-    def compared(name: str, method: Any) -> Any:
-        def compare(self: Any, *other: Any) -> Any:
-            outcome, frame = method(self, *other), sys._getframe(1)
-            if isinstance(outcome, bool) and not _is_ours(frame):
-                self.seen.compare(frame, outcome, self, *(other or (0,)))
-            return outcome
-
-        return compare
-
-    def converted(name: str, method: Any) -> Any:
-        def convert(self: Any, *others: Any) -> Any:
-            if not _is_ours(sys._getframe(1)):
+        def call(self: Any, *others: Any) -> Any:
+            if kind == "compute":
+                mixed = base is int and isinstance(others[0] if others else None, float) and hasattr(float, name)
+                made = getattr(float, name)(float(base(self)), *others) if mixed else method(self, *others)
+                joint = self.joint or any(type(other) in _PLAIN for other in others)
+                return _sized(made, self.root, self.seen, joint)
+            result, frame = method(self, *others), sys._getframe(1)
+            if kind == "convert" and not _is_ours(frame):
                 self.seen.unseen[f"{name.strip('_')}() of a size"].append(base(self))
-            return method(self, *others)
+            elif isinstance(result, bool) and not _is_ours(frame):
+                self.seen.compare(frame, result, self, *(others or (0,)))
+            return result
 
-        return convert
+        return call
 
-    methods = {}
-    for wrapped, names in ((computed, _ARITHMETIC), (compared, _COMPARISONS), (converted, _CONVERSIONS)):
-        for name in [f"__{name}__" for name in names.split()] + (["bit_length"] if wrapped is computed else []):
-            if hasattr(base, name):
-                methods[name] = wrapped(name, getattr(base, name))
+    kinds = {f"__{name}__": kind for kind, names in _KINDS.items() for name in names.split()} | {
+        "bit_length": "compute"
+    }
+    methods = {name: tracked(name, kind) for name, kind in kinds.items() if hasattr(base, name)}
     return type(f"Tracked_{base.__name__}", (base,), methods)
 
 
@@ -326,7 +319,7 @@ class _Count:
         self.source = source
 
     def __bool__(self) -> bool:
-        raise DataDependentOutputException("`tolist`")
+        raise DataDependentOutputException("`tolist`")  # type: ignore[arg-type]
 
     __eq__ = __lt__ = __le__ = __gt__ = __ge__ = lambda self, other: bool(self)  # type: ignore[assignment]
 
@@ -609,23 +602,23 @@ def _check_memory(tensor: Tensor) -> None:
         raise RuntimeError("a tensor came through DLPack") from error
 
 
-def module_at_work(names: Mapping[int, str]) -> str:
-    """Name of the innermost module whose code is running, read off the Python stack."""
+def _frames() -> Iterator[Any]:
+    """The frames of the Python stack, the innermost first."""
     frame = sys._getframe(2)
     while frame is not None:
-        owner = frame.f_locals.get("self")
-        if isinstance(owner, nn.Module) and id(owner) in names:
-            return names[id(owner)]
+        yield frame
         frame = frame.f_back
-    return ""
+
+
+def module_at_work(names: Mapping[int, str]) -> str:
+    """Name of the innermost module whose code is running, read off the Python stack."""
+    owners = (frame.f_locals.get("self") for frame in _frames())
+    return next((names[id(o)] for o in owners if isinstance(o, nn.Module) and id(o) in names), "")
 
 
 def _caller(*skipped: str) -> Any:
     """The innermost frame whose module is none of these and in none of these packages."""
-    frame = sys._getframe(2)
-    while frame is not None and frame.f_globals.get("__name__", "").startswith(skipped):
-        frame = frame.f_back
-    return frame
+    return next((f for f in _frames() if not f.f_globals.get("__name__", "").startswith(skipped)), None)
 
 
 class _Kernels(TorchDispatchMode):
@@ -747,9 +740,8 @@ class Recorder:
             result = self._call(tape, arguments)
             outputs = tuple(tape.read(t) for t in outputs_in(result))
             asked = {**{name: tuple(seen) for name, seen in tape.unseen.items()}, **tape.turns}
-            written = [fake for _, fake in tape.fakes.values()] + tape.outside
             changed = bool(state.changes())
-            kept = tuple(tape.read(t) for t in self._kept(tape, changed, written))
+            kept = tuple(tape.read(t) for t in self._kept(tape, changed))
             traces = [Trace(tuple(tape.values), tuple(tape.calls), inputs, outputs)]
             if changed or kept:
                 numbers, first = state.numbers(), len(tape.calls)
@@ -809,11 +801,12 @@ class Recorder:
                 lost.append(constants.maker(value))
         return lost
 
-    def _kept(self, tape: Tape, changed: bool, written: list[Tensor]) -> list[Tensor]:
+    def _kept(self, tape: Tape, changed: bool) -> list[Tensor]:
         """Tensors that the pass leaves behind: the next call may depend on them. BatchNorm's counters are not.
 
-        They are in the model's attributes, or were ``written`` in place, wherever they are.
+        They are in the model's attributes, or were written in place, wherever they are.
         """
+        written = [*(fake for _, fake in tape.fakes.values()), *tape.outside]
         held = [t for t in held_tensors(self.model) if isinstance(t, FakeTensor)] if changed else []
         own = [t for name, t in self.tensors.items() if not name.endswith("num_batches_tracked")]
         return [t for t in (*own, *held, *written) if id(t) in tape.known and not tape.is_leaf(t)]
@@ -961,25 +954,25 @@ class Constants:
     def get(self, value: int) -> Tensor | None:
         """The tensor, or None if an input reaches the value."""
         if value not in self._cache:
-            sources = sorted(self._sources(value))  # each after those that it is made from
-            self._cache |= {v: self._leaf(v) for v in sources if v not in self._cache and v not in self._makers}
-            if all(self._cache.get(source, ...) is not None for source in sources):
-                for source in sources:
-                    if source not in self._cache:
-                        self._run(self._makers[source])
-        return self._cache.setdefault(value, None)
+            for source in sorted(self._sources(value)):  # each after those that it is made from
+                if source not in self._cache:
+                    self._compute(source)
+                if self._cache[source] is None:
+                    self._cache[value] = None
+                    break
+        return self._cache[value]
 
-    def _leaf(self, value: int) -> Tensor | None:
-        leaf = self._values[value].leaf
-        tensor = None if leaf is None or leaf.kind == "input" else self._tensors.get(leaf.name, leaf.tensor)
-        return None if tensor is None or isinstance(tensor, FakeTensor) or tensor.is_meta else tensor.detach()
-
-    def _run(self, call: Call) -> None:
-        """Compute what a call returns, and what it writes; a constant without a tensor makes others without one."""
+    def _compute(self, value: int) -> None:
+        """Set the tensor of a leaf, or all that a call returns and writes."""
+        call, leaf = self.maker(value), self._values[value].leaf
+        if call is None:
+            tensor = None if leaf is None or leaf.kind == "input" else self._tensors.get(leaf.name, leaf.tensor)
+            if tensor is not None and (isinstance(tensor, FakeTensor) or tensor.is_meta):
+                tensor = None
+            self._cache[value] = None if tensor is None else tensor.detach()
+            return
         self._cache |= dict.fromkeys(call.outs)
         inputs = {r: tensor for r in call.reads if (tensor := self._cache[r]) is not None}
-        if len(inputs) < len({*call.reads}):
-            return
         if call.mutates:
             inputs = {r: tensor.clone() for r, tensor in inputs.items()}
         cuda = sorted({t.device.index for t in inputs.values() if t.is_cuda})
