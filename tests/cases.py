@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Callable
 from contextlib import nullcontext
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -377,6 +377,11 @@ def tail(forward: Callable[[Any, Tensor, Tensor], Tensor], **parts: tuple[int, .
     return Lambda(lambda s, x: forward(s, F.relu(s.fc1(x)), x), fc1=L(6, 8), fc2=L(8, 5), **parts)
 
 
+def recurrent(head: nn.Module, **options: Any) -> Lambda:
+    rnn = nn.RNN(3, 4, nonlinearity="relu", batch_first=True, **options)
+    return Lambda(lambda s, x: s.o(s.r(x)[0]), r=rnn, o=head)
+
+
 def unruled(layer: Callable[[Any, Tensor], Tensor], **parts: nn.Module | tuple[int, ...]) -> Lambda:
     """A layer without a rule in front of a ReLU."""
     model = Lambda(lambda s, x: s.out(F.relu(layer(s, x))), **parts, out=L(8, 2))
@@ -423,6 +428,7 @@ QK = ("q.weight", "q.bias", "k.weight", "k.bias")
 CASES = [
     Case("mlp", 9, 0, mlp(3, 4, 5, 2), (3, 3)),
     Case("mlp_bn", 9, 0, mlp(3, 4, 5, 2, norm=nn.BatchNorm1d), (3, 3)),
+    Case("mlp_bn_over_all_batches", 9, 0, mlp(3, 4, 5, 2, norm=partial(nn.BatchNorm1d, momentum=None)), (3, 3)),
     Case("mlp_ln", 9, 0, mlp(3, 4, 5, 2, norm=nn.LayerNorm), (3, 3)),
     Case("mlp_leaky", 4, 0, mlp(3, 4, 2, act=lambda: nn.LeakyReLU(0.2)), (3, 3)),
     Case("mlp_prelu", 4, 0, mlp(3, 4, 2, act=lambda: nn.PReLU(4)), (3, 3)),
@@ -644,6 +650,12 @@ CASES = [
     Case("einsum_of_a_view", 0, 8, unruled(
         lambda s, x: torch.einsum("bi,hoi->bho", x, s.w.view(2, 4, 5)).flatten(1), w=(8, 5)), (3, 5)),
     Case("computed_weight", 0, 8, unruled(lambda s, x: F.linear(x, s.w - s.w.mean()), w=(8, 5)), (3, 5)),
+    # recurrent layers with ReLU are followed step by step
+    Case("rnn", 4, 0, recurrent(L(4, 2)), (2, 5, 3)),
+    Case("rnn_two_ways", 8, 0, recurrent(L(8, 2), bidirectional=True), (2, 5, 3)),
+    Case("rnn_two_layers", 8, 0, recurrent(L(4, 2), num_layers=2, dropout=0.5, bias=False), (2, 5, 3)),
+    Case("rnn_cell", 4, 0, Lambda(
+        lambda s, x: s.o(s.r(x, s.r(x))), r=nn.RNNCell(3, 4, nonlinearity="relu"), o=L(4, 2)), (2, 3)),
     Case("lstm", 0, 8, unruled(lambda s, x: s.lstm(x)[0], lstm=nn.LSTM(5, 8)), (3, 5)),
 ]  # fmt: skip
 

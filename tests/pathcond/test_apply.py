@@ -4,6 +4,8 @@ import copy
 import itertools
 import math
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,15 +15,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn, optim
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_leaves
 
 import pathcond
 from pathcond.apply import OPTIMIZER_STATE
-from tests.cases import BY_NAME, Lambda, mlp, random_scales
+from tests.cases import BY_NAME, Lambda, mlp, random_scales, rescaled
 from tests.cases import one_hidden_layer as net
 
 
-def unchanged(model: nn.Module, state: dict[str, Tensor]) -> bool:
-    return all(torch.equal(state[k], v) for k, v in model.state_dict().items())
+@contextmanager
+def unchanged(model: nn.Module, optimizer: optim.Optimizer | None = None) -> Iterator[None]:
+    """Neither the model's state nor the optimizer's is another one after the block."""
+    before = copy.deepcopy((model.state_dict(), optimizer and optimizer.state_dict()["state"]))
+    yield
+    after = model.state_dict(), optimizer and optimizer.state_dict()["state"]
+    assert all(bool(torch.as_tensor(a == b).all()) for a, b in zip(*map(tree_leaves, (before, after)), strict=True))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
@@ -58,27 +66,25 @@ def test_gradients_flags_and_identity_stay():
 @pytest.mark.parametrize(("log", "what"), [(15.0, "overflow"), (-15.0, "vanish")])
 def test_overflow_is_refused_and_nothing_written(log, what):
     model, x = mlp(3, 4, 2).half(), torch.ones(1, 3).half()
-    state = copy.deepcopy(model.state_dict())
     graph = pathcond.extract_graph(model, x)
     scales = torch.tensor([log, 0, 0, 0])
-    with pytest.raises(pathcond.ApplyError, match=rf"float16.*would {what}.*clamp=.*model.float\(\)"):
+    words = rf"float16.*would {what}.*clamp=.*model.float\(\)"
+    with unchanged(model), pytest.raises(pathcond.ApplyError, match=words):
         pathcond.apply_scales_(model, graph, scales)
-    assert unchanged(model, state)
+    before = model[0].weight.clone()
     pathcond.apply_scales_(model, graph, scales, force=True)
-    assert not unchanged(model, state)
+    assert not torch.equal(model[0].weight, before)
 
 
 def test_wrong_scales_and_models_are_refused():
     case = BY_NAME["mlp"]
     model, x = case.model(), case.input()
     graph = pathcond.extract_graph(model, x)
-    state = copy.deepcopy(model.state_dict())
     bad = torch.zeros(9)
     bad[2] = math.nan
     for u, words in ((torch.ones(3), r"shape \(9,\).*got shape \(3,\)"), (bad, "1 NaN"), (None, "expected log_scales")):
-        with pytest.raises(pathcond.ApplyError, match=words):
+        with unchanged(model), pytest.raises(pathcond.ApplyError, match=words):
             pathcond.apply_scales_(model, graph, u)
-    assert unchanged(model, state)
     with pytest.raises(pathcond.ApplyError, match=r"'0\.weight' of shape \(4, 3\), got shape \(5, 3\)"):
         pathcond.apply_scales_(mlp(3, 5, 5, 2).double(), graph, torch.ones(9))
     with pytest.raises(pathcond.ApplyError, match="no such parameter"):
@@ -123,26 +129,23 @@ def gradients_(model: nn.Module, divide_by: dict[str, Tensor] | None = None) -> 
 def test_state_is_what_the_rescaled_model_would_have_given(name):
     """The reference optimizer sees, from its first step on, the gradients that the rescaled model has.
 
-    The gradients of all steps are those at the initial weights, so that both see the same ones up to the factors; then
-    the state and, for one step, the update of the weights must agree.
+    The learning rate is zero at first, so that both see the same gradients up to the factors; then the state and, for
+    one step, the update of the weights must agree.
     """
     assert {kind.__name__ for kind in OPTIMIZER_STATE} == {name.split()[0] for name in OPTIMIZERS}
-    model = state_net()
-    optimizer = OPTIMIZERS[name](list(model.parameters()))
-    initial = copy.deepcopy(model.state_dict())
+    model, seen = state_net(), state_net()
+    optimizer, reference = (OPTIMIZERS[name](list(m.parameters())) for m in (model, seen))
+    rate = optimizer.param_groups[0]["lr"]
     graph = pathcond.extract_graph(model, X)
     u = random_scales(graph)
-    scaled = copy.deepcopy(model)
-    pathcond.apply_scales_(scaled, graph, u)
-    factors = {n: p.detach() / initial[n] for n, p in scaled.named_parameters()}
-    seen = state_net()
-    reference = OPTIMIZERS[name](list(seen.parameters()))
-    for _ in range(6):  # RAdam starts as SGD for five steps
-        for m, o, divide_by in ((model, optimizer, None), (seen, reference, factors)):
-            m.load_state_dict(initial)
+    scaled = rescaled(model, graph)
+    factors = {n: p.detach() / model.get_parameter(n).detach() for n, p in scaled.named_parameters()}
+    for m, o, divide_by in ((model, optimizer, None), (seen, reference, factors)):
+        o.param_groups[0]["lr"] = 0.0
+        for _ in range(6):  # RAdam starts as SGD for five steps
             gradients_(m, divide_by)
             o.step()
-    model.load_state_dict(initial)
+        o.param_groups[0]["lr"] = rate
     pathcond.apply_scales_(model, graph, u, optimizer=optimizer)
     moved, atol = 0, 1e-25 if name == "Adamax" else 0.0  # Adamax adds eps to gradients that are zero
     for (n, p), q in zip(model.named_parameters(), seen.parameters(), strict=True):
@@ -178,17 +181,13 @@ def test_unknown_state_is_refused_before_anything_is_changed(make):
     optimizer = make(model.parameters())
     gradients_(model)
     optimizer.step()
-    weights, state = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict()["state"])
     for call in (
         lambda: pathcond.rescale_(model, X, optimizer=optimizer),
         lambda: pathcond.apply_scales_(model, pathcond.extract_graph(model, X), torch.ones(11), optimizer=optimizer),
         lambda: pathcond.Teleport(model, X, every=1, optimizer=optimizer),
     ):
-        with pytest.raises(pathcond.PathCondError, match="optimizer=None"):
+        with unchanged(model, optimizer), pytest.raises(pathcond.PathCondError, match="optimizer=None"):
             call()
-    assert unchanged(model, weights)
-    now = optimizer.state_dict()["state"]
-    assert all(bool(torch.as_tensor(now[i][k] == v).all()) for i, entries in state.items() for k, v in entries.items())
 
 
 # ---- files
@@ -258,17 +257,15 @@ def test_another_function_is_refused_and_the_weights_are_put_back(wrap, monkeypa
     optimizer = optim.Adam(model.parameters())
     hidden(model, data()).sum().backward()
     optimizer.step()
-    weights, state = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict()["state"])
+    weights = model.a.weight.clone()
     drawn = torch.get_rng_state()
     monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: pytest.fail("random state of all GPUs changed"))
-    with pytest.raises(pathcond.PathCondError, match=r"changed by .* restored.*submodule.*check=False"):
+    words = r"changed by .* restored.*submodule.*check=False"
+    with unchanged(model, optimizer), pytest.raises(pathcond.PathCondError, match=words):
         pathcond.rescale_(model, data(), optimizer=optimizer)
-    assert unchanged(model, weights)
-    now = optimizer.state_dict()["state"]
-    assert all(torch.equal(now[i][k], v) for i, entries in state.items() for k, v in entries.items())
     assert torch.equal(torch.get_rng_state(), drawn)
     assert pathcond.rescale_(model, data(), check=False).units == 8
-    assert not unchanged(model, weights)
+    assert not torch.equal(model.a.weight, weights)
 
 
 def test_random_numbers_stay():
@@ -360,15 +357,12 @@ def test_a_forward_pass_that_stops_leaves_the_weights(call, error, raised, words
         return s.b(F.relu(s.a(x)))
 
     model = net(forward)
-    weights = copy.deepcopy(model.state_dict())
-    with pytest.raises(raised, match=words):
+    with unchanged(model), pytest.raises(raised, match=words):
         pathcond.rescale_(model, data())
-    assert unchanged(model, weights)
 
 
 def test_an_interrupt_while_weights_are_written(monkeypatch):
     model = net()
-    weights = copy.deepcopy(model.state_dict())
 
     def half(model, *_, **__):
         with torch.no_grad():
@@ -376,9 +370,8 @@ def test_an_interrupt_while_weights_are_written(monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("pathcond.rescale.scale_parameters_", half)
-    with pytest.raises(KeyboardInterrupt):
+    with unchanged(model), pytest.raises(KeyboardInterrupt):
         pathcond.rescale_(model, data())
-    assert unchanged(model, weights)
 
 
 def test_outputs_with_few_digits_left_or_rounded():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import random
 import warnings
 from collections import deque
 from collections.abc import Callable
@@ -216,7 +215,7 @@ def test_indices_in_an_object_are_an_input(kind):
     assert graph.units == 1  # the channels share one scale, because any order may come
 
 
-# ---- sizes and random numbers
+# ---- sizes
 
 
 SIZES: dict[str, Callable[[Tensor], int]] = {  # ways of code to learn the size of its input as a plain number
@@ -257,13 +256,6 @@ def test_branches_on_sizes_are_seen_or_said(way):
     if not any("not shown to be exact" in str(w.message) for w in said):
         assert_kept(model, graph, few, many)
     assert_kept(model, pathcond.extract_graph(model, pathcond.Inputs(few, many)), few, many)
-
-
-def test_random_numbers_of_python_are_said():
-    model = net(lambda s, x: s.b(F.relu(s.a(x)) if random.random() < 0.5 else s.a(x).tanh()))
-    random.seed(next(seed for seed in range(20) if random.Random(seed).random() < 0.4))  # the branch of the ReLU
-    with pytest.warns(pathcond.PathCondWarning, match="random numbers"):
-        assert pathcond.extract_graph(model, normal(3, 8)).units == 6
 
 
 # ---- graphs of other models

@@ -45,29 +45,6 @@ def test_steps_are_those_of_the_cpu(name):
     torch.testing.assert_close(torch.tensor(there.objective), torch.tensor(here.objective), rtol=1e-12, atol=0)
 
 
-def test_a_reused_graph_with_grouped_layers():
-    case = BY_NAME["grouped"]
-    model, x = case.model().eval(), case.input()[:1]
-    graph = pathcond.extract_graph(model, x)
-    g = pathcond.compute_diag_g(model, x, graph=graph)
-    for power in (1.0, 2.0, 0.5):
-        given = {n: t**power for n, t in g.items()}
-        there = pathcond.solve(graph, {n: t.cuda() for n, t in given.items()})
-        torch.testing.assert_close(there.log_scales, pathcond.solve(graph, given).log_scales, rtol=0, atol=1e-9)
-
-
-def test_small_variance_is_solved_in_logarithms():
-    torch.manual_seed(0)
-    model = mlp(*[8] * 12).double()
-    for p in model.parameters():
-        p.data.normal_(0, 1e-4)
-    x = torch.ones(1, 8).double()
-    graph = pathcond.extract_graph(model, x)
-    g = pathcond.compute_diag_g(model, x)
-    there = pathcond.solve(graph, {n: t.cuda() for n, t in g.items()})
-    torch.testing.assert_close(there.log_scales, pathcond.solve(graph, g).log_scales, rtol=0, atol=1e-8)
-
-
 def test_settings_are_left_as_found():
     model, x = mlp(3, 8, 2).cuda(), torch.ones(1, 3, device="cuda")
     torch.backends.cuda.matmul.allow_tf32 = True

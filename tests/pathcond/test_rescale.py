@@ -63,27 +63,9 @@ def test_the_default_is_half_of_ten_sweeps(name):
     assert report.objective[-1] == pytest.approx(rescaled.objective(0 * u) - linear, rel=1e-9)
 
 
-def shortcuts() -> list[nn.Module]:
-    """Networks of which a value is read twice: a sum, a concatenation, a gate, branches with two outputs."""
-
-    def made(forward) -> nn.Module:
-        return Lambda(forward, a=nn.Linear(4, 6), b=nn.Linear(6, 6), c=nn.Linear(6, 2), d=nn.Linear(12, 2))
-
-    def hidden(s, x):
-        return F.relu(s.a(x))
-
-    return [
-        made(lambda s, x: (h := hidden(s, x), s.c(F.relu(h + s.b(h))))[1]),
-        made(lambda s, x: (h := hidden(s, x), s.d(torch.cat((h, F.relu(s.b(h))), 1)))[1]),
-        made(lambda s, x: (h := hidden(s, x), s.c(h * torch.sigmoid(s.b(h))))[1]),
-        made(lambda s, x: (h := hidden(s, x), (s.c(h), s.b(h)))[1]),
-    ]
-
-
-@pytest.mark.parametrize("number", range(4))
-def test_networks_with_shortcuts_stay_as_they_are_unless_damping_or_norms_is_given(number):
-    torch.manual_seed(0)
-    model, x = shortcuts()[number], torch.randn(3, 4)
+@pytest.mark.parametrize("name", ["residual_mlp", "concat", "squeeze_excite", "sdpa", "lora"])
+def test_networks_with_shortcuts_stay_as_they_are_unless_damping_or_norms_is_given(name):
+    model, x = BY_NAME[name].model(), BY_NAME[name].input()
     before = copy.deepcopy(model.state_dict())
     with pytest.warns(pathcond.PathCondWarning, match=r"shortcuts, unless damping=0\.5 is given"):
         report = pathcond.rescale_(model, x)

@@ -153,43 +153,6 @@ def test_sums_with_factors():
     assert_rules(model, torch.ones(1, 3).double(), 4, total)
 
 
-@pytest.mark.parametrize("options", [{}, {"bidirectional": True}, {"num_layers": 2, "dropout": 0.5, "bias": False}])
-def test_recurrent_layers_with_relu(options):
-    torch.manual_seed(0)
-    sides = 2 if options.get("bidirectional") else 1
-    rnn = nn.RNN(3, 4, nonlinearity="relu", batch_first=True, **options)
-    model = Lambda(lambda s, x: s.o(s.r(x)[0]), r=rnn, o=nn.Linear(4 * sides, 2)).double()
-
-    def total(q):
-        x = torch.ones(5, 3).double()
-        for layer in range(options.get("num_layers", 1)):
-            found = []
-            for end in ("", "_reverse")[:sides]:
-                wi, wh, bi, bh = (q.get(f"r.{n}_l{layer}{end}", torch.zeros(4).double())
-                                  for n in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"))  # fmt: skip
-                h, steps = torch.zeros(4).double(), []
-                for now in x.flip(0) if end else x:
-                    h = wi @ now + bi + wh @ h + bh
-                    steps.append(h)
-                found.append(torch.stack(steps[::-1] if end else steps))
-            x = torch.cat(found, -1)
-        return x @ q["o.weight"].T + q["o.bias"]
-
-    assert_rules(model, torch.randn(2, 5, 3).double(), 4 * sides * options.get("num_layers", 1), total)
-
-
-def test_a_recurrent_cell_with_relu():
-    torch.manual_seed(0)
-    cell = nn.RNNCell(3, 4, nonlinearity="relu")
-    model = Lambda(lambda s, x: s.o(s.r(x, s.r(x))), r=cell, o=nn.Linear(4, 2)).double()
-
-    def total(q):
-        first = q["r.weight_ih"].sum(1) + q["r.bias_ih"] + q["r.bias_hh"]
-        return q["o.weight"] @ (first + q["r.weight_hh"] @ first) + q["o.bias"]
-
-    assert_rules(model, torch.randn(2, 3).double(), 4, total)
-
-
 def test_grid_sample_at_positions_made_from_data():
     torch.manual_seed(0)
     model = Lambda(

@@ -10,17 +10,15 @@ from torch import Tensor, nn
 
 import pathcond
 from pathcond import PathCondError, Teleport, rescale_
+from tests.cases import mlp
 
 
 def net() -> nn.Sequential:
     torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 5, 3), nn.ReLU(),
-        nn.Flatten(), nn.Linear(20, 3),
-    ).double()  # fmt: skip
+    return mlp(3, 8, 6, 2, norm=nn.BatchNorm1d).double()
 
 
-X: Tensor = torch.randn(8, 2, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+X: Tensor = torch.randn(8, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
 
 def test_it_counts_and_rescales_on_every_nth_call() -> None:
