@@ -50,6 +50,8 @@ def due(given: argparse.Namespace, specs: list[Spec]) -> list[Spec]:
     """Those of the runs that are to be computed."""
     found = results.due(given.results, specs, given.again)
     tables = [runs.result_path(given.results, spec) for spec in found]
+    for folder in {path.parent for path in tables}:
+        results.check_folder(folder)
     results.check_free([*tables, *(path.with_suffix(".json") for path in tables), *filter(None, [given.index])])
     if len(found) < len(specs):
         cli.say(f"{len(specs) - len(found)} of {len(specs)} runs exist and are reused")

@@ -85,21 +85,20 @@ def _is_at(path: Path, file: int) -> bool:
         return False
 
 
-def check_folder(path: Path) -> None:
-    """Raise if files cannot be written to a folder, before hours are spent on them."""
+def check_folder(path: Path, access: int = os.W_OK) -> None:
+    """Raise if a path is no folder in which files can be written (or read: `os.R_OK`), before hours are spent."""
     there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
-    if not (there.is_dir() and os.access(there, os.W_OK)):
+    if not (there.is_dir() and os.access(there, access)):
         raise PaperError(
             f"cannot write {path}: {there} is not a folder that may be written. Move it, or choose another."
         )
 
 
 def check_free(paths: Iterable[Path]) -> None:
-    """Raise if one of these files cannot be written because its folder cannot, or a folder has its name."""
+    """Raise if a folder has the name of one of these files."""
     for path in paths:
         if path.is_dir():
             raise PaperError(f"{path}: expected a file or nothing, got a folder. Move it elsewhere, or remove it.")
-        check_folder(path.parent)
 
 
 def write_bytes(path: Path, content: bytes) -> None:

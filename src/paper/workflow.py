@@ -49,7 +49,7 @@ class Workflow:
         kept = found.results / found.preset
         stages = [path for path in kept.glob("*") if path.suffix not in FILES]
         for written in (found.results / "data", kept, *stages, Path("figures") / found.preset):
-            results.check_folder(written)
+            results.check_folder(written, os.R_OK)  # recorded runs may be protected
             results.check_free(path for path in written.glob("*") if path.suffix in FILES)
         return found
 
