@@ -28,11 +28,13 @@ from pathcond.graph import ScaleGraph
 from pathcond.inputs import as_arguments, map_tensors, tensors_in
 from pathcond.isolation import call_isolated, full_precision, on_cpu
 from pathcond.rules import TABLE
+from pathcond.rules.base import Operation
 from pathcond.rules.normalization import MEASURES
 from pathcond.rules.paths import PathSums
-from pathcond.tracing import Call, Constants, Ref, Trace, module_at_work, record, refs, run
+from pathcond.tracing import Call, Constants, Ref, Trace, module_at_work, record
 
 _TINY = 1.0e-20  # a float32 entry this far below the largest of its tensor may come from others that vanished
+_LEAST = 1.0e-30  # and so may any entry below this
 _FITS = 600.0  # largest logarithm that is multiplied into float64 entries; leaves room for their own range
 
 
@@ -135,7 +137,7 @@ def scaled_diag_g(
         with _plain_numbers(model):
             p = _path_sums(model, example_input, trace, pooling, number_format, largest)
             p.smooth, p.statistics = bool(smooth), measured
-            with torch.no_grad():
+            with torch.enable_grad():
                 _forward(p)
                 p.backward()
             return p
@@ -157,67 +159,50 @@ def _forward(p: PathSums) -> None:
     for value in p.trace.inputs:
         if p.trace.values[value].dtype.is_floating_point:
             p.start(value)
-        else:
-            p.integer.add(value)
-    reads = [[ref.id for ref in refs([*call.args, call.kwargs])] for call in p.trace.calls]
-    last = {value: index for index, values in enumerate(reads) for value in values}
-    outputs = set(p.trace.outputs)
-    for index, (call, values) in enumerate(zip(p.trace.calls, reads, strict=True)):
+    last = {value: index for index, call in enumerate(p.trace.calls) for value in call.reads}
+    outputs, made = set(p.trace.outputs), set[int]()  # made from parameters alone
+    for index, call in enumerate(p.trace.calls):
         operation = TABLE.get(call.fn)
-        kind = "" if operation is None else operation.kind
-        if _stays_zero(p, kind, values):
-            p.zero.update(out for out in call.outs if p.trace.values[out].dtype.is_floating_point)
-            continue
-        if operation is not None and operation.layer:
-            p.sums |= {v: p.zeros(v) for v in values if v in p.zero}  # its bias starts paths
-        if not _reached(p, call, kind, values):
-            if operation is not None and p.weights.issuperset(call.outs):
-                _show(p, call, operation.view, values)
-            continue
-        if operation is None:
-            p.barrier(call)
-        else:
-            operation.paths(p, call, operation.bind(call.args, call.kwargs))
-        for value in values:
-            if last[value] == index and value not in outputs:
-                p.sums.pop(value, None)
+        if _reached(p, call, "" if operation is None else operation.kind, made):
+            if operation is None:
+                p.barrier(call)
+            else:
+                operation.paths(p, call, operation.bind(call.args, call.kwargs))
+            for value in call.reads:
+                if last[value] == index and value not in outputs:
+                    p.sums.pop(value, None)
+        elif p.trace.data.isdisjoint(call.reads) and any(r in made or p.constants.is_parameter(r) for r in call.reads):
+            made.update(call.outs)
+            if operation is not None and operation.constant and not call.mutates:
+                _follow(p, call, operation)
 
 
-def _show(p: PathSums, call: Call, view: str, reads: list[int]) -> None:
-    """Follow a call on a parameter alone: as it is, elsewhere, times a constant, or plus one."""
-    sources = [r for r in dict.fromkeys(reads) if p.is_parameter(Ref(r))]
-    if len(sources) != 1 or not view or call.mutates or (view == "shift" and len(reads) > 1):
+def _follow(p: PathSums, call: Call, operation: Operation) -> None:
+    """Follow a call on one parameter and constants, the result of which is linear in it, or it plus a number."""
+    sources = [r for r in dict.fromkeys(call.reads) if p.is_parameter(Ref(r))]
+    if len(sources) != 1 or (operation.kind == "add" and len(call.reads) > 1):
         return
-    source = Ref(sources[0])
-    if view == "factor":
-        p.show(call, source, lambda x: call.fn(*(x if y == source else p.square(y).at(0.0) for y in call.args[:2])))
-    elif view == "layout":
-        p.show(call, source, lambda x: run(call, lambda r: x if r == source.id else p.known(Ref(r))))
+    source, out = sources[0], call.outs[0]
+    p.sums[source] = p.leaf(Ref(source))
+    if operation.kind == "add":  # its square, with the gradient with respect to that of the parameter
+        p.sum(call, [Ref(source), p.square(Ref(out))], lambda x, square: square + (x - x.detach()))
     else:
-        p.show(call, source, (lambda x: x) if view == "same" else None)
+        operation.paths(p, call, operation.bind(call.args, call.kwargs))
+    del p.sums[source]
+    p.weights |= {out: p.sums.pop(out) for out in call.outs}
 
 
-def _stays_zero(p: PathSums, kind: str, reads: list[int]) -> bool:
-    """Whether a call makes zeros, or only moves or copies zeros."""
-    if kind == "zeros":
-        return not any(r in p.sums for r in reads)
-    return kind in ("move", "reshape", "same", "pass") and bool(reads) and p.zero.issuperset(reads)
-
-
-def _reached(p: PathSums, call: Call, kind: str, reads: list[int]) -> bool:
+def _reached(p: PathSums, call: Call, kind: str, made: set[int]) -> bool:
     """Whether a path crosses a call or starts at it; integers start one if a layer reads them, not if a mask does."""
-    known = any(r in p.sums for r in reads)
-    integer = [r for r in reads if r in p.integer and r not in p.sums] if p.integer else []
-    if kind == "embedding" or (known and not (integer and kind == "cat")):
+    known = any(r in p.sums for r in call.reads)
+    if kind in ("embedding", "zeros") or (known and kind != "cat"):
         return True
-    layer = known or any(r in p.weights or p.constants.is_parameter(r) for r in reads)
-    if integer and layer:
+    integer = [r for r in call.reads if r in p.trace.data and r not in p.sums]
+    if integer and (known or any(r in made or p.constants.is_parameter(r) for r in call.reads)):
         numbers = [r for r in integer if p.trace.values[r].dtype.is_floating_point]
         known = known or bool(numbers) or not kind
         for r in numbers:
             p.start(r)
-    if not known:
-        (p.integer if integer else p.weights if layer else set()).update(call.outs)
     return known
 
 
@@ -246,10 +231,13 @@ def _plain_numbers(model: nn.Module) -> Iterator[None]:
 
 
 def _near_underflow(p: PathSums) -> bool:
-    """Whether an entry computed in float32 may have lost digits, or have become zero, by underflow."""
-    found = [t for g in p.diagonal.values() if (t := g.t).numel()]
-    ends = [(torch.where(t > 0, t, math.inf).amin(), t.amax()) for t in found]
-    return p.underflow or any(float(low) < _TINY * float(high) for low, high in ends)
+    """Whether an entry computed in float32 may have lost digits, or have become zero, by underflow; or is not finite."""
+    for g in (g.t for g in p.diagonal.values() if g.t.numel()):
+        low, high = (float(end) for end in torch.aminmax(g))
+        least = max(_TINY * high, _LEAST)
+        if not math.isfinite(high) or (low < least and bool(((g > 0) & (g < least)).any())):
+            return True
+    return p.underflow
 
 
 # ---- statistics of normalizations, measured on the example input

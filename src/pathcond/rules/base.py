@@ -434,9 +434,8 @@ class Operation:
         scales: how scales cross it: sets the group maps of its results, see :class:`pathcond.ScalePropagation`.
         paths: how path sums cross it: sets the path sums of its results, see :class:`pathcond.PathSums`.
         layer: whether it maps data by weights, and so makes units.
-        view: how it shows a parameter: ``same`` (as it is), ``layout`` (its elements elsewhere), ``factor`` (times a
-            constant), ``shift`` (plus a constant), or not (empty).
-        constant: whether its scale rule also holds for values that depend on no input, or the rule for these.
+        constant: whether its scale rule also holds for values that depend on no input, or the rule for these. Of one
+            parameter and constants its result is then linear in the parameter, or it plus a number.
         logical: whether its scale rule also holds where the result is not of a floating-point type.
     """
 
@@ -445,7 +444,6 @@ class Operation:
     scales: ScaleRule
     paths: PathRule
     layer: bool = False
-    view: str = ""
     constant: bool | ScaleRule = False
     logical: bool = False
 

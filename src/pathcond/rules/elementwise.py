@@ -116,8 +116,7 @@ def _zero_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
 
 
 def _zero_paths(p: PathSums, call: Call, a: Arguments) -> None:
-    for out in call.outs:
-        p.sums[out] = p.zeros(out)
+    p.sums |= {out: p.zeros(out) for out in call.outs if p.trace.values[out].dtype.is_floating_point}
 
 
 # ---- sums and maxima
@@ -270,7 +269,7 @@ OPERATIONS = [
     ),
     *entries(
         "clone contiguous detach alias positive requires_grad_ data to type float double half bfloat16 cuda cpu",
-        "same", "input", _same_scales, pass_paths, view="same", constant=True,
+        "same", "input", _same_scales, pass_paths, constant=True,
     ),
     *entries("prelu", "prelu", "input weight", _prelu_scales, pass_paths),
     *entries("clamp clip", "clamp", "input min max", _clamp_scales, _clamp_paths),
@@ -290,7 +289,7 @@ OPERATIONS = [
     *entries("zeros zeros_like new_zeros zero_", "zeros", "input", _zero_scales, _zero_paths),
     *entries(
         "add __radd__ __add__ __iadd__ sub subtract __sub__ __isub__ rsub __rsub__",
-        "add", "input other alpha", add_scales, add_paths, view="shift", constant=_weight_offset,
+        "add", "input other alpha", add_scales, add_paths, constant=_weight_offset,
     ),
     *entries(
         "maximum minimum fmax fmin", "maximum", "input other", add_scales, partial(add_paths, maximum=True),
@@ -299,13 +298,13 @@ OPERATIONS = [
     *entries("where", "where", "input condition other", _where_scales, add_paths, namespaces=[Tensor]),
     *entries(
         "mul multiply __mul__ __rmul__ __imul__",
-        "mul", "input other", _mul_scales, _mul_paths, view="factor", constant=_weight_factor,
+        "mul", "input other", _mul_scales, _mul_paths, constant=_weight_factor,
     ),
     *entries("masked_fill", "mask", "input mask value", _masked_scales, pass_paths),
     *entries("glu", "glu", "input dim", _glu_scales, _glu_paths),
     *entries(
         "div divide true_divide __truediv__ __itruediv__ __div__",
-        "div", "input other rounding_mode", _div_scales, partial(_mul_paths, divide=True), view="factor",
+        "div", "input other rounding_mode", _div_scales, partial(_mul_paths, divide=True),
         constant=partial(_weight_factor, divide=True),
     ),
 ]  # fmt: skip

@@ -26,22 +26,19 @@ from pathcond.tracing import Call, Constants, Ref, Trace, flatten, refs
 
 _LOG2 = math.log(2.0)
 _NEAR = 16  # largest power of two of an entry that is left as it is
-_LOG_ZERO = -1.0e30  # log of a path sum of zeros: far below any other, and finite
+_LEAST = -80.0  # logarithm of a factor near the smallest numbers of float32
 
 
 @dataclass(frozen=True, slots=True)
 class Scaled:
-    """The tensor ``t * exp(log)``."""
+    """The tensor ``t * exp(log)``; zeros that are constant have a ``log`` of minus infinity."""
 
     t: Tensor
     log: float
 
     def normalized(self) -> Scaled:
         """The same tensor with the largest entry of ``t`` near 1; exact, since a power of two is moved."""
-        top = float(self.t.amax()) if self.t.numel() else 0.0
-        if not top > 0:
-            return Scaled(self.t, _LOG_ZERO)
-        power = math.frexp(top)[1]
+        power = math.frexp(float(self.t.detach().amax()))[1] if self.t.numel() else 0
         if abs(power) <= _NEAR:
             return self
         return Scaled(self.t * 2.0 ** -(power // 2) * 2.0 ** (power // 2 - power), self.log + power * _LOG2)
@@ -55,17 +52,13 @@ class Scaled:
         return Scaled(self.at(log) + other.at(log), log)
 
 
-# One step of the backward pass: the values made, and what passes their gradients on to the values read.
-_Step = tuple[tuple[int, ...], Callable[[Sequence[Scaled | None]], None]]
-
-
 @dataclass
 class PathSums:
     """Path sums of all values of a trace; after the backward pass ``diagonal`` holds diag(G) by parameter.
 
     A rule is called as ``rule(p, call, a)`` with this object, the recorded call and its arguments by name. It ends
     with :meth:`copy`, :meth:`sum`, :meth:`product` or :meth:`barrier`. A parameter is a value like any other: its path
-    sum is its square, and diag(G) the gradient with respect to it.
+    sum is its square, and diag(G) the gradient with respect to it, by autograd.
 
     Attributes:
         pooling: ``exact``, ``plain`` or ``all``; see :func:`pathcond.compute_diag_g`.
@@ -73,13 +66,10 @@ class PathSums:
         statistics: squared slope ``1 / (var + eps)`` of normalizations measured on data, by the value they make.
         largest: largest absolute entry of parameters and buffers, by name.
         sums: path sum of each value that a path leads to.
+        weights: squares of parameters, and of values made from one that are linear in it.
         gates: values without a path of their own, such as attention weights and masks; as a factor they count as 1.
         normalizers: reciprocals of data; a value multiplied by one is normalized, which ends its paths.
-        trainable: values with a parameter before them, the only ones whose gradient is needed.
-        zero: values that are zeros by construction, such as the first state of a recurrent network.
-        integer: values made from inputs of integers alone; ``weights``: values made from parameters alone.
-        shown: squares of those of the latter that are linear in their parameter.
-        underflow: whether the square of an entry became zero.
+        underflow: whether an entry other than zero became zero, or nearly so.
     """
 
     trace: Trace
@@ -92,38 +82,34 @@ class PathSums:
     alias: Mapping[str, str] = field(default_factory=dict)
     largest: Mapping[str, float] = field(default_factory=dict)
     sums: dict[int, Scaled] = field(default_factory=dict)
-    shown: dict[int, Scaled] = field(default_factory=dict)
+    weights: dict[int, Scaled] = field(default_factory=dict)
     diagonal: dict[str, Scaled] = field(default_factory=dict)
     gates: set[int] = field(default_factory=set)
     normalizers: set[int] = field(default_factory=set)
-    integer: set[int] = field(default_factory=set)
-    weights: set[int] = field(default_factory=set)
-    trainable: set[int] = field(default_factory=set)
-    zero: set[int] = field(default_factory=set)
     underflow: bool = False
-    _ends: list[tuple[int, torch.Size]] = field(default_factory=list)
-    _steps: list[_Step] = field(default_factory=list)
-    _gradients: dict[int, Scaled] = field(default_factory=dict)
+    _ends: list[Scaled] = field(default_factory=list)
+    _leaves: list[tuple[str, Scaled]] = field(default_factory=list)
 
     # ---- the whole pass
 
     def backward(self) -> None:
         """One backward pass from ones at every output and in front of every barrier; fills ``diagonal``."""
-        outputs = [(value, self.sums[value].t.shape) for value in self.trace.outputs if value in self.sums]
-        one = torch.ones((), dtype=self.dtype, device=self.device)
-        for value, shape in (*outputs, *self._ends):
-            self.add_gradient(value, Scaled(one.expand(shape), 0.0))
+        ends = [self.sums[value] for value in self.trace.outputs if value in self.sums] + self._ends
+        ends = [end for end in ends if end.t.requires_grad]
+        if not ends:
+            return
+        top = max(end.log for end in ends)
+        self._near_zero(ends, top)
+        total = torch.stack([end.at(top).sum() for end in ends]).sum()
         self.sums.clear()
-        while self._steps:
-            outs, backward = self._steps.pop()  # the closure, and the path sums it holds, are freed next
-            gradients = [self._gradients.pop(out, None) for out in outs]
-            if any(g is not None for g in gradients):
-                backward(gradients)
-        for value, gradient in self._gradients.items():
-            leaf = self.trace.values[value].leaf
-            if leaf is not None and leaf.kind == "param":
-                name = self.alias.get(leaf.name, leaf.name)
-                self.diagonal[name] = self.diagonal[name] + gradient if name in self.diagonal else gradient
+        self.weights.clear()
+        self._ends.clear()
+        del ends
+        gradients = torch.autograd.grad(total, [leaf.t for _, leaf in self._leaves], allow_unused=True)
+        for (name, leaf), gradient in zip(self._leaves, gradients, strict=True):
+            if gradient is not None:
+                found = Scaled(gradient, top - leaf.log)
+                self.diagonal[name] = self.diagonal[name] + found if name in self.diagonal else found
 
     # ---- results of a call
 
@@ -172,10 +158,9 @@ class PathSums:
 
     def between(
         self, arguments: Sequence[Any], function: Callable[..., Any], joint: bool = True, log: float = 0.0
-    ) -> Ref:
-        """A value that the trace does not have, such as a layer's result without its bias."""
-        made = Ref(-1 - len(self._steps))
-        self._apply((made.id,), arguments, function, joint, log)
+    ) -> Scaled:
+        """The path sum of a value that the trace does not have, such as a layer's result without its bias."""
+        (made,) = self._made(arguments, function, joint, log)
         return made
 
     def _apply(
@@ -186,50 +171,51 @@ class PathSums:
         joint: bool,
         extra: float = 0.0,
     ) -> None:
-        """Set path sums; the gradient of each result is passed on to the arguments by autograd."""
-        terms = [
-            x if isinstance(x, Scaled) else self.sums[x.id] if self.on_path(x) else self.square(x) for x in arguments
-        ]
-        logs = [0.0 if term.log == _LOG_ZERO else term.log for term in terms]
-        log = max(term.log for term in terms) if joint else sum(logs) + extra
-        needed = [x.id in self.trainable if self.on_path(x) else self.is_parameter(x) for x in arguments]
-        leaves = [(m.at(log) if joint else m.t).detach().requires_grad_(n) for m, n in zip(terms, needed, strict=True)]
-        with torch.enable_grad():
-            results = flatten(function(*leaves))
-        for out, result in zip(outs, results, strict=False):
-            made = Scaled(result.detach(), log)
-            made = made if joint else made.normalized()
-            self.sums[out] = made if out < 0 else Scaled(made.t.expand(self.trace.values[out].shape), made.log)
-            if any(needed):
-                self.trainable.add(out)
+        """Set path sums."""
+        for out, made in zip(outs, self._made(arguments, function, joint, extra), strict=False):
+            self.sums[out] = Scaled(made.t.expand(self.trace.values[out].shape), made.log)
 
-        def backward(gradients: Sequence[Scaled | None]) -> None:
-            known = [(r, g) for r, g in zip(results, gradients, strict=False) if g is not None and r.requires_grad]
-            if not known:
-                return
-            top = max(g.log for _, g in known)
-            seeds = [g.at(top).sum_to_size(r.shape) for r, g in known]
-            wanted = [i for i, n in enumerate(needed) if n]
-            found = torch.autograd.grad([r for r, _ in known], [leaves[i] for i in wanted], seeds, allow_unused=True)
-            for i, gradient in zip(wanted, found, strict=True):
-                if gradient is not None:
-                    passed = Scaled(gradient, top) if joint else Scaled(gradient, top + log - logs[i]).normalized()
-                    self.add_gradient(arguments[i].id, passed)
+    def _made(
+        self, arguments: Sequence[Any], function: Callable[..., Any], joint: bool, extra: float = 0.0
+    ) -> list[Scaled]:
+        """What a function makes from path sums and squares: of all on one scale, or of each on its own."""
+        terms = [self._term(x) for x in arguments]
+        top = max(term.log for term in terms)
+        for i, x in enumerate(arguments):
+            if isinstance(x, Ref) and x.id not in self.weights and self.is_parameter(x):
+                terms[i] = self.leaf(x, top if joint else -math.inf)
+        log = max(term.log for term in terms) if joint else sum(term.log for term in terms) + extra
+        if joint:
+            self._near_zero(terms, log)
+        results = flatten(function(*[term.at(log) if joint else term.t for term in terms]))
+        return [Scaled(result, log) if joint else Scaled(result, log).normalized() for result in results]
 
-        self._steps.append((outs[: len(results)], backward))
+    def _term(self, x: Any) -> Scaled:
+        """The path sum of an argument, or its square."""
+        if isinstance(x, Ref):
+            return self.sums.get(x.id) or self.weights.get(x.id) or self.square(x)
+        return x if isinstance(x, Scaled) else self.square(x)
+
+    def leaf(self, parameter: Ref, log: float = -math.inf) -> Scaled:
+        """The square of a parameter, with respect to which the gradient is taken, with at least this logarithm."""
+        if parameter.id not in self.weights:
+            square = self.square(parameter)
+            log = max(log, square.log)
+            made = Scaled(square.at(log), log if log > -math.inf else 0.0)
+            leaf = self.trace.values[parameter.id].leaf
+            name = "" if leaf is None else self.alias.get(leaf.name, leaf.name)
+            self._leaves.append((name, Scaled(made.t.requires_grad_(), made.log)))
+            self.weights[parameter.id] = made
+        return self.weights[parameter.id]
+
+    def _near_zero(self, terms: Sequence[Scaled], log: float) -> None:
+        """Note whether terms nearly vanish beside others."""
+        far = any(-math.inf < term.log < log + _LEAST for term in terms)
+        self.underflow = self.underflow or (far and self.dtype is torch.float32)
 
     def is_parameter(self, x: Any) -> bool:
-        """Whether an argument is a parameter, or a call on one that :meth:`show` follows."""
-        return isinstance(x, Ref) and (x.id in self.shown or self.constants.is_parameter(x.id))
-
-    def show(self, call: Call, source: Ref, function: Callable[..., Any] | None) -> None:
-        """A call on a parameter alone: ``function`` of the squared parameter; None where it adds a constant to it."""
-        if function is not None:
-            self._apply(call.outs, [source], function, joint=True)
-            self.shown |= {out: self.sums.pop(out) for out in call.outs}
-            return
-        self.shown[call.outs[0]] = self.square(Ref(call.outs[0]))
-        self._steps.append((call.outs[:1], lambda g: self.add_gradient(source.id, g[0]) if g[0] else None))
+        """Whether an argument is a parameter, or a value made from one and linear in it."""
+        return isinstance(x, Ref) and (x.id in self.weights or self.constants.is_parameter(x.id))
 
     def barrier(self, call: Call) -> None:
         """Paths end in front of a call, and new ones start behind it; its results count as 1 where they multiply."""
@@ -240,22 +226,17 @@ class PathSums:
             if dtype.is_floating_point or dtype.is_complex:
                 self.start(out)
                 self.gates.add(out)
-            self.trainable.discard(out)
 
     def end_path(self, value: int) -> None:
         """Paths that reach a value end in it, as in an output."""
         if value in self.sums and value not in self.gates:
-            self._ends.append((value, self.sums[value].t.shape))
-
-    def add_gradient(self, value: int, gradient: Scaled) -> None:
-        """Add to the gradient of a value."""
-        self._gradients[value] = self._gradients[value] + gradient if value in self._gradients else gradient
+            self._ends.append(self.sums[value])
 
     # ---- constants and parameters
 
     def on_path(self, x: Any) -> bool:
         """Whether a path leads to an argument."""
-        return isinstance(x, Ref) and x.id in self.sums
+        return isinstance(x, Scaled) or (isinstance(x, Ref) and x.id in self.sums)
 
     def constant(self, x: Any) -> Tensor | None:
         """The tensor of a number, or of an argument that depends on no input; None for data."""
@@ -276,18 +257,16 @@ class PathSums:
 
     def square(self, x: Any) -> Scaled:
         """Squared entries of a constant or parameter; infinite entries count as zero."""
-        if isinstance(x, Ref) and x.id in self.shown:
-            return self.shown[x.id]
         tensor = self.known(x)
         top = self.largest_entry(x)
         if math.isinf(top) or math.isnan(top):  # a mask of -inf, say: parameters are checked before
             tensor = torch.where(tensor.isfinite(), tensor, 0.0)
             top = float(tensor.abs().amax())
         if not top > 0:
-            return Scaled(torch.zeros(tensor.shape, dtype=self.dtype, device=self.device), _LOG_ZERO)
+            return Scaled(torch.zeros(tensor.shape, dtype=self.dtype, device=self.device), -math.inf)
         found = (tensor.to(self.dtype) / top).square_()
-        vanished = self.dtype is torch.float32 and found.count_nonzero() < tensor.count_nonzero()
-        self.underflow = self.underflow or bool(vanished)
+        if self.dtype is torch.float32 and not float(found.amin()) > 0:
+            self.underflow = self.underflow or bool(((found == 0) & (tensor != 0)).any())
         return Scaled(found, 2 * math.log(top))
 
     def largest_entry(self, x: Any) -> float:
@@ -301,4 +280,4 @@ class PathSums:
     def zeros(self, value: int) -> Scaled:
         """A path sum of zeros in the shape of a value."""
         shape = self.trace.values[value].shape
-        return Scaled(torch.zeros(shape, dtype=self.dtype, device=self.device), _LOG_ZERO)
+        return Scaled(torch.zeros(shape, dtype=self.dtype, device=self.device), -math.inf)

@@ -260,23 +260,21 @@ def _write_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
         s.freeze_through(call, f"is changed in place through `{view.call.name}`")
 
 
-_LAYOUT = {"view": "layout", "constant": True}
-
 OPERATIONS = [
     *entries(
         "view reshape flatten unflatten ravel squeeze unsqueeze",
-        "reshape", "input", _reshape_scales, _reshape_paths, **_LAYOUT,
+        "reshape", "input", _reshape_scales, _reshape_paths, constant=True,
     ),
     *entries(
         "permute transpose t swapaxes swapdims movedim moveaxis adjoint expand broadcast_to repeat tile roll flip "
         "fliplr flipud narrow select split split_with_sizes chunk tensor_split unbind hsplit vsplit unsafe_chunk "
         "unsafe_split index_select gather take_along_dim __getitem__ channel_shuffle "
         "native_channel_shuffle pixel_shuffle pixel_unshuffle T mT H mH",
-        "move", "input", _move_scales, move_paths, **_LAYOUT,
+        "move", "input", _move_scales, move_paths, constant=True,
     ),
     *entries(
         "diagonal rot90 repeat_interleave unfold",
-        "move", "input", _move_scales, move_paths, namespaces=[torch, Tensor], **_LAYOUT,
+        "move", "input", _move_scales, move_paths, namespaces=[torch, Tensor], constant=True,
     ),
     *entries(
         "stack hstack vstack dstack", "move", "tensors dim", _move_scales, move_paths, namespaces=[torch],
