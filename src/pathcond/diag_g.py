@@ -7,8 +7,8 @@ parameters on an all-ones input.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -28,7 +28,7 @@ from pathcond.graph import ScaleGraph
 from pathcond.inputs import as_arguments, map_tensors, tensors_in
 from pathcond.isolation import call_isolated, full_precision, on_cpu
 from pathcond.rules import TABLE
-from pathcond.rules.base import Operation
+from pathcond.rules.base import Arguments, Operation
 from pathcond.rules.normalization import MEASURES
 from pathcond.rules.paths import PathSums
 from pathcond.tracing import Call, Constants, Ref, Trace, module_at_work, record
@@ -129,18 +129,21 @@ def scaled_diag_g(
         smooth = graph.options["smooth"] if smooth is None else smooth
     largest = check_finite(model, parameters)
     trace = record(model, example_input, training=False) if graph is None else graph.trace_of(model, example_input)
-    slopes = measure_slopes(model, example_input, trace) if statistics == "input" else {}
-    example_input, trace = _single_example(model, example_input, trace)
-    measured = {call.outs[0]: slopes[key] for key, call in _normalizations(trace) if key in slopes}
+    single, trace = _single_example(model, example_input, trace)
+    slopes = _measured_slopes(model, example_input, trace) if statistics == "input" else {}
+    constants, alias = Constants(trace, model), shared_memory(model)[0]
+    device = next(model.parameters()).device
+    for value, tensor in zip(trace.inputs, tensors_in(as_arguments(single)), strict=True):
+        if not tensor.is_floating_point():
+            constants.know(value, tensor)
 
     def passes(number_format: torch.dtype) -> PathSums:
-        with _plain_numbers(model):
-            p = _path_sums(model, example_input, trace, pooling, number_format, largest)
-            p.smooth, p.statistics = bool(smooth), measured
-            with torch.enable_grad():
-                _forward(p)
-                p.backward()
-            return p
+        p = PathSums(trace, constants, number_format, device, pooling, bool(smooth), slopes, alias, largest)
+        full = torch.autocast(device.type, enabled=False), full_precision()
+        with torch.inference_mode(False), torch.enable_grad(), full[0], full[1]:
+            _forward(p)
+            p.backward()
+        return p
 
     wide = any(p.dtype == torch.float64 for p in parameters.values())
     first = dtype or (torch.float64 if wide else torch.float32)
@@ -160,10 +163,10 @@ def _forward(p: PathSums) -> None:
         if p.trace.values[value].dtype.is_floating_point:
             p.start(value)
     last = {value: index for index, call in enumerate(p.trace.calls) for value in call.reads}
-    outputs, made = set(p.trace.outputs), set[int]()  # made from parameters alone
+    outputs = set(p.trace.outputs)
     for index, call in enumerate(p.trace.calls):
         operation = TABLE.get(call.fn)
-        if _reached(p, call, "" if operation is None else operation.kind, made):
+        if _reached(p, call, "" if operation is None else operation.kind):
             if operation is None:
                 p.barrier(call)
             else:
@@ -171,67 +174,41 @@ def _forward(p: PathSums) -> None:
             for value in call.reads:
                 if last[value] == index and value not in outputs:
                     p.sums.pop(value, None)
-        elif p.trace.data.isdisjoint(call.reads) and any(r in made or p.constants.is_parameter(r) for r in call.reads):
-            made.update(call.outs)
-            if operation is not None and operation.constant and not call.mutates:
-                _follow(p, call, operation)
+        elif operation is not None and operation.constant and not call.mutates:
+            _follow(p, call, operation)
 
 
-def _follow(p: PathSums, call: Call, operation: Operation) -> None:
-    """Follow a call on one parameter and constants, the result of which is linear in it, or it plus a number."""
-    sources = [r for r in dict.fromkeys(call.reads) if p.is_parameter(Ref(r))]
-    if len(sources) != 1 or (operation.kind == "add" and len(call.reads) > 1):
-        return
-    source, out = sources[0], call.outs[0]
-    p.sums[source] = p.leaf(Ref(source))
-    if operation.kind == "add":  # its square, with the gradient with respect to that of the parameter
-        p.sum(call, [Ref(source), p.square(Ref(out))], lambda x, square: square + (x - x.detach()))
-    else:
-        operation.paths(p, call, operation.bind(call.args, call.kwargs))
-    del p.sums[source]
-    p.weights |= {out: p.sums.pop(out) for out in call.outs}
-
-
-def _reached(p: PathSums, call: Call, kind: str, made: set[int]) -> bool:
+def _reached(p: PathSums, call: Call, kind: str) -> bool:
     """Whether a path crosses a call or starts at it; integers start one if a layer reads them, not if a mask does."""
     known = any(r in p.sums for r in call.reads)
     if kind in ("embedding", "zeros") or (known and kind != "cat"):
         return True
-    integer = [r for r in call.reads if r in p.trace.data and r not in p.sums]
-    if integer and (known or any(r in made or p.constants.is_parameter(r) for r in call.reads)):
-        numbers = [r for r in integer if p.trace.values[r].dtype.is_floating_point]
+    data = [r for r in call.reads if r in p.trace.data and r not in p.sums]
+    if data and (known or any(p.constants.made_from_parameters(r) for r in {*call.reads} - p.trace.data)):
+        numbers = [r for r in data if p.trace.values[r].dtype.is_floating_point]
         known = known or bool(numbers) or not kind
         for r in numbers:
             p.start(r)
     return known
 
 
-def _path_sums(
-    model: nn.Module,
-    example_input: Any,
-    trace: Trace,
-    pooling: str,
-    dtype: torch.dtype,
-    largest: Mapping[str, float],
-) -> PathSums:
-    constants = Constants(trace, model)
-    device = next(model.parameters()).device
-    for value, tensor in zip(trace.inputs, tensors_in(as_arguments(example_input)), strict=True):
-        if not tensor.is_floating_point():
-            constants.know(value, tensor)
-    return PathSums(trace, constants, dtype, device, pooling, alias=shared_memory(model)[0], largest=largest)
-
-
-@contextmanager
-def _plain_numbers(model: nn.Module) -> Iterator[None]:
-    """Compute in full precision whatever the caller's inference mode, autocast and TF32 settings; restores them."""
-    kind = next(model.parameters()).device.type
-    with torch.inference_mode(False), torch.autocast(kind, enabled=False), full_precision():
-        yield
+def _follow(p: PathSums, call: Call, operation: Operation) -> None:
+    """Follow a call on one parameter and constants, whose result is linear in it, or is the sum of it and a number."""
+    out, sources = call.outs[0], [r for r in dict.fromkeys(call.reads) if p.is_parameter(Ref(r))]
+    if len(sources) != 1 or (operation.kind == "add" and len(call.reads) > 1):
+        return
+    source = sources[0]
+    p.sums[source] = p.leaf(Ref(source))
+    if operation.kind == "add":  # its square, with the gradient with respect to that of the parameter
+        p.sum(call, [Ref(source), p.square(Ref(out))], lambda x, square: square + (x - x.detach()))
+    elif p.trace.values[out].dtype.is_floating_point:
+        operation.paths(p, call, operation.bind(call.args, call.kwargs))
+    del p.sums[source]
+    p.weights |= {out: p.sums.pop(out) for out in call.outs if out in p.sums}
 
 
 def _near_underflow(p: PathSums) -> bool:
-    """Whether an entry computed in float32 may have lost digits, or have become zero, by underflow; or is not finite."""
+    """Whether an entry computed in float32 is not finite, or may have lost digits or become zero by underflow."""
     for g in (g.t for g in p.diagonal.values() if g.t.numel()):
         low, high = (float(end) for end in torch.aminmax(g))
         least = max(_TINY * high, _LEAST)
@@ -243,6 +220,12 @@ def _near_underflow(p: PathSums) -> bool:
 # ---- statistics of normalizations, measured on the example input
 
 
+def _measure_of(function: Any) -> Callable[[Arguments], Tensor | None] | None:
+    """What measures the squared slope ``1 / (var + eps)`` of a normalization; None for other functions."""
+    operation = TABLE.get(function)
+    return None if operation is None else MEASURES.get(operation.kind)
+
+
 class _Measure(TorchFunctionMode):
     """Measures the slope of every normalization in a forward pass, by module and number of the call within it."""
 
@@ -250,50 +233,43 @@ class _Measure(TorchFunctionMode):
         super().__init__()
         self.names = {id(module): name for name, module in model.named_modules()}
         self.slopes: dict[tuple[str, int], Tensor | None] = {}
-        self.calls: dict[str, int] = {}
+        self.calls: Counter[str] = Counter()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        operation = TABLE.get(func)
-        if operation is not None and operation.kind in MEASURES:
+        measure = _measure_of(func)
+        if measure is not None:
             where = module_at_work(self.names)
-            number = self.calls[where] = self.calls.get(where, -1) + 1
-            arguments = operation.bind(args, kwargs or {})
             with torch._C.DisableTorchFunctionSubclass():
-                self.slopes[where, number] = MEASURES[operation.kind](arguments)
+                self.slopes[where, self.calls[where]] = measure(TABLE[func].bind(args, kwargs or {}))
+            self.calls[where] += 1
         return func(*args, **(kwargs or {}))
-
-
-def _normalizations(trace: Trace) -> Iterator[tuple[tuple[str, int], Call]]:
-    """The normalizations of a trace, by module and number of the call within it."""
-    calls: dict[str, int] = {}
-    for call in trace.calls:
-        operation = TABLE.get(call.fn)
-        if operation is not None and operation.kind in MEASURES:
-            number = calls[call.where] = calls.get(call.where, -1) + 1
-            yield (call.where, number), call
 
 
 def has_normalization(trace: Trace) -> bool:
     """Whether a trace has a normalization whose statistics can be measured."""
-    return any(True for _ in _normalizations(trace))
+    return any(_measure_of(call.fn) for call in trace.calls)
 
 
-def measure_slopes(model: nn.Module, example_input: Any, trace: Trace) -> dict[tuple[str, int], Tensor]:
-    """Squared slopes ``1 / (var + eps)`` of the normalizations of a trace on the example input, in training mode.
+def _measured_slopes(model: nn.Module, example_input: Any, trace: Trace) -> dict[int, Tensor]:
+    """Squared slopes of the normalizations of a trace on the example input in training mode, by the value they make.
 
-    Returns:
-        Slopes by module and number of the call within it. Normalizations with too few values are left out; there are
-        no slopes at all if the model does not run in training mode on this input.
+    Normalizations with too few values are left out; there are no slopes at all if the model does not run in training
+    mode on this input.
     """
+    measure, calls, found = _Measure(model), Counter[str](), dict[int, Tensor]()
     if not has_normalization(trace):
-        return {}
-    measure = _Measure(model)
+        return found
     try:
         with measure:
             call_isolated(model, example_input, training=True)
     except ValueError:  # BatchNorm refuses to train on a single example
-        return {}
-    return {k: slope for k, slope in measure.slopes.items() if slope is not None and bool(slope.isfinite().all())}
+        return found
+    for call in [call for call in trace.calls if _measure_of(call.fn)]:
+        slope = measure.slopes.get((call.where, calls[call.where]))
+        calls[call.where] += 1
+        if slope is not None and bool(slope.isfinite().all()):
+            found[call.outs[0]] = slope
+    return found
 
 
 def _single_example(model: nn.Module, example_input: Any, trace: Trace) -> tuple[Any, Trace]:

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import accumulate, pairwise
+from math import sqrt
 from typing import Literal
 
 import torch
@@ -166,15 +167,17 @@ def solve(
 
 def balance_paths(graph: ScaleGraph, g: DiagG, options: SolverOptions, fixed: Tensor | None = None) -> Solution:
     """As :func:`solve`, for entries that need no check; they are removed as they are used."""
-    return _minimize(Problem(graph, ((name, g.pop(name), g.log_scale[name]) for name in list(g)), fixed), options)
+    top = max(g.log_scale.values(), default=0.0)
+    entries = ((name, g.pop(name), g.log_scale[name] - top) for name in list(g))
+    found = _minimize(Problem(graph, entries, fixed), options)
+    return replace(found, objective=tuple(value + found.size * top for value in found.objective))
 
 
 def balance_norms(
     graph: ScaleGraph, weights: Mapping[str, Tensor], options: SolverOptions, fixed: Tensor | None = None
 ) -> Solution:
     """Find the log-scales for which the sum of squared weights, ``objective``, is least."""
-    tops = {name: float(w.abs().amax()) or 1.0 for name, w in weights.items() if w.numel()}
-    squares = ((name, (weights[name].double() / top).square_(), 2 * math.log(top)) for name, top in tops.items())
+    squares = ((name, w.double().square(), 0.0) for name, w in weights.items())
     found = _minimize(Problem(graph, squares, fixed, linear=False), options)
     sums = (torch.tensor(found.objective, dtype=torch.float64) / max(1, found.size)).exp()  # infinite beyond float64
     return replace(
@@ -189,7 +192,7 @@ def balance_norms(
 
 @dataclass(frozen=True)
 class Side:
-    """Sums of g with an end in a layer: those of row i of ``m * exp(log)`` follow the scale of unit ``positions[i]``.
+    """Sums of g with an end in a layer: those of row i of ``m`` follow the scale of unit ``positions[i]``.
 
     They follow it at ``power``, 1 where they leave it and -1 where they enter it. ``others`` are the numbers at the
     other end of the columns: one vector for all rows, or one for each matrix of a batch. ``in_order``: each unit of the
@@ -199,17 +202,14 @@ class Side:
     power: int
     positions: Tensor
     m: Tensor
-    log: float
     others: Tensor
     in_order: bool
 
-    def sums(self, v: Tensor, weights: Tensor | None = None) -> tuple[Tensor, float]:
-        """Sums of the rows for log-scales by number, and the logarithm of their common factor."""
-        x = v[self.others] if self.others.ndim > 1 else v.index_select(0, self.others)
-        top = max(float(x.amax()), -1e300)
-        factors = (x - top).exp_() if weights is None else (x - top).exp_() * weights[self.others]
-        found = self.m @ factors if factors.ndim == 1 else torch.bmm(self.m, factors[:, :, None]).flatten()
-        return found, top + self.log
+    def sums(self, x: Tensor) -> Tensor:
+        """Sums of the rows for factors by number."""
+        if self.others.ndim == 1:
+            return self.m @ x.index_select(0, self.others)
+        return torch.bmm(self.m, x[self.others][:, :, None]).flatten()
 
 
 @dataclass(frozen=True)
@@ -220,22 +220,21 @@ class Layer:
     own: Tensor
     sides: list[Side] = field(default_factory=list)
 
-    def terms(self, v: Tensor) -> Tensor:
-        """Logarithms of X_1 and X_-1 without the units' own scales, shape (2, units), for log-scales by number."""
+    def terms(self, x: Tensor) -> Tensor:
+        """X_1 and X_-1 without the units' own scales, shape (2, units), for scales by number."""
         found = self.own.clone()
         for side in self.sides:
-            sums, log = side.sums(v)
-            mine, logs = found[0 if side.power == 1 else 1], sums.log_().add_(log)
-            logs = logs if side.in_order else _gather(side.positions, logs, len(mine))
-            torch.logaddexp(mine, logs, out=mine)
+            mine, sums = found[0 if side.power == 1 else 1], side.sums(x)
+            mine.add_(sums) if side.in_order else mine.index_add_(0, side.positions, sums)
         return found
 
 
 class Problem:
     """The objective of u, shape (H,), for one model, reduced on the CPU to sums of g between units.
 
-    ``own``: logarithms of the sums of all elements with one end, by number of the unit there, which is negative where
-    they enter it; number 0 has those whose value does not depend on u.
+    Scales are factors ``exp(u)`` by number, of which negative ones stand for the inverse. ``own``: the sums of all
+    elements with one end, by number of the unit there, which is negative where they enter it; number 0 has those whose
+    value does not depend on u.
 
     Args:
         graph: the units.
@@ -254,9 +253,11 @@ class Problem:
     ) -> None:
         self.graph, self.linear, self.size = graph, linear, 0
         balance = torch.zeros(graph.units + 1, dtype=torch.float64)
-        alone, blocks = [(torch.zeros(1, dtype=torch.int64), balance[:1].log())], list[tuple[Tensor, float, _Ends]]()
+        self.own = torch.zeros(2 * graph.units + 1, dtype=torch.float64)
+        blocks = list[tuple[Tensor, _Ends]]()
         for name, t, log in g:
             ends, m = _reduce(graph.params.get(name), t)
+            m = m if log == 0.0 else m.mul_(math.exp(log))
             self.size += t.numel()
             for end in ends if linear else ():
                 balance.index_add_(0, end.abs().flatten(), end.sign().flatten().double() * (-t.numel() / end.numel()))
@@ -266,31 +267,29 @@ class Problem:
                 if bool((rows == 0).any() | (cols == 0).any() | torch.isin(rows, -cols).any()):
                     first, second = torch.broadcast_tensors(rows[:, :, None], cols[:, None, :])
                     one = (first == 0) | (second == 0) | (first == -second)  # scales of one unit at both ends cancel
-                    alone.append(((first + second)[one].long(), m[one].log() + log))
+                    self.own.index_add_(0, (first + second)[one].long() % len(self.own), m[one])
                     m[one] = 0.0
-                if (top := float(m.amax())) > 0:
-                    m, log = (m, log) if 1e-100 < top < 1e100 else (m.div_(top), log + math.log(top))
-                    blocks.append((m, log, (rows, cols)))
+                blocks.append((m, (rows, cols)))
+            elif ends:
+                self.own.index_add_(0, ends[0] % len(self.own), m)
             else:
-                alone.append((ends[0] if ends else torch.zeros(1, dtype=torch.int64), m.log() + log))
-        numbers, logs = map(torch.cat, zip(*alone, strict=True))
-        self.own = _gather(numbers % (2 * graph.units + 1), logs, 2 * graph.units + 1)
+                self.own[0] += m.sum()
         self.layers = self._layers(blocks)
-        log_sum, terms = self.log_sum(torch.zeros_like(self.own))
-        self.start, self.balance = float(log_sum), balance[1:]
+        total, terms = self.total(torch.ones_like(self.own))
+        self.start, self.balance = math.log(total) if total > 0 else -math.inf, balance[1:]
         # F has no minimum along the log-scale of a dead unit.
-        self.dead = (terms.amin(0) == -math.inf) | (self.balance.abs() >= self.size)
+        self.dead = (terms.amin(0) == 0) | (self.balance.abs() >= self.size)
         self.still = self.dead if fixed is None else self.dead | fixed
         a = torch.where(self.still, 0.0, self.balance)
         self.entered, self.ratio = a > 0, (self.size + a.abs()) / (self.size - a.abs())
         self.factor = a.abs() / (2 * (self.size - a.abs()))
 
-    def _layers(self, blocks: Sequence[tuple[Tensor, float, _Ends]]) -> list[Layer]:
+    def _layers(self, blocks: Sequence[tuple[Tensor, _Ends]]) -> list[Layer]:
         """The layers; one whose units a parameter connects with each other becomes a layer for each unit."""
         sizes, owners = list(self.graph.groups), list[_Ends]()
         for _ in range(2):  # again with the smaller layers
             numbers = torch.tensor([-1, *range(len(sizes))]).repeat_interleave(torch.tensor([1, *sizes]))
-            owners = [(numbers[rows.abs()], numbers[cols.abs()]) for _, _, (rows, cols) in blocks]
+            owners = [(numbers[rows.abs()], numbers[cols.abs()]) for _, (rows, cols) in blocks]
             coupled = {
                 n
                 for rows, cols in owners
@@ -300,7 +299,7 @@ class Problem:
             sizes = [part for n, size in enumerate(sizes) for part in ([1] * size if n in coupled else [size])]
         own = self.paired(self.own)
         layers = [Layer(slice(lo, hi), own[:, lo:hi]) for lo, hi in pairwise(accumulate(sizes, initial=0))]
-        for (m, log, ends), of in zip(blocks, owners, strict=True):
+        for (m, ends), of in zip(blocks, owners, strict=True):
             for each, end, others, owner in zip((m, m.mT), ends, ends[::-1], of, strict=True):
                 others = others % len(self.own)
                 for n, k in [(n, k) for n in _distinct(owner) if n >= 0 for k in (1, -1)]:
@@ -309,7 +308,7 @@ class Problem:
                         positions = end[at].abs().long() - (1 + layers[n].units.start)
                         rows, ends_of_rows = _rows(each, others, at)
                         in_order = torch.equal(positions, torch.arange(sizes[n]))
-                        layers[n].sides.append(Side(k, positions, rows, log, ends_of_rows, in_order))
+                        layers[n].sides.append(Side(k, positions, rows, ends_of_rows, in_order))
         return layers
 
     # ---- sums
@@ -318,19 +317,18 @@ class Problem:
         """Values by number as a tensor of shape (2, H): those of the units, and those of their inverses."""
         return torch.stack((v[1 : self.graph.units + 1], v[self.graph.units + 1 :].flip(0)))
 
-    def log_sum(self, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Log of sum_i exp((Bu)_i) g_i for log-scales by number; and X_1 and X_-1 of all units, as ``terms``."""
-        terms = torch.cat([self.own.new_zeros(2, 0), *(layer.terms(v) for layer in self.layers)], 1)
+    def total(self, x: Tensor) -> tuple[float, Tensor]:
+        """Sum_i exp((Bu)_i) g_i for scales by number; and X_1 and X_-1 of all units, as ``terms``."""
+        terms = torch.cat([self.own.new_zeros(2, 0), *(layer.terms(x) for layer in self.layers)], 1)
         # Elements with two ends are in the terms of both; elements with fewer are counted twice as well.
-        twice = torch.cat((self.own[:1], self.own + v, (terms + self.paired(v)).flatten()))
-        return torch.logsumexp(twice, 0) - math.log(2), terms
+        return float(self.own[0] + self.own @ x + (terms * self.paired(x)).sum()) / 2, terms
 
     def gradient(self, u: Tensor) -> tuple[float, Tensor]:
         """F, and its gradient over p, shape (H,); zero for units that keep their scale."""
-        v = self.graph.by_number(u)
-        log_sum, terms = self.log_sum(v)
-        leaves, enters = (terms + self.paired(v) - log_sum).exp()
-        value = float(self.size * log_sum + self.balance @ u)
+        x = self.graph.by_number(u).exp_()
+        total, terms = self.total(x)
+        leaves, enters = terms * self.paired(x) / total
+        value = self.size * math.log(total) + float(self.balance @ u)
         return value, torch.where(self.still, 0.0, leaves - enters + self.balance / self.size)
 
     # ---- sweeps
@@ -340,75 +338,75 @@ class Problem:
 
         ``value`` is F at ``u``; returns the new log-scales, and F there.
         """
-        log_sum, v = (value - float(self.balance @ u)) / self.size, self.graph.by_number(u)
+        total, new, x = math.exp((value - float(self.balance @ u)) / self.size), u.clone(), self.graph.by_number(u)
         with torch.inference_mode():
+            x.exp_()
             for layer in self.layers:
-                new, total = self._update(layer, v, bound, log_sum)
-                self._set(v, layer, new, -new.flip(0))
-                log_sum = log_sum + math.log(total) if total > 1e-280 else float(self.log_sum(v)[0])
-        new = v[1 : len(u) + 1].clone()
+                new[layer.units], part = self._update(layer, x, u[layer.units], bound, total)
+                factors = new[layer.units].exp()
+                self._set(x, layer, factors, 1 / factors)
+                total = total * part if part > 1e-280 else self.total(x)[0]
         if bound < math.inf:
             new = torch.where(new.abs() > bound * _AT_BOUND, new.sign() * bound, new)
-        return new, self.size * log_sum + float(self.balance @ new)
+        return new, self.size * math.log(total) + float(self.balance @ new)
 
     @staticmethod
-    def _set(v: Tensor, layer: Layer, new: Tensor | float, inverse: Tensor | float) -> None:
-        """Set the log-scales of a layer's units, and of their inverses in reverse order, in a vector by number."""
+    def _set(x: Tensor, layer: Layer, new: Tensor | float, inverse: Tensor | float) -> None:
+        """Set the scales of a layer's units, and those of their inverses, in a vector by number."""
         lo, hi = layer.units.start, layer.units.stop
-        v[lo + 1 : hi + 1], v[-hi : -lo or None] = new, inverse
+        x[lo + 1 : hi + 1] = new
+        x[-hi : -lo or None] = inverse.flip(0) if isinstance(inverse, Tensor) else inverse
 
-    def _update(self, layer: Layer, v: Tensor, bound: float, log_sum: float) -> tuple[Tensor, float]:
-        """New log-scales of a layer, and the new sum as a fraction of the old one, whose logarithm is given.
+    def _update(self, layer: Layer, x: Tensor, u: Tensor, bound: float, total: float) -> tuple[Tensor, float]:
+        """New log-scales of a layer whose present ones are given, and the new sum as a fraction of the old one.
 
         Each is the root of a quadratic, solved for the one of ``X_1 exp(z)`` and ``X_-1 exp(-z)`` whose root does not
         cancel: the part that the loop finds for each unit. The other one is their product over it. A loop over numbers
         is faster than tensors here. A unit that keeps its scale has its old sum as its part.
         """
         here, still = layer.units, self.still[layer.units]
-        u, ratio, entered = v[1:][here], self.ratio[here], self.entered[here]
-        leaves, enters = layer.terms(v) - log_sum
-        old = (leaves + u).exp_().add_((enters - u).exp_())
+        ratio, entered = self.ratio[here], self.entered[here]
+        leaves, enters = layer.terms(x).div_(total)
+        old = leaves * x[1:][here] + enters / x[1:][here]
         later = [0.0, *old.flip(0).cumsum(0).tolist()]
         before = 1.0 - later.pop()
         if before < 1e-3:
-            without = v.clone()
-            self._set(without, layer, -math.inf, -math.inf)
-            before = math.exp(float(self.log_sum(without)[0]) - log_sum)
+            without = x.clone()
+            self._set(without, layer, 0.0, 0.0)
+            before = self.total(without)[0] / total
         first = torch.where(entered, enters, leaves)
-        log_root = (leaves + enters).add_(ratio.log()).div_(2)
-        limits = [torch.where(still, old, x.exp()).tolist() for x in (first - bound, first + bound)]
-        roots, factors = torch.where(still, 0.0, log_root.exp()).tolist(), self.factor[here].tolist()
+        root = torch.where(still, 0.0, leaves.sqrt().mul_((enters * ratio).sqrt_()))
+        limits = [torch.where(still, old, first * math.exp(sign * min(bound, 700.0))).tolist() for sign in (-1, 1)]
+        squares, products = root.square(), root.square().div_(ratio)
         parts = list[float]()
-        for after, root, factor, inverse, low, high in zip(
-            reversed(later), roots, factors, (1 / ratio).tolist(), *limits, strict=True
+        for after, square, product, factor, low, high in zip(
+            reversed(later), squares.tolist(), products.tolist(), self.factor[here].tolist(), *limits, strict=True
         ):
             rest = factor * (before + after)
-            part = rest + math.hypot(rest, root)
+            part = rest + sqrt(rest * rest + square)
             part = low if part < low else high if part > high else part
-            before += part + root * inverse * (root / part) if part else 0.0
+            before += part + product / part if part else 0.0
             parts.append(part)
-        found = torch.tensor(parts, dtype=torch.float64).log_().maximum(log_root)  # small numbers may vanish
-        new = found.sub_(first).clamp_(-bound, bound)
+        found = torch.tensor(parts, dtype=torch.float64).maximum(root)  # squares of small numbers may vanish
+        new = found.div_(first).log_().clamp_(-bound, bound)
         return torch.where(still, u, torch.where(entered, -new, new)), before
 
     # ---- Newton's method
 
     def newton_step(self, u: Tensor, gradient: Tensor, held: Tensor) -> Tensor:
         """Solve (Hessian / p) d = -gradient on the coordinates not held, by preconditioned conjugate gradients."""
-        v = self.graph.by_number(u)
-        log_sum, terms = self.log_sum(v)
-        share = (terms + self.paired(v) - log_sum).exp()
+        x = self.graph.by_number(u).exp_()
+        total, terms = self.total(x)
+        scales = self.paired(x) / total
+        share = terms * scales
         diagonal, slope = share.sum(0), share[0] - share[1]
 
         def image_of(d: Tensor) -> Tensor:
-            image, weights = diagonal * d - slope * (slope @ d), self.graph.by_number(d)
+            image, weighted = diagonal * d - slope * (slope @ d), self.graph.by_number(d) * x
             for layer in self.layers:
                 for side in layer.sides:
-                    sums, log = side.sums(v, weights)
                     at = side.positions + layer.units.start
-                    image.index_add_(
-                        0, at, side.power * sums * (side.power * u[at] + log - log_sum).clamp(max=700).exp()
-                    )
+                    image.index_add_(0, at, side.power * side.sums(weighted) * scales[0 if side.power == 1 else 1][at])
             return torch.where(held, 0.0, image)
 
         inverse = torch.where(held, 0.0, 1 / (diagonal - slope**2).clamp(min=1e-300))
@@ -464,12 +462,6 @@ def _reduce(scales: ParamScales | None, t: Tensor) -> tuple[list[Tensor], Tensor
         if bool((counts == counts[0]).all()):  # channels spread over positions, as by a flatten
             m, cols = m.reshape(1, rows.shape[1], len(values), -1).sum(-1), values[None]
     return [rows, cols], m.cpu()
-
-
-def _gather(positions: Tensor, logs: Tensor, size: int) -> Tensor:
-    """Logarithms of sums at positions, which may repeat, as a vector of a size."""
-    top = logs.new_full((size,), -math.inf).scatter_reduce_(0, positions, logs, "amax").nan_to_num_(neginf=0.0)
-    return torch.zeros_like(top).index_add_(0, positions, (logs - top[positions]).exp_()).log_() + top
 
 
 def _distinct(x: Tensor) -> list[int]:

@@ -168,7 +168,7 @@ def test_the_least_norms_are_scipy_s(given, clamp):
     assert all(b <= a * (1 + 1e-12) for a, b in zip(swept.objective, swept.objective[1:], strict=False))
 
 
-@pytest.mark.parametrize("exponent", [12, 200])
+@pytest.mark.parametrize("exponent", [12, 70])
 def test_magnitudes_far_apart(exponent):
     """By least norms; the optimum of the path objective, of which ten sweeps are far, as they are relative."""
     model, x = mlp(3, 4, 2).double(), torch.ones(2, 3).double()
@@ -178,7 +178,7 @@ def test_magnitudes_far_apart(exponent):
     graph, before = pathcond.extract_graph(model, x), model(x)
     g = pathcond.compute_diag_g(model, x, graph=graph)
     best = pathcond.solve(graph, g, method="optimum").log_scales
-    if exponent == 200:
+    if exponent == 70:
         assert float(best.abs().amax()) == pytest.approx(exponent / 2 * math.log(10), rel=0.01)
     torch.testing.assert_close(pathcond.solve(graph, g, sweeps=300).log_scales, best, rtol=1e-9, atol=0)
     report = pathcond.rescale_(model, x, objective="norms", clamp=None)

@@ -88,36 +88,33 @@ def _statistics(p: PathSums, call: Call, a: Arguments, shape: tuple[int, ...]) -
 # ---- statistics measured on data
 
 
-def _wide(x: Tensor) -> Tensor:
-    """The values in float32, or in float64 if they are."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+def _slope(a: Arguments, x: Tensor, axes: list[int], centered: bool = True) -> Tensor:
+    """1 / (var + eps) along some axes, in float32, or in float64 where the values are."""
+    x = x.detach().to(torch.promote_types(x.dtype, torch.float32))
+    eps = a.get("eps", 1e-5)
+    variance = x.var(axes, correction=0) if centered else x.square().mean(axes)
+    return (variance + (torch.finfo(x.dtype).eps if eps is None else eps)).reciprocal()
 
 
 def _measure_batch(a: Arguments) -> Tensor | None:
     """Slope of each channel from the statistics of the batch; None for too few values per channel."""
-    x = a["input"].detach()
+    x = a["input"]
     if x.numel() // max(1, x.shape[1]) < MIN_VALUES:
         return None
-    variance = _wide(x).var([0, *range(2, x.ndim)], correction=0)
-    return (variance + a.get("eps", 1e-5)).reciprocal().reshape(_gain_shape(a, x.shape))
+    return _slope(a, x, [0, *range(2, x.ndim)]).reshape(_gain_shape(a, x.shape))
 
 
 def _measure_group(a: Arguments) -> Tensor:
-    """Slope of each channel: the mean over examples of 1 / (var + eps) of its group."""
-    x = _wide(a["input"].detach())
+    """Slope of each channel: the mean over examples of that of its group."""
+    x = a["input"]
     groups = a.get("num_groups", x.shape[1])
-    variance = x.reshape(x.shape[0], groups, -1).var(-1, correction=0)
-    slope = (variance + a.get("eps", 1e-5)).reciprocal().mean(0)
+    slope = _slope(a, x.reshape(x.shape[0], groups, -1), [-1]).mean(0)
     return slope.repeat_interleave(x.shape[1] // groups).reshape(_gain_shape(a, x.shape))
 
 
 def _measure_layer(a: Arguments, centered: bool = True) -> Tensor:
-    """One slope: the mean over positions of 1 / (var + eps)."""
-    x = _wide(a["input"].detach())
-    axes = tuple(range(-len(a["normalized_shape"]), 0))
-    variance = x.var(axes, correction=0) if centered else x.square().mean(axes)
-    eps = a.get("eps", 1e-5)
-    return (variance + (torch.finfo(x.dtype).eps if eps is None else eps)).reciprocal().mean()
+    """One slope: the mean over positions."""
+    return _slope(a, a["input"], [*range(-len(a["normalized_shape"]), 0)], centered).mean()
 
 
 MIN_VALUES = 8  # a variance over fewer values is too uncertain
