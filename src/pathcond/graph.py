@@ -29,8 +29,8 @@ from pathcond.checks import (
 from pathcond.inputs import Sizes, as_arguments, examples_in, left_out, map_tensors, other_sizes, sizes_past, tensors_in
 from pathcond.isolation import on_cpu
 from pathcond.rules import TABLE
-from pathcond.rules.base import FROZEN, GROUP, ZERO, ParamView, Reason, ScalePropagation, Use
-from pathcond.tracing import Call, Constants, Recorder, Ref, Trace, record, refs, signature
+from pathcond.rules.base import FROZEN, GROUP, ZERO, ParamView, Reason, ScalePropagation, Use, distinct, runs
+from pathcond.tracing import Call, Constants, Recorder, Ref, Trace, Value, record, refs, signature
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,9 +260,10 @@ def extract_graph(
                 doubts.append(f"the function is kept in eval mode; {name} mode could not be recorded: {error}")
                 continue
             modes[name] = None
-            traces += found
             for trace in found:
-                _propagate(s, trace, Constants(trace, model))
+                if not any(_same(trace, other) for other in traces):
+                    _propagate(s, trace, Constants(trace, model))
+            traces += found
     doubts += recorder.doubts()
     sizes = ("any: no call depends on them",)
     if recorder.sized or not all(_of_any_size(trace) for trace in traces):
@@ -288,6 +289,17 @@ def extract_graph(
         chain=_is_chain(traces[0]),
         _known=WeakKeyDictionary({model: _settings(model)}),
     )
+
+
+def _same(trace: Trace, other: Trace) -> bool:
+    """Whether two passes made the same calls on the same values, so that the same groups follow."""
+
+    def facts(value: Value) -> Any:
+        return value.shape, value.dtype, value.leaf and (value.leaf.kind, value.leaf.name, id(value.leaf.tensor))
+
+    ends = (trace.calls, trace.inputs, trace.outputs, trace.kept)
+    same = ends == (other.calls, other.inputs, other.outputs, other.kept)
+    return same and [*map(facts, trace.values)] == [*map(facts, other.values)]
 
 
 def _is_chain(trace: Trace) -> bool:
@@ -420,9 +432,11 @@ def _propagate(s: ScalePropagation, trace: Trace, constants: Constants, other_si
         s.moves = moves
     if other_sizes and [name for name, *_ in s.moves] == [name for name, *_ in moves]:
         for (name, before, places), (_, read, others) in zip(s.moves, moves, strict=True):
-            if len(before) == len(read) and not torch.equal(places, others):
+            counts = {int((last - first + 1).sum()) for first, last in (before, read)}
+            if len(counts) == 1 and not torch.equal(places, others):
                 reason = Reason("", f"is selected by `{name}`, which selects others for inputs of other sizes")
-                s.freeze(s.with_layers(torch.cat((before, read))), reason)
+                found = [torch.arange(a, b + 1, dtype=GROUP) for a, b in torch.cat((before, read), 1).T.tolist()]
+                s.freeze(s.with_layers(torch.cat(found)), reason)
 
 
 def _kind(call: Call) -> str:
@@ -431,12 +445,12 @@ def _kind(call: Call) -> str:
 
 
 def _moved(s: ScalePropagation, call: Call) -> tuple[str, Tensor, Tensor]:
-    """The name of a call, the groups that it reads, and the places among them of those that it returns."""
+    """The name of a call, the groups that it reads, and the places among them of those that it returns; as runs."""
     maps = [s.maps.get(value) for value in call.reads]
-    read = [m[m > 0].reshape(-1) for m in maps if isinstance(m, Tensor)]
-    known = torch.cat(read).unique() if read else torch.zeros(0, dtype=GROUP)
-    made = [m[m > 0] for out in call.outs if isinstance(m := s.maps.get(out), Tensor)] if len(known) else []
-    return call.name, known, torch.searchsorted(known, torch.cat(made)).unique() if made else known[:0]
+    read = [m.reshape(-1) for m in maps if isinstance(m, Tensor)]
+    known = distinct(torch.cat(read)) if read else torch.zeros(0, dtype=GROUP)
+    made = [m.reshape(-1) for out in call.outs if isinstance(m := s.maps.get(out), Tensor)] if len(known) else []
+    return call.name, runs(known), runs(torch.searchsorted(known, distinct(torch.cat(made))) if made else known[:0])
 
 
 def _propagate_call(s: ScalePropagation, call: Call, weights: set[int]) -> None:
@@ -511,7 +525,7 @@ def _components(count: int, ties: list[Tensor]) -> Tensor:
     nodes, edges = edges.unique(return_inverse=True)
     root = torch.arange(len(nodes))
     while edges.numel():
-        low = edges.amin(0)
+        low = torch.minimum(*edges)
         for end in edges:
             root.scatter_reduce_(0, end, low, "amin")
         del low
@@ -565,6 +579,7 @@ def _assemble(model: nn.Module, s: ScalePropagation) -> dict[str, Any]:
     """The units of a graph, and its parts that name units or channels; frees what it has used."""
     s.moves.clear()
     uses = _joint_uses(s)
+    s.added.clear()
     by_expert = s.have_scale_per_expert()
     root, sign = _representatives(s)
     for name, use in uses.items():

@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, product, repeat, zip_longest
+from itertools import accumulate, chain, product, repeat, zip_longest
 from os.path import commonprefix
 from typing import Any, Literal
 
@@ -25,7 +25,7 @@ from pathcond.checks import PathCondError, RecordError, check_choice, check_flag
 from pathcond.graph import ParamScales, ScaleGraph, extract_graph
 from pathcond.isolation import on_cpu
 from pathcond.output_check import Check, trial
-from pathcond.rules.base import owner
+from pathcond.rules.base import distinct, owner, runs
 
 _EXACT = 1.0e-9  # relative change of the output up to which a function counts as kept
 
@@ -198,15 +198,13 @@ def scale_groups(
         True
     """
     graph = extract_graph(model, example_input, batchnorm=batchnorm, smooth=smooth, strict=strict)
-    numbers, names = _group_numbers(graph)
-    members = _members(graph, numbers)
+    runs_of = _runs_of_groups(graph)
+    members = _members(graph, list(runs_of.values()))
     source = _Source(model, example_input, graph)
     free = []
-    order = numbers.argsort(stable=True)
-    by_group = order[int((numbers < 0).sum()) :].split(torch.bincount(numbers[numbers >= 0]).tolist())
-    for group, name in enumerate(names):
-        rows, cols = (tuple(members.get((group, side), ())) for side in ("row", "col"))
-        units = by_group[group] - 1
+    for number, ((name, *_), found) in enumerate(runs_of.items()):
+        units = torch.cat([torch.arange(first - 1, last, dtype=torch.int32) for first, last in found])
+        rows, cols = (tuple(members.get((number, side), ())) for side in ("row", "col"))
         free.append(ScaleGroup(name, len(units), rows, cols, units=units, _source=source))
     frozen = [
         ScaleGroup(name, entry.channels, (), (), entry.where, entry.reason)
@@ -216,58 +214,68 @@ def scale_groups(
     return ScaleGroups((*free, *frozen))
 
 
-def _group_numbers(graph: ScaleGraph) -> tuple[Tensor, list[str]]:
-    """The group of each unit number (-1 for none), and the module of each group.
+_Run = tuple[int, int]  # the first and the last of consecutive unit numbers
+
+
+def _runs_of_groups(graph: ScaleGraph) -> dict[tuple[Any, ...], list[_Run]]:
+    """The units of each group, by the module that makes them and what touches them.
 
     Units belong to one group if the same module makes them and the same parameters enter and leave them.
     """
-    modules = list(dict.fromkeys([*graph.layers, *map(owner, graph.params)]))
-    place = {name: index for index, name in enumerate(modules)}
-    made_by = torch.full((graph.units + 1,), len(modules))
-    for name, scales in graph.params.items():  # for modules with several layers, of which the graph lists the first
-        entered = scales.row[scales.row > 0].unique()
-        made_by[entered] = made_by[entered].clamp(max=place[owner(name)])
-    for name, numbers in reversed(list(graph.layers.items())):
-        made_by[numbers.abs()] = place[name]
-    draws = torch.Generator().manual_seed(0)
-    # A random hash of the module that makes a unit and of the parameters that touch it.
-    signature = torch.randint(1 << 40, (len(modules) + 1,), generator=draws)[made_by]
-    for scales in graph.params.values():
-        for numbers in (scales.row, scales.col):
-            for sign in (1, -1):
-                touched = numbers[numbers * sign > 0].abs().unique()
-                signature[touched] += torch.randint(1 << 40, (1,), generator=draws)
-    runs, run, sizes = signature[1:].unique_consecutive(return_inverse=True, return_counts=True)
-    kinds, kind = runs.unique(return_inverse=True)
-    first = torch.full((len(kinds),), graph.units).scatter_reduce_(0, kind, sizes.cumsum(0) - sizes, "amin")
-    order = first.argsort()  # groups are numbered as they first appear
-    number = torch.empty_like(order).scatter_(0, order, torch.arange(len(order)))
-    names = [modules[index] for index in made_by[1:][first[order]].tolist()]
-    return torch.cat((torch.tensor([-1]), number[kind][run])), names
+    marks: list[tuple[Any, list[_Run]]] = [
+        (name, runs(distinct(numbers.abs())).T.tolist()) for name, numbers in graph.layers.items()
+    ]
+    for name, scales in graph.params.items():
+        for side, numbers in (("row", scales.row), ("col", scales.col)):
+            marks += [((name, side, sign), runs(distinct(sign * numbers)).T.tolist()) for sign in (1, -1)]
+    spans = [span for _, found in marks for span in found]
+    bounds = sorted({end for first, last in spans for end in (first, last + 1)})
+    place = {bound: index for index, bound in enumerate(bounds)}
+    touched: list[list[Any]] = [[] for _ in bounds]
+    for mark, found in marks:
+        for first, last in found:
+            for index in range(place[first], place[last + 1]):
+                touched[index].append(mark)
+    order = [*graph.layers, *map(owner, graph.params)]
+    groups: dict[tuple[Any, ...], list[_Run]] = {}
+    for found, first, end in zip(touched, bounds, bounds[1:], strict=False):
+        layers = [mark for mark in found if isinstance(mark, str)]
+        if not layers:  # of a module that makes channels twice the graph lists the first
+            layers = sorted({owner(name) for name, *end in found if end == ["row", 1]}, key=order.index)
+        key = (layers[0], *(mark for mark in found if not isinstance(mark, str)))
+        groups.setdefault(key, []).append((first, end - 1))
+    return groups
 
 
-def _members(graph: ScaleGraph, group: Tensor) -> dict[tuple[int, str], list[ParamSlice]]:
-    """By group, the parts of parameters that enter it (``row``) and leave it (``col``)."""
-    order = group.argsort(stable=True)
-    starts = torch.searchsorted(group[order], group[order])
-    within = torch.empty_like(group).scatter_(0, order, torch.arange(len(group)) - starts)  # number within its group
-    order_of_channels = torch.arange(len(group))
+def _members(graph: ScaleGraph, groups: list[list[_Run]]) -> dict[tuple[int, str], list[ParamSlice]]:
+    """By number of the group, the parts of parameters that enter it (``row``) and leave it (``col``)."""
     found: dict[tuple[int, str], list[ParamSlice]] = {}
+    starts = []
+    for number, own in enumerate(groups):
+        sizes = [last - first + 1 for first, last in own]
+        before = accumulate(sizes, initial=0)
+        starts += [(first, number, offset - first) for (first, _), offset in zip(own, before, strict=False)]
+    first, group, shift = torch.tensor([*zip(*sorted(starts), (0, -1, 0), strict=True)], dtype=torch.int32)
+    in_order = torch.arange(max((sum(last - first + 1 for first, last in own) for own in groups), default=0))
+    alike: dict[torch.Size, list[Tensor]] = {}
     for name, scales in graph.params.items():
         for side, numbers in (("row", scales.row), ("col", scales.col)):
             axes = [axis for axis, size in enumerate(numbers.shape) if size > 1]
-            owners, channel = group[numbers.abs()], within[numbers.abs()]
-            for index, sign in product(owners[owners >= 0].unique().tolist(), (1, -1)):
+            run = torch.searchsorted(first[:-1], numbers.abs(), right=True) - 1  # the last stands for no group
+            owners, channel = group[run], numbers.abs() + shift[run]
+            for index, sign in product((distinct(owners + 1) - 1).tolist(), (1, -1)):
                 mask = (owners == index) & (numbers * sign > 0)
                 places = mask.reshape(-1).nonzero()[:, 0]
                 if not len(places):
                     continue
                 if len(axes) == 1:
-                    axis, entries, which = axes[0], _as_slice(places), channel.reshape(-1)[places]
-                    in_order = order_of_channels[: len(which)]
-                    which = in_order if torch.equal(which, in_order) else which
+                    axis, entries, which = axes[0], _as_slice(places), channel.reshape(-1)[places].long()
                 else:
-                    axis, entries, which = None, slice(0, numbers.numel(), 1), torch.where(mask, channel, -1)
+                    axis, entries, which = None, slice(0, numbers.numel(), 1), torch.where(mask, channel, -1).long()
+                same = alike.setdefault(which.shape, [in_order[: len(which)]] if which.ndim == 1 else [])
+                if not any(torch.equal(which, known) for known in same):
+                    same.append(which)
+                which = next(known for known in same if torch.equal(which, known))  # most layers share one
                 part = ParamSlice(name, graph.shapes[name], axis, entries, sign < 0, scales.offset, which)
                 found.setdefault((index, side), []).append(part)
     return found
@@ -280,10 +288,10 @@ def _exponents(size: int, seed: int) -> Tensor:
 
 
 def _as_slice(places: Tensor) -> slice | tuple[int, ...]:
-    steps = places.diff().unique()
-    if len(steps) > 1:
-        return tuple(places.tolist())
+    steps = places.diff()
     step = int(steps[0]) if len(steps) else 1
+    if bool((steps != step).any()):
+        return tuple(places.tolist())
     return slice(int(places[0]), int(places[-1]) + 1, step)
 
 

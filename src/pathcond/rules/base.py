@@ -120,6 +120,7 @@ class ScalePropagation:
     frozen_parameters: dict[str, Reason] = field(default_factory=dict)
     approximate: set[str] = field(default_factory=set)
     moves: list[tuple[str, Tensor, Tensor]] = field(default_factory=list)  # of the first trace; see pathcond.graph
+    added: dict[Any, list[Tensor]] = field(default_factory=dict)  # ties and frozen groups, by what is quickly compared
     # The trace at hand, its values' group maps, and the state of the call at hand.
     trace: Trace = field(init=False)
     constants: Constants = field(init=False)
@@ -217,15 +218,15 @@ class ScalePropagation:
     def with_layers(self, groups: Tensor) -> Tensor:
         """All groups of the layers that some groups belong to."""
         firsts = torch.tensor([layer.first for layer in self.layers], dtype=GROUP)
-        places = (torch.bucketize(groups[groups > 0].unique(), firsts, right=True) - 1).unique().tolist()
+        places = (torch.bucketize(distinct(groups), firsts, right=True) - 1).unique().tolist()
         layers = [self.layers[place] for place in places]
         return torch.cat([groups[:0], *(torch.arange(x.first, x.first + x.size, dtype=GROUP) for x in layers)])
 
     def freeze(self, groups: Tensor, reason: Reason) -> None:
         """Fix the scale of every group in a map at one."""
-        found = groups[groups > 0].unique() if groups.numel() else groups
+        found = distinct(groups)
         if len(found):
-            _add_new(self.frozen.setdefault(reason, []), found)
+            self.add_new(self.frozen.setdefault(reason, []), found)
 
     def tie(self, a: Tensor, b: Tensor, reason: Reason) -> Tensor:
         """Make two group maps share their scales, element by element; returns the joint map."""
@@ -234,7 +235,7 @@ class ScalePropagation:
                 return a
             if min(int(a.amin()), int(b.amin())) > FROZEN:
                 pairs = torch.stack((a.reshape(-1), b.reshape(-1)))
-                _add_new(self.ties, pairs[:, pairs[0] != pairs[1]])
+                self.add_new(self.ties, pairs[:, pairs[0] != pairs[1]])
                 return a
         smaller = min(a, b, key=Tensor.numel)
         shape = torch.broadcast_shapes(a.shape, b.shape)
@@ -250,7 +251,7 @@ class ScalePropagation:
             if pairs.numel():
                 fixed = (pairs == FROZEN).any(0)
                 self.freeze(pairs[:, fixed], reason)
-                _add_new(self.ties, pairs[:, ~fixed])
+                self.add_new(self.ties, pairs[:, ~fixed])
         if smaller.numel() < math.prod(shape) and not bool((smaller == ZERO).any()):
             return with_axes(smaller, len(shape))
         a, b = torch.broadcast_tensors(a, b)
@@ -264,7 +265,7 @@ class ScalePropagation:
         pairs = torch.stack((distinct // self.count, distinct % self.count)).to(GROUP)
         fixed = (pairs == FROZEN).any(0)
         self.freeze(pairs[:, fixed], reason)
-        _add_new(self.inverse_ties, pairs[:, ~fixed])
+        self.add_new(self.inverse_ties, pairs[:, ~fixed])
 
     def collapse(self, groups: Tensor, keep: Sequence[int], reason: Reason) -> Tensor:
         """Tie a map along every axis that is not kept, and drop its extent there."""
@@ -275,6 +276,13 @@ class ScalePropagation:
                 self.tie(groups, first, reason)
                 groups = first
         return groups
+
+    def add_new(self, known: list[Tensor], found: Tensor) -> None:
+        """Add a tensor unless an equal one is there: the traces of a model have most of these in common."""
+        alike = self.added.setdefault((id(known), found.shape, int(found.sum())), [])
+        if not any(torch.equal(found, other) for other in alike):
+            alike.append(found)
+            known.append(found)
 
     # ---- parameters
 
@@ -336,6 +344,8 @@ class ScalePropagation:
     def have_scale_per_expert(self) -> Tensor:
         """Whether each group stands for a scale in every expert: not where it is tied, frozen or used elsewhere."""
         found = torch.zeros(self.count, dtype=torch.bool)
+        if all(layer.experts == 1 for layer in self.layers):
+            return found
         for layer in self.layers:
             found[layer.first : layer.first + layer.size] = layer.experts > 1
         shared = [*self.shared, *self.ties, *self.inverse_ties, *chain(*self.frozen.values())]
@@ -380,10 +390,24 @@ class ScalePropagation:
             )
 
 
-def _add_new(known: list[Tensor], found: Tensor) -> None:
-    """Add a tensor unless an equal one is there: the traces of a model have most ties and frozen groups in common."""
-    if not any(torch.equal(found, other) for other in known):
-        known.append(found)
+def distinct(groups: Tensor) -> Tensor:
+    """The groups in a map, sorted."""
+    found = groups[groups > 0].to(GROUP)
+    if len(found) < 2:
+        return found
+    low, high = (int(end) for end in found.aminmax())
+    if high - low > 64 * len(found):
+        return found.unique()
+    present = torch.zeros(high - low + 1, dtype=torch.bool)
+    present[found - low] = True
+    return present.nonzero()[:, 0].to(GROUP) + low
+
+
+def runs(numbers: Tensor) -> Tensor:
+    """The first and the last of each run of consecutive numbers, for sorted ones; shape (2, runs)."""
+    whole = numbers.new_zeros(min(len(numbers), 1), dtype=torch.int64)
+    breaks = (numbers.diff() != 1).nonzero()[:, 0]
+    return torch.stack((numbers[torch.cat((whole, breaks + 1))], numbers[torch.cat((breaks, whole - 1))]))
 
 
 def mixed_positions(call: Call) -> Reason:
@@ -405,10 +429,11 @@ def _first_where_one(groups: Tensor, other: Tensor) -> Tensor:
 
 def compress(groups: Tensor) -> Tensor:
     """Drop a map's extent along axes on which it is constant."""
+    found = groups
     for axis in range(groups.ndim):
-        if groups.size(axis) > 1 and (groups.stride(axis) == 0 or bool((groups == groups.narrow(axis, 0, 1)).all())):
-            groups = groups.narrow(axis, 0, 1)
-    return groups
+        if found.size(axis) > 1 and (found.stride(axis) == 0 or bool((found == found.narrow(axis, 0, 1)).all())):
+            found = found.narrow(axis, 0, 1)
+    return groups if found is groups else found.clone()  # not the memory of the whole map
 
 
 def owner(name: str) -> str:

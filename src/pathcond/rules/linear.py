@@ -23,6 +23,7 @@ from pathcond.rules.base import (
     ParamView,
     Reason,
     ScalePropagation,
+    distinct,
     entries,
     mixed_positions,
     with_axes,
@@ -270,7 +271,7 @@ def _grouped_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
     made = s.new_groups(size, view, experts=count)
     same = any(bool(torch.isin(col, known).all()) for known in s.experts.get(offs.id, []))
     if not (same and _in_place(s, a["mat_a"].id, offs.id)):
-        s.shared.append(col)
+        s.add_new(s.shared, distinct(col))
     s.connect(view, made[None, None, :], col[None, :, None], experts=True)
     s.experts.setdefault(offs.id, []).append(made)
     s.connect_bias(call, a.get("bias"), made)
