@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import chain
 from typing import Any, Literal
@@ -249,9 +249,12 @@ def extract_graph(
     doubts: list[str] = []
     traces: list[Trace] = []
     modes: dict[str, None] = {}
+    ways: dict[str, bool | None] = {"eval": False, "train": True}
+    if len({module.training for module in model.modules()}) > 1:
+        ways["mixed"] = None  # as it is
     recorder = Recorder(model)
     for example in examples:
-        for name, mode in _modes(model):
+        for name, mode in ways.items():
             try:
                 found = recorder.record(example, mode)
             except RecordError as error:
@@ -352,17 +355,15 @@ _ANY_SIZE = """pass same prelu clamp threshold smooth barrier linear embedding b
 
 def _of_any_size(trace: Trace) -> bool:
     """Whether every call of a trace ties and freezes the same groups for inputs of other sizes."""
-    values = trace.values
-    for call in trace.calls:
-        kind, read = _kind(call), [values[value] for value in call.reads]
-        if kind in ("add", "maximum", "mul", "div"):
-            alike = len({len(v.shape) for v in read if v.leaf is None or v.leaf.kind == "input"}) <= 1
-        else:
-            first = call.args[1] if len(call.args) > 1 else call.kwargs.get("start_dim", 0)
-            alike = kind.rstrip("123") in _ANY_SIZE.split() or (call.name == "flatten" and first >= 1)
-        if not alike:
-            return False
-    return not trace.kept
+
+    def same(call: Call) -> bool:
+        if _kind(call) in ("add", "maximum", "mul", "div"):
+            read = [trace.values[value] for value in call.reads]
+            return len({len(v.shape) for v in read if v.leaf is None or v.leaf.kind == "input"}) <= 1
+        first = call.args[1] if len(call.args) > 1 else call.kwargs.get("start_dim", 0)
+        return _kind(call).rstrip("123") in _ANY_SIZE.split() or (call.name == "flatten" and first >= 1)
+
+    return not trace.kept and all(map(same, trace.calls))
 
 
 def _record_other_sizes(s: ScalePropagation, recorder: Recorder, example: Any, traces: list[Trace]) -> tuple[str, ...]:
@@ -502,14 +503,6 @@ def _follow_data(trace: Trace) -> tuple[set[int], set[int], set[int]]:
         if layer or not hidden.isdisjoint(call.outs):
             hidden |= reads
     return data, weights, hidden
-
-
-def _modes(model: nn.Module) -> Iterator[tuple[str, bool | None]]:
-    """Eval, training, and the model as it is if some of its modules train and others do not."""
-    yield "eval", False
-    yield "train", True
-    if len({module.training for module in model.modules()}) > 1:
-        yield "mixed", None
 
 
 # ---- the graph

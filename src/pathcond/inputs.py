@@ -81,14 +81,11 @@ def map_tensors(change: Callable[[Tensor], Any], tree: Any, inside: frozenset[in
     """``tree`` with ``change`` applied to its tensors: in containers, in dataclasses, in attributes of objects."""
     if isinstance(tree, Tensor):
         return change(tree)
-    if isinstance(tree, tuple):
-        items = [map_tensors(change, item, inside) for item in tree]
-        return getattr(type(tree), "_make", tuple)(items)
-    if isinstance(tree, (list, set, frozenset, deque)):
-        made = [map_tensors(change, item, inside) for item in tree]
-        return made if isinstance(tree, list) else type(tree)(made)
+    if isinstance(tree, (tuple, list, set, frozenset, deque)):
+        plain = tuple if isinstance(tree, tuple) else list if isinstance(tree, list) else type(tree)
+        return getattr(type(tree), "_make", plain)([map_tensors(change, item, inside) for item in tree])
     if isinstance(tree, dict):
-        made = {} if type(tree) is dict else copy(tree)
+        made = copy(tree)
         for key, item in tree.items():
             made[key] = map_tensors(change, item, inside)
         return made

@@ -12,7 +12,6 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial, wraps
 from itertools import count
-from operator import is_
 from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
@@ -50,7 +49,7 @@ class _State:
     def changes(self) -> list[tuple[Any, list[Any], list[Any]]]:
         """The places that have other elements than when they were found, with those of then and of now."""
         found = [(place, then, _elements(place)) for place, then in self.places]
-        return [(p, then, now) for p, then, now in found if len(then) != len(now) or not all(map(is_, then, now))]
+        return [(p, then, now) for p, then, now in found if [*map(id, then)] != [*map(id, now)]]
 
     def numbers(self) -> list[Any]:
         """The present plain values in all places."""
@@ -156,46 +155,43 @@ def call_isolated(model: nn.Module, example_input: Any, training: bool | None) -
     """What a model returns on copies of an example's tensors and of its own buffers; nothing is left behind."""
     args, kwargs = map_tensors(Tensor.clone, as_arguments(example_input))
     buffers = {name: b.clone() for name, b in model.named_buffers()}
-    with isolated(model, training, seed=0), caller_device():
+    with isolated(model, training), caller_device():
         return functional_call(model, buffers, args, kwargs)
 
 
 @contextmanager
-def isolated(
-    model: nn.Module, training: bool | None, seed: int | None = None, tensors: bool = True
-) -> Iterator[_State]:
+def isolated(model: nn.Module, training: bool | None, fake: bool = False) -> Iterator[_State]:
     """Run a model in a mode (None: as it is) without gradients, and restore it and the random states.
 
     Restored are the attributes of all submodules and the containers among them, the attributes of their classes, and
     the variables that their code names: globals and closures. Containers and objects further away, or that hooks and
     forward methods write to, are restored only if tensors were added or removed there; else they may be queues, logs
-    or pools that live on. Parameters and buffers are not restored: callers run the model on copies of them. With
-    ``tensors``, the values of other tensors among the attributes are restored too.
+    or pools that live on. Parameters and buffers are not restored: callers run the model on copies of them.
 
-    The cache of keys and values, which Hugging Face models return with their output, is off. Random numbers start from
-    ``seed`` if it is given.
+    The cache of keys and values, which Hugging Face models return with their output, is off. Unless the model runs on
+    ``fake`` tensors, random numbers start from a fixed seed, and the values of tensors among the attributes are
+    restored.
     """
     modules = list(model.modules())
     settings = [(m, "training", m.training, m.training if training is None else training) for m in modules]
     configs = [getattr(m, "config", None) for m in modules]
     settings += [(config, "use_cache", True, False) for config in configs if getattr(config, "use_cache", None) is True]
-    devices = sorted({p.device.index for p in model.parameters() if p.is_cuda and seed is not None})
+    devices = sorted({p.device.index for p in model.parameters() if p.is_cuda and not fake})
     numpy, (python, arrays) = sys.modules.get("numpy"), random_states()
     own = {id(thing) for m in modules for thing in (vars(m), *vars(m).values())}
-    saved = [(t, t.detach().clone()) for t in held_tensors(model) if tensors and not t.is_inference()]
+    saved = [(t, t.detach().clone()) for t in held_tensors(model) if not (fake or t.is_inference())]
     state = _State()
     try:
         for thing, name, _, value in settings:
             setattr(thing, name, value)
         state = _reachable(model, code=True)
         with torch.no_grad(), torch.random.fork_rng(devices=devices):
-            if seed is not None:
-                random.seed(seed)
+            if not fake:
+                random.seed(0)
                 if numpy:
-                    numpy.random.seed(seed)
-                torch.default_generator.manual_seed(seed)
-                for device in devices:  # torch.manual_seed would seed all other devices too
-                    torch.cuda.default_generators[device].manual_seed(seed)
+                    numpy.random.seed(0)
+                for generator in (torch.default_generator, *(torch.cuda.default_generators[i] for i in devices)):
+                    generator.manual_seed(0)  # torch.manual_seed would seed all other devices too
             yield state
     finally:
         for place, then, now in state.changes():

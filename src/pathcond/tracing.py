@@ -388,16 +388,14 @@ def _without_source(function: Any, arguments: Any, result: Any) -> tuple[Any, An
     return filled, ((tuple(result.shape), *fill), {"dtype": result.dtype, "device": result.device})
 
 
-def writes(function: Any, kwargs: Any) -> bool:
-    """Whether a call may write one of its arguments, by the names torch gives such functions."""
-    name = name_of(function)
-    in_place = name.endswith("_") and not name.endswith("__")
-    return in_place or name.startswith("__i") or name == "__setitem__" or bool(kwargs.get("inplace")) or "out" in kwargs
-
-
 def _may_write(function: Any, kwargs: Any) -> bool:
-    """Whether a call may write an argument, or make a tensor on its memory of which torch does not say so."""
-    return writes(function, kwargs) or name_of(function) in ("detach", "Tensor.data")
+    """Whether a call may write an argument, or make a tensor on its memory of which torch does not say so.
+
+    By the names that torch gives such functions.
+    """
+    name = name_of(function)
+    in_place = (name.endswith("_") and not name.endswith("__")) or name.startswith("__i") or kwargs.get("inplace")
+    return bool(in_place) or "out" in kwargs or name in ("__setitem__", "detach", "Tensor.data")
 
 
 def is_random(function: Any) -> bool:
@@ -729,12 +727,14 @@ class Recorder:
     def _pass(self, tape: Tape, arguments: Any, fakes: list[Tensor], training: bool | None) -> list[Trace]:
         with (
             torch.inference_mode(False),
-            isolated(self.model, training, tensors=False) as state,
+            isolated(self.model, training, fake=True) as state,
             patch.object(logging.getLogger("torch._subclasses.fake_tensor"), "disabled", True),  # repeats errors
             warnings.catch_warnings(),
         ):
             warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
-            _plain_averages(self.model)
+            for module in self.model.modules():
+                if isinstance(module, nn.modules.batchnorm._NormBase) and module.momentum is None:
+                    module.momentum = 0.1  # without one it would read the number of batches seen
             drawn = state.states()
             inputs = tuple(tape.read(t) for t in fakes)
             result = self._call(tape, arguments)
@@ -818,13 +818,6 @@ def _become(fake: Tensor, real: Tensor) -> None:
     vars(fake).clear()
     vars(fake).update(vars(real))
     torch._C._swap_tensor_impl(fake, real)
-
-
-def _plain_averages(model: nn.Module) -> None:
-    """Give a fixed momentum to BatchNorm layers without one, which would read the number of batches seen."""
-    for module in model.modules():
-        if isinstance(module, nn.modules.batchnorm._NormBase) and module.momentum is None:
-            module.momentum = 0.1
 
 
 def _fake(

@@ -51,11 +51,6 @@ class State:
         self.all = {"h": deque(maxlen=3)}
 
 
-@pytest.fixture(autouse=True)
-def fresh() -> None:
-    forget()
-
-
 def forget() -> None:
     cached.cache_clear()
     TABLES.clear()
@@ -64,6 +59,9 @@ def forget() -> None:
     State.last, State.calls = None, 0
     if "made" in vars(State):
         del State.made
+
+
+fresh = pytest.fixture(forget, autouse=True)
 
 
 class Attributes(dict):

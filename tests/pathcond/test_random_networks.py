@@ -78,14 +78,11 @@ class Program(nn.Module):
             values.append(self.step(i, kind, n, h, older if older.shape == h.shape else h, order, shift, steps))
         return self.head(values[-1]).mean(1)
 
-    def part(self, name: str) -> Any:
-        return getattr(self, name, None)
-
     def step(
         self, i: int, kind: str, n: int, h: Tensor, older: Tensor, order: Tensor, shift: Tensor | None, steps: int
     ) -> Tensor:
         batch, length, w = h.shape
-        layer, other, p, c, b = (self.part(f"{name}{i}") for name in "lmpcb")
+        layer, other, p, c, b = (getattr(self, f"{name}{i}", None) for name in "lmpcb")
         clip, size, narrow = n % 5 + 1, min(length, TABLE), min(w, length + n % 3 + 1)
         simple = {
             "linear": lambda: layer(h), "relu": lambda: F.relu(h), "leaky": lambda: F.leaky_relu(h),
