@@ -46,8 +46,6 @@ def test_the_default_is_half_of_ten_sweeps(name):
     full = pathcond.rescale_(one, x, damping=1.0)
     solution = rescale_by_steps(steps, x, statistics="input", clamp=1.5)
     torch.testing.assert_close(full.solution.log_scales, solution.log_scales, rtol=0, atol=1e-9)
-    for a, b in zip(one.parameters(), steps.parameters(), strict=True):
-        torch.testing.assert_close(a, b)
     report = pathcond.rescale_(model, x, damping=None if graph.chain else 0.5)
     assert (report.damping, full.damping) == (0.5, 1.0)
     assert torch.equal(report.solution.log_scales, 0.5 * full.solution.log_scales)
@@ -56,11 +54,9 @@ def test_the_default_is_half_of_ten_sweeps(name):
     u, problem = 2 * report.solution.log_scales, problem_of(graph, g)
     assert report.objective[0] == pytest.approx(problem.objective(0 * u), rel=1e-9)
     assert report.objective[-1] == pytest.approx(problem.objective(u), rel=1e-9)
-    rescaled = problem_of(
-        graph, pathcond.compute_diag_g(model, x, graph=graph, statistics="input")
-    )  # from the weights afterwards
+    g = pathcond.compute_diag_g(model, x, graph=graph, statistics="input")  # from the weights afterwards
     linear = float((problem.matrix @ u).sum())
-    assert report.objective[-1] == pytest.approx(rescaled.objective(0 * u) - linear, rel=1e-9)
+    assert report.objective[-1] == pytest.approx(problem_of(graph, g).objective(0 * u) - linear, rel=1e-9)
 
 
 @pytest.mark.parametrize("name", ["residual_mlp", "concat", "squeeze_excite", "sdpa", "lora"])
