@@ -9,7 +9,7 @@ import re
 import sys
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pathcond.checks import PathCondError, optional_package
+from pathcond.checks import PathCondError, PathCondWarning, optional_package
 from pathcond.groups import ScaleGroups, groups_to_awq_mappings, groups_to_cle_pairs, scale_groups, verify_mapping
 
 _transformers = partial(
@@ -69,13 +69,19 @@ def load_config(source: str) -> Any:
     """
     transformers, path = _transformers(), Path(source)
     try:
-        if path.is_file():
-            values = json.loads(path.read_text())
-            return transformers.AutoConfig.for_model(values.pop("model_type"), **values)
-        return transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
+        if not path.exists():
+            return transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
+        path = path / "config.json" if path.is_dir() else path
+        values = json.loads(path.read_text())
+        known = values.get("model_type") if isinstance(values, dict) else None
+        if known not in transformers.CONFIG_MAPPING:
+            what = f"model_type '{known}', which transformers {transformers.__version__} does not know"
+            raise ValueError(what if known else "JSON without a model_type")
+        return transformers.AutoConfig.for_model(**values)
     except Exception as error:  # noqa: BLE001 - whatever transformers raises is about the configuration
-        found = f"{type(error).__name__}: {' '.join(str(error).splitlines()[:2])}"
-        raise PathCondError(f"expected {_CONFIG} at '{source}', got {found}") from error
+        kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
+        found = kind + " ".join(str(error).splitlines()[:2])
+        raise PathCondError(f"expected {_CONFIG} at '{path}', got {found}") from error
 
 
 _CONFIG = "a configuration of transformers (config.json with a known model_type), or a model id that can be reached,"
@@ -173,7 +179,10 @@ def _expressions(names: Any) -> Any:
 
 def _verify(model: nn.Module, example: Any, path: Path) -> int:
     found = verify_mapping(model, example, entries_in(path))
-    print(*found, sep="\n")
+    shown = (
+        replace(check, reason="see the notes") if check.verdict == "holds on this input" else check for check in found
+    )
+    print(*shown, sep="\n")
     return int(not all(check.verdict in ("exact", "holds on this input") for check in found))
 
 
@@ -227,19 +236,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.command == "check":
             return _check(options)
-        model, example = build(load_config(options.config))
-        if options.command == "verify":
-            return _verify(model, example, options.mapping)
-        groups = scale_groups(model, example)
-        print(groups if options.command == "groups" else mappings_as(options.format, model, groups))
-        exported = options.command == "mappings" and options.format not in ("text", "json")
-        if exported and not groups_to_awq_mappings(groups):
-            print(f"none of the {len(groups.free)} free groups has this form: see --format text", file=sys.stderr)
+        with warnings.catch_warnings(record=True) as notes:
+            warnings.simplefilter("always", PathCondWarning)
+            status = _run(options)
+        texts = dict.fromkeys(str(note.message) for note in notes if issubclass(note.category, PathCondWarning))
+        for text in texts:
+            print(f"note: {text}", file=sys.stderr)
+        if texts:
+            print(_OTHER_CALLS, file=sys.stderr)
     except PathCondError as error:
         print(f"pathcond: {error}", file=sys.stderr)
         return 2
     except BrokenPipeError:  # the reader, such as head, has enough
         sys.stderr.close()
+        return 0
+    return status
+
+
+_OTHER_CALLS = (
+    "note: the model was called with one kind of input, text alone where it reads text. For others, such as text with "
+    "images, call pathcond.scale_groups or pathcond.verify_mapping with such inputs."
+)
+
+
+def _run(options: argparse.Namespace) -> int:
+    model, example = build(load_config(options.config))
+    if options.command == "verify":
+        return _verify(model, example, options.mapping)
+    groups = scale_groups(model, example)
+    print(groups if options.command == "groups" else mappings_as(options.format, model, groups))
+    exported = options.command == "mappings" and options.format not in ("text", "json")
+    if exported and not groups_to_awq_mappings(groups):
+        print(f"none of the {len(groups.free)} free groups has this form: see --format text", file=sys.stderr)
     return 0
 
 

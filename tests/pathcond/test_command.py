@@ -109,6 +109,21 @@ def test_entries_for_single_experts_are_measured(model_type: str) -> None:
     assert [check.exact for check in verify_mapping(model, example, inside, groups=groups)] == exact
 
 
+def test_notes_say_which_calls_are_not_covered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config, mapping = tmp_path / "config.json", tmp_path / "mapping.json"
+    kind = registry._module("transformers").CONFIG_MAPPING["mistral3"]
+    config.write_text(json.dumps({"model_type": "mistral3"} | registry.tiny_sizes(kind)))
+    assert main(["mappings", str(config), "--format", "json"]) == 0
+    shown = capsys.readouterr()
+    assert "does not use 'vision_tower" in shown.err or "does not use 'model.vision_tower" in shown.err
+    assert "such as text with images" in shown.err
+    mapping.write_text(shown.out)
+    assert main(["verify", str(config), str(mapping)]) == 0
+    shown = capsys.readouterr()
+    assert {line.partition(": ")[2] for line in shown.out.splitlines()} == {"holds on this input: see the notes"}
+    assert "such as text with images" in shown.err
+
+
 def test_a_model_without_mappings_of_this_form_says_so(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (config / "config.json").write_text(json.dumps({"model_type": "nanochat", **SIZES, "num_key_value_heads": 2}))
     assert main(["mappings", str(config), "--format", "awq"]) == 0
@@ -121,6 +136,12 @@ def test_a_model_without_mappings_of_this_form_says_so(config: Path, capsys: pyt
     ("arguments", "message"),
     [
         (["groups", "nowhere/at/all"], "expected a configuration of transformers"),
+        (["groups", "{config}/empty"], "No such file or directory"),
+        (["groups", "{config}/text.json"], "config.json with a known model_type"),
+        (["groups", "{config}/list.json"], "got JSON without a model_type"),
+        (["groups", "{config}/unknown.json"], "got model_type 'nosuch', which transformers"),
+        (["verify", "{config}", "{config}/text.json"], "got text that is neither"),
+        (["verify", "{config}", "{config}/list.json"], "got an empty list"),
         (["groups", "{bad}"], "not a multiple of the number of attention heads (5)"),
         (["verify", "{config}", "nothing.json"], "nothing.json' to hold what `pathcond mappings` prints"),
         (["check", "--registry", "no-library"], "expected --registry to be one of"),
@@ -131,6 +152,9 @@ def test_wrong_input_is_one_line(
 ) -> None:
     bad = config / "bad.json"
     bad.write_text(json.dumps({"model_type": "llama", **SIZES, "num_attention_heads": 5}))
+    (config / "empty").mkdir()
+    for name, text in {"text": "- a: b", "list": "[]", "unknown": '{"model_type": "nosuch"}'}.items():
+        (config / f"{name}.json").write_text(text)
     assert main([argument.format(config=config, bad=bad) for argument in arguments]) == 2
     shown = capsys.readouterr().err
     assert shown.startswith("pathcond: expected")
