@@ -440,7 +440,7 @@ CASES = [
     Case("linear", 0, 0, L(3, 2), (3, 3)),
     Case("by_hand", 5, 0, Lambda(  # plain tensors and matrix products, no layers
         lambda s, x: (x @ s.w1 + s.b1).clamp(min=0) @ s.w2, w1=(3, 5), w2=(5, 2), b1=(5,)), (3, 3)),
-    Case("branch_on_shape", 3, 0, Lambda(_branch, a=L(4, 3), b=L(3, 2)), (3, 2, 2)),
+    Case("branch_on_shape", 0, 3, Lambda(_branch, a=L(4, 3), b=L(3, 2)), (3, 2, 2)),
     Case("declared_out_of_order", 9, 0, Lambda(
         lambda s, x: s.first(F.relu(s.third(F.relu(s.second(x))))), first=L(4, 2), second=L(3, 5), third=L(5, 4)),
         (3, 3)),

@@ -165,7 +165,7 @@ def _forward(p: PathSums) -> None:
     last = {value: index for index, call in enumerate(p.trace.calls) for value in call.reads}
     outputs = set(p.trace.outputs)
     for index, call in enumerate(p.trace.calls):
-        operation = TABLE.get(call.fn)
+        operation = TABLE.get(call.fn) if p.trace.values[call.outs[0]].dtype.is_floating_point else None
         if _reached(p, call, "" if operation is None else operation.kind):
             if operation is None:
                 p.barrier(call)
@@ -201,7 +201,7 @@ def _follow(p: PathSums, call: Call, operation: Operation) -> None:
     p.sums[source] = p.leaf(Ref(source))
     if operation.kind == "add":  # its square, with the gradient with respect to that of the parameter
         p.sum(call, [Ref(source), p.square(Ref(out))], lambda x, square: square + (x - x.detach()))
-    elif p.trace.values[out].dtype.is_floating_point:
+    else:
         operation.paths(p, call, operation.bind(call.args, call.kwargs))
     del p.sums[source]
     p.weights |= {out: p.sums.pop(out) for out in call.outs if out in p.sums}

@@ -456,10 +456,12 @@ def _moved(s: ScalePropagation, call: Call) -> tuple[str, Tensor, Tensor]:
 
 def _propagate_call(s: ScalePropagation, call: Call, weights: set[int]) -> None:
     operation, reads = TABLE.get(call.fn), {*call.reads}
+    if s.experts:
+        s.share_what_moves(call, "" if operation is None else operation.kind)
     if operation is not None and operation.kind == "zeros":
         operation.scales(s, call, {})
         return
-    if operation is not None and not (operation.logical or s.floating(call.outs[0])):
+    if operation is not None and not s.floating(call.outs[0]):
         operation = None
     if reads.isdisjoint(s.data):  # parameters and constants alone
         if operation is not None and operation.constant:

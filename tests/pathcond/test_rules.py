@@ -151,21 +151,3 @@ def test_sums_with_factors():
         return q["c.weight"] @ (9 * a + q["p"] + 0.25 * q["q"] + 4 * b) + q["c.bias"]
 
     assert_rules(model, torch.ones(1, 3).double(), 4, total)
-
-
-def test_grid_sample_at_positions_made_from_data():
-    torch.manual_seed(0)
-    model = Lambda(
-        lambda s, x: s.b(F.relu(F.grid_sample(s.a(x), s.grid(x).movedim(1, -1), align_corners=True))),
-        a=nn.Conv2d(2, 3, 1),
-        b=nn.Conv2d(3, 2, 1),
-        grid=nn.Sequential(nn.Conv2d(2, 4, 1), nn.ReLU(), nn.Conv2d(4, 2, 1)),
-    ).double()
-    x = torch.randn(2, 2, 4, 4).double()
-    graph = pathcond.extract_graph(model, x)
-    assert graph.units == 7
-    assert [(entry.channels, entry.reason) for entry in graph.frozen] == [(2, "is the grid of `grid_sample`")]
-    assert_function_kept(model, x, graph)
-    report = pathcond.rescale_(model, x)
-    assert report.no_path == 0  # paths end at the grid
-    assert report.output_change < 1e-12

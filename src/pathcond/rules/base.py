@@ -341,6 +341,16 @@ class ScalePropagation:
         """Make a parameter keep its value: all groups that its uses connect are frozen."""
         self.frozen_parameters.setdefault(name, reason)
 
+    def share_what_moves(self, call: Call, kind: str) -> None:
+        """Groups of experts share one scale where a call of another kind than these may move their rows."""
+        dim = dict(enumerate(call.args)).get(2, call.kwargs.get("dim", 0))
+        stays = kind in ("grouped_mm", "mul", "smooth", "same", "pass")
+        if not stays and not (call.name in ("chunk", "split") and dim in (1, -1)):
+            made = torch.cat(list(chain(*self.experts.values())))
+            read = [groups for value in call.reads if isinstance(groups := self.maps.get(value), Tensor)]
+            for groups in read:
+                self.add_new(self.shared, distinct(groups[torch.isin(groups, made)]))
+
     def have_scale_per_expert(self) -> Tensor:
         """Whether each group stands for a scale in every expert: not where it is tied, frozen or used elsewhere."""
         found = torch.zeros(self.count, dtype=torch.bool)
@@ -461,7 +471,6 @@ class Operation:
         layer: whether it maps data by weights, and so makes units.
         constant: whether its scale rule also holds for values that depend on no input, or the rule for these. Of one
             parameter and constants its result is then linear in the parameter, or it plus a number.
-        logical: whether its scale rule also holds where the result is not of a floating-point type.
     """
 
     kind: str
@@ -470,7 +479,6 @@ class Operation:
     paths: PathRule
     layer: bool = False
     constant: bool | ScaleRule = False
-    logical: bool = False
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arguments:
         """Arguments by name; those not given are absent."""

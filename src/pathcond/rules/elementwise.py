@@ -20,7 +20,7 @@ from pathcond.rules.base import (
     mixed_positions,
     with_axes,
 )
-from pathcond.rules.paths import PathSums
+from pathcond.rules.paths import PathSums, Scaled
 from pathcond.tracing import Call, Ref
 
 # ---- positively homogeneous: a scale passes, and so does a path
@@ -33,10 +33,7 @@ def pass_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
 
 def pass_paths(p: PathSums, call: Call, a: Arguments) -> None:
     """The result has the path sum of the input."""
-    if a["input"].id in p.sums and p.trace.values[call.outs[0]].dtype.is_floating_point:
-        p.copy(call, a["input"].id)
-    else:
-        p.barrier(call)
+    p.copy(call, a["input"].id)
 
 
 def _same_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
@@ -49,9 +46,9 @@ def _prelu_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
 
 
 def _is_relu(a: Arguments) -> bool:
-    """Whether a clamp or threshold is a ReLU: its only bound is 0, from below."""
-    low = a.get("min", a.get("threshold"))
-    return isinstance(low, (int, float)) and low == 0 and a.get("max") is None and a.get("value", 0) == 0
+    """Whether a clamp is a ReLU: its only bound is 0, from below."""
+    low = a.get("min")
+    return isinstance(low, (int, float)) and low == 0 and a.get("max") is None
 
 
 def _clamp_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
@@ -95,20 +92,7 @@ def _reciprocal_paths(p: PathSums, call: Call, a: Arguments) -> None:
     p.normalizers.update(call.outs)
 
 
-# ---- comparisons and constants
-
-
-def _compare_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
-    s.groups(a["input"])
-    if bool((s.groups(a.get("other", 0)) == ZERO).all()):
-        s.set_result(call)  # the sign of a value does not depend on a positive scale
-    else:
-        s.freeze_through(call)
-
-
-def _compare_paths(p: PathSums, call: Call, a: Arguments) -> None:
-    p.start(call.outs[0])
-    p.gates.add(call.outs[0])
+# ---- zeros
 
 
 def _zero_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
@@ -116,7 +100,7 @@ def _zero_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
 
 
 def _zero_paths(p: PathSums, call: Call, a: Arguments) -> None:
-    p.sums |= {out: p.zeros(out) for out in call.outs if p.trace.values[out].dtype.is_floating_point}
+    p.sums |= {out: p.zeros(out) for out in call.outs}
 
 
 # ---- sums and maxima
@@ -218,22 +202,6 @@ def _mul_parameter(s: ScalePropagation, call: Call, data: Ref, other: Ref, view:
     s.set_result(call, row)
 
 
-def _glu_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
-    dim = a.get("dim", -1)
-    groups = s.groups(a["input"])
-    if groups.size(dim) > 1:
-        groups, gate = groups.chunk(2, dim)
-        s.freeze(gate, Reason(call.where, f"is the gate of `{call.name}`"))
-    elif bool((groups > 0).any()):
-        s.freeze_through(call)
-        return
-    s.set_result(call, groups)
-
-
-def _glu_paths(p: PathSums, call: Call, a: Arguments) -> None:
-    p.sum(call, [a["input"]], lambda x: x.chunk(2, a.get("dim", -1))[0])
-
-
 def _div_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
     divisor = s.groups(a["other"])
     if bool((divisor > 0).any()) or a.get("rounding_mode") is not None:
@@ -254,8 +222,8 @@ def _mul_paths(p: PathSums, call: Call, a: Arguments, divide: bool = False) -> N
     elif (len(data) == 2 and len(gated) == 1) or (other is not None and p.constant(other) is None):
         p.sum(call, gated, lambda x: x)  # the factor is a gate, or a mask made from token ids
     elif divide:
-        factor = 1 / p.square(other).t
-        p.product(call, data, lambda x: x * factor, log=-p.square(other).log)
+        square = p.square(other)
+        p.product(call, [*data, Scaled(1 / square.t, -square.log)], torch.mul)
     else:
         p.product(call, both, torch.mul)
         if len(data) == 1 and not (isinstance(other, Ref) and p.constants.made_from_parameters(other.id)):
@@ -274,7 +242,6 @@ OPERATIONS = [
     *entries("prelu", "prelu", "input weight", _prelu_scales, pass_paths),
     *entries("clamp clip", "clamp", "input min max", _clamp_scales, _clamp_paths),
     *entries("clamp_min", "clamp", "input min", _clamp_scales, _clamp_paths),
-    *entries("threshold", "threshold", "input threshold value", _clamp_scales, _clamp_paths),
     *entries("gelu silu hardswish mish softplus elu celu selu", "smooth", "input", _smooth_scales, _smooth_paths),
     *entries(
         "relu6 hardtanh hardsigmoid sigmoid tanh softsign tanhshrink logsigmoid softmax log_softmax "
@@ -282,10 +249,6 @@ OPERATIONS = [
         "barrier", "input", freezes("crosses {}, which is not homogeneous"), barrier_paths,
     ),
     *entries("rsqrt reciprocal", "reciprocal", "input", freezes("enters {}, as in a normalization"), _reciprocal_paths),
-    *entries(
-        "gt lt ge le greater less greater_equal less_equal __gt__ __lt__ __ge__ __le__ sign sgn",
-        "compare", "input other", _compare_scales, _compare_paths, logical=True,
-    ),
     *entries("zeros zeros_like new_zeros zero_", "zeros", "input", _zero_scales, _zero_paths),
     *entries(
         "add __radd__ __add__ __iadd__ sub subtract __sub__ __isub__ rsub __rsub__",
@@ -301,7 +264,6 @@ OPERATIONS = [
         "mul", "input other", _mul_scales, _mul_paths, constant=_weight_factor,
     ),
     *entries("masked_fill", "mask", "input mask value", _masked_scales, pass_paths),
-    *entries("glu", "glu", "input dim", _glu_scales, _glu_paths),
     *entries(
         "div divide true_divide __truediv__ __itruediv__ __div__",
         "div", "input other rounding_mode", _div_scales, partial(_mul_paths, divide=True),

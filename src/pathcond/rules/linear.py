@@ -15,12 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pathcond.checks import PathCondError
 from pathcond.rules.base import (
     FROZEN,
     GROUP,
     Arguments,
-    ParamView,
     Reason,
     ScalePropagation,
     distinct,
@@ -50,9 +48,7 @@ def _linear_letters(trace: Trace, x: Ref, weight: Ref) -> Letters:
 
 def _einsum_letters(trace: Trace, call: Call) -> tuple[Letters, Ref, Ref] | None:
     """Letters and factors of an einsum of two; None for others, and where a letter comes twice in a factor."""
-    if not call.args or not isinstance(call.args[0], str):
-        return None
-    factors, equation = list(refs(call.args[1:])), call.args[0].replace(" ", "")
+    factors, equation = refs(call.args[1:]), str(call.args[0]).replace(" ", "")
     if len(factors) != 2 or equation.count(",") != 1 or "->" not in equation:
         return None
     terms, _, result = equation.partition("->")
@@ -86,8 +82,6 @@ def _product_scales(s: ScalePropagation, call: Call, letters: Letters, x: Ref, y
         _layer_scales(s, call, (other, own, result), y, x)
     elif views[1] is not None and views[0] is None:
         _layer_scales(s, call, letters, x, y)
-    elif views[0] is not None:
-        s.freeze_through(call)
     else:
         for factor, mine, rest in ((x, own, other), (y, other, own)):
             made = [letter for letter in mine if letter in result and letter not in rest]
@@ -170,15 +164,9 @@ def _product_paths(p: PathSums, call: Call, letters: Letters, x: Ref, y: Ref, fu
     if all(on_path) and sum(gates) == 1:
         (value, own), weights = ((y, letters[1]), letters[0]) if gates[0] else ((x, letters[0]), letters[1])
         size = p.trace.values[call.outs[0]].shape
-        averaged = [i for i, letter in enumerate(own) if letter not in letters[2] and letter in weights]
-        summed = [i for i, letter in enumerate(own) if letter not in letters[2] + weights]
-
-        def average(v: Tensor) -> Tensor:
-            v = v.mean(averaged, keepdim=True) if averaged else v
-            v = v.sum(summed, keepdim=True) if summed else v
-            return _along(v, own, letters[2]).expand(size)
-
-        p.sum(call, [value], average)
+        gone = [i for i, letter in enumerate(own) if letter not in letters[2]]
+        count = math.prod(p.sums[value.id].t.size(i) for i in gone if own[i] in weights)
+        p.sum(call, [value], lambda v: _along(v.sum(gone, True) if gone else v, own, letters[2]).expand(size) / count)
     elif on_path[0]:
         _weighted_paths(p, call, x, y, function)
     else:
@@ -192,10 +180,6 @@ def _weighted_paths(
     if not p.on_path(x) or p.depends_on_data(weight, bias):
         p.barrier(call)
         return
-    if not p.known(weight).numel():
-        raise PathCondError(
-            f"expected layers with units, got `{call.name}` at '{call.where or 'the model'}' without entries."
-        )
     p.product(call, [x, weight], function, bias, **more)
 
 
@@ -245,9 +229,6 @@ def _attention_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
 def _attention_paths(p: PathSums, call: Call, a: Arguments) -> None:
     """An average of values, which makes path sums independent of the number of tokens; others end at the weights."""
     query, key, value = (a[name] for name in ("query", "key", "value"))
-    if value.id not in p.sums:
-        p.barrier(call)
-        return
     shape, own = p.trace.values[call.outs[0]].shape, p.trace.values[value.id].shape
     for other in (query, key):
         if other.id != value.id:
@@ -269,46 +250,16 @@ def _grouped_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
     count, _, size = s.shape(a["mat_b"].id)
     col = s.channels(a["mat_a"], -1, call)
     made = s.new_groups(size, view, experts=count)
-    same = any(bool(torch.isin(col, known).all()) for known in s.experts.get(offs.id, []))
-    if not (same and _in_place(s, a["mat_a"].id, offs.id)):
+    if not any(bool(torch.isin(col, known).all()) for known in s.experts.get(offs.id, [])):
         s.add_new(s.shared, distinct(col))
     s.connect(view, made[None, None, :], col[None, :, None], experts=True)
     s.experts.setdefault(offs.id, []).append(made)
-    s.connect_bias(call, a.get("bias"), made)
     s.set_result(call, made[None])
-
-
-def _in_place(s: ScalePropagation, value: int, offs: int) -> bool:
-    """Whether the rows that carry scales stay in place from products by these offsets to a value."""
-    pending, seen = [value], set[int]()
-    while pending:
-        current = pending.pop()
-        groups = s.look_up(current)
-        if current in seen or isinstance(groups, ParamView) or not bool((groups > 0).any()):
-            continue
-        seen.add(current)
-        call = s.constants.maker(current)
-        operation = None if call is None else s.table.get(call.fn)
-        if call is None or operation is None:
-            return False
-        if operation.kind == "grouped_mm":
-            if operation.bind(call.args, call.kwargs).get("offs") != Ref(offs):
-                return False
-            continue
-        dim = dict(enumerate(call.args)).get(2, call.kwargs.get("dim", 0))
-        splits = call.name in ("chunk", "split") and dim in (1, -1)
-        if not splits and operation.kind not in ("mul", "smooth", "same", "pass", "glu"):
-            return False
-        pending += [ref.id for ref in refs([*call.args, call.kwargs])]
-    return True
 
 
 def _grouped_paths(p: PathSums, call: Call, a: Arguments) -> None:
     """A row passes one of the experts: path sums average their squared weights."""
-    if a.get("bias") is not None:
-        p.barrier(call)
-    else:
-        _weighted_paths(p, call, a["mat_a"], a["mat_b"], lambda x, w: x @ w.mean(0))
+    _weighted_paths(p, call, a["mat_a"], a["mat_b"], lambda x, w: x @ w.mean(0))
 
 
 # ---- convolutions
@@ -398,6 +349,6 @@ OPERATIONS = [
         namespaces=[F], constant=True,
     ),
     *entries(
-        "grouped_mm _grouped_mm", "grouped_mm", "mat_a mat_b offs bias", _grouped_scales, _grouped_paths, layer=True
+        "grouped_mm _grouped_mm", "grouped_mm", "mat_a mat_b offs", _grouped_scales, _grouped_paths, layer=True
     ),
 ]  # fmt: skip

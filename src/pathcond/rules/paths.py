@@ -130,7 +130,7 @@ class PathSums:
         if not any(self.on_path(x) or self.constant(x) is not None for x in arguments):
             self.barrier(call)
             return
-        self._apply(call.outs, arguments, function, joint=True)
+        self._set(call, self._made(arguments, function, joint=True))
         if gate:
             self.inherit(call, arguments)
 
@@ -148,43 +148,30 @@ class PathSums:
         bias: Any = None,
         *,
         shape: Callable[[Tensor], Tensor] = lambda bias: bias,
-        log: float = 0.0,
     ) -> None:
-        """Results that are linear in each argument on its own, times ``exp(log)``; plus a squared bias."""
+        """Results that are linear in each argument on its own, plus a squared bias."""
         if bias is None:
-            self._apply(call.outs, arguments, function, joint=False, extra=log)
+            self._set(call, self._made(arguments, function, joint=False))
             return
-        self.sum(call, [self.between(arguments, function, False, log), bias], lambda y, b: y + shape(b), gate=False)
+        self.sum(call, [self.between(arguments, function, False), bias], lambda y, b: y + shape(b), gate=False)
 
-    def between(
-        self, arguments: Sequence[Any], function: Callable[..., Any], joint: bool = True, log: float = 0.0
-    ) -> Scaled:
+    def between(self, arguments: Sequence[Any], function: Callable[..., Any], joint: bool = True) -> Scaled:
         """The path sum of a value that the trace does not have, such as a layer's result without its bias."""
-        (made,) = self._made(arguments, function, joint, log)
+        (made,) = self._made(arguments, function, joint)
         return made
 
-    def _apply(
-        self,
-        outs: tuple[int, ...],
-        arguments: Sequence[Any],
-        function: Callable[..., Any],
-        joint: bool,
-        extra: float = 0.0,
-    ) -> None:
-        """Set path sums."""
-        for out, made in zip(outs, self._made(arguments, function, joint, extra), strict=False):
+    def _set(self, call: Call, sums: list[Scaled]) -> None:
+        for out, made in zip(call.outs, sums, strict=False):
             self.sums[out] = Scaled(made.t.expand(self.trace.values[out].shape), made.log)
 
-    def _made(
-        self, arguments: Sequence[Any], function: Callable[..., Any], joint: bool, extra: float = 0.0
-    ) -> list[Scaled]:
+    def _made(self, arguments: Sequence[Any], function: Callable[..., Any], joint: bool) -> list[Scaled]:
         """What a function makes from path sums and squares: of all on one scale, or of each on its own."""
         terms = [self._term(x) for x in arguments]
         top = max(term.log for term in terms)
         for i, x in enumerate(arguments):
             if isinstance(x, Ref) and x.id not in self.weights and self.is_parameter(x):
                 terms[i] = self.leaf(x, top if joint else -math.inf)
-        log = max(term.log for term in terms) if joint else sum(term.log for term in terms) + extra
+        log = max(term.log for term in terms) if joint else sum(term.log for term in terms)
         if joint:
             self._near_zero(terms, log)
         results = flatten(function(*[term.at(log) if joint else term.t for term in terms]))

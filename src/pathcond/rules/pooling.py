@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pathcond.rules.base import Arguments, Reason, ScalePropagation, entries, mixed_positions
+from pathcond.rules.base import Arguments, ScalePropagation, entries, mixed_positions
 from pathcond.rules.elementwise import add_paths, add_scales
 from pathcond.rules.paths import PathSums
 from pathcond.rules.shape import move_paths
@@ -125,18 +125,6 @@ def _linear_paths(p: PathSums, call: Call, a: Arguments) -> None:
     p.sum(call, [a["input"]], lambda x: run(call, lambda _: x))
 
 
-def _grid_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
-    """Each channel is read at positions that the grid gives; positions outside are zero, or others of the channel."""
-    s.freeze(s.groups(a["grid"]), Reason(call.where, f"is the grid of `{call.name}`"))
-    _pool_scales(s, call, a)
-
-
-def _grid_paths(p: PathSums, call: Call, a: Arguments) -> None:
-    """A grid may read any position: it reads their average, as attention does."""
-    p.end_path(a["grid"].id)
-    p.sum(call, [a["input"]], lambda x: x.mean(tuple(range(2, x.ndim)), keepdim=True))
-
-
 # ---- path sums over windows
 
 _MEANS: tuple[Any, ...] = (F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d)
@@ -188,9 +176,6 @@ OPERATIONS = [
     *entries(
         "interpolate upsample upsample_nearest upsample_bilinear",
         "resample", "input", _pool_scales, _linear_paths, namespaces=[F],
-    ),
-    *entries(
-        "grid_sample", "grid", "input grid mode padding_mode align_corners", _grid_scales, _grid_paths, namespaces=[F]
     ),
     *entries("index_add", "scatter", "input dim index source", _scatter_scales, _scatter_paths),
     *entries("scatter_add", "scatter", "input dim index src", _scatter_scales, _scatter_paths),

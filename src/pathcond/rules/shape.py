@@ -91,7 +91,7 @@ def _move_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
         source = next(iter(data))
         kept = [axis for axis in range(len(s.shape(source))) if axis not in axes]
         fills[source] = s.collapse(s.groups(Ref(source)), kept, mixed_positions(call)).expand(s.shape(source))
-    moved = flatten(_run_on_groups(call, fills))
+    moved = flatten(run(call, fills.__getitem__))
     s.set_result(call, *(compress(groups) for groups in moved))
 
 
@@ -115,14 +115,6 @@ def _picked_axes(s: ScalePropagation, call: Call, unfixed: set[int]) -> set[int]
         dim = args.get(position, args.get("dim"))
         return {dim % ndim} if isinstance(dim, int) and ndim else None
     return None
-
-
-def _run_on_groups(call: Call, fills: dict[int, Tensor]) -> Any:
-    try:
-        return run(call, fills.__getitem__)
-    except RuntimeError:  # some kernels do not take integers; float64 is exact below 2**53
-        as_double = {k: v.double() for k, v in fills.items()}
-        return [groups.long() for groups in flatten(run(call, as_double.__getitem__))]
 
 
 def _param_views(s: ScalePropagation, call: Call, source: int, view: ParamView) -> list[Tensor | ParamView]:
@@ -170,10 +162,7 @@ def move_paths(p: PathSums, call: Call, a: Arguments, assign: bool = False) -> N
     places = refs(call.args[:2] if call.fn is WRITE else [a.get(key) for key in keys])
     data = list(dict.fromkeys(r.id for r in places))
     sources = [v for v in data if v in p.sums]
-    if not sources:
-        p.barrier(call)
-        return
-    log = max(p.sums[v].log for v in sources)
+    log = max((p.sums[v].log for v in sources), default=0.0)
 
     def function(*leaves: Tensor) -> Any:
         fills: dict[int, Any] = dict(zip(sources, leaves, strict=True))
@@ -212,18 +201,14 @@ def _cat_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
 
 def _pad_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
     groups, pad, constant = s.groups(a["input"]), list(a["pad"]), a.get("mode", "constant") == "constant"
-    if constant and a.get("value") not in (None, 0):
-        s.freeze_through(call, "is padded with a constant that is not zero")
-        return
     inner = [
         amount if groups.size(groups.ndim - 1 - index // 2) > 1 else 0  # a constant map covers its padding too
         for index, amount in enumerate(pad)
     ]
-    if constant:
-        groups = F.pad(groups, inner, value=ZERO)
-    elif any(inner):
-        groups = s.collapse(groups, range(groups.ndim - len(pad) // 2), mixed_positions(call))
-    s.set_result(call, groups)
+    if a.get("value") in (None, 0) and (constant or not any(inner)):
+        s.set_result(call, F.pad(groups, inner, value=ZERO))
+    else:
+        s.freeze_through(call, "is padded with values that are not zero")
 
 
 def _assign_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
