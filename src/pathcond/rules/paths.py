@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -101,15 +102,18 @@ class PathSums:
         top = max(end.log for end in ends)
         self._near_zero(ends, top)
         total = torch.stack([end.at(top).sum() for end in ends]).sum()
-        self.sums.clear()
-        self.weights.clear()
-        self._ends.clear()
-        del ends
-        gradients = torch.autograd.grad(total, [leaf.t for _, leaf in self._leaves], allow_unused=True)
-        for (name, leaf), gradient in zip(self._leaves, gradients, strict=True):
-            if gradient is not None:
-                found = Scaled(gradient, top - leaf.log)
-                self.diagonal[name] = self.diagonal[name] + found if name in self.diagonal else found
+        for name, leaf in self._leaves:
+            leaf.t.register_post_accumulate_grad_hook(partial(self._collect, name, top - leaf.log))
+        for held in (ends, self.sums, self.weights, self._ends, self._leaves):
+            held.clear()
+        total.backward()
+
+    def _collect(self, name: str, log: float, leaf: Tensor) -> None:
+        """Add the gradient of a parameter to ``diagonal``, and free the parameter's squares."""
+        assert leaf.grad is not None  # noqa: S101 - called when it is there
+        found = Scaled(leaf.grad, log)
+        self.diagonal[name] = self.diagonal[name] + found if name in self.diagonal else found
+        leaf.grad, leaf.data = None, leaf.new_empty(0)
 
     # ---- results of a call
 
