@@ -139,8 +139,8 @@ def run(call: Call, look_up: Callable[[int], Any]) -> Any:
     return call.fn(*args, **kwargs)
 
 
-def signature(trace: Trace) -> str:
-    """A digest of the calls of a trace: functions, arguments, and which leaves they read.
+def signature(trace: Trace, first: int = 0) -> str:
+    """A digest of the calls of a trace, from number ``first`` on: functions, arguments, and which leaves they read.
 
     Devices and number formats have no part in it, and of constants and inputs only their shapes.
     """
@@ -161,7 +161,7 @@ def signature(trace: Trace) -> str:
         plain = isinstance(tree, (int, float, str, slice)) or tree is None
         return repr(tree) if plain else str(getattr(tree, "tolist", lambda: type(tree).__name__)())
 
-    for call in trace.calls:
+    for call in trace.calls[first:]:
         digest.update(f"{call.name}{text([*call.args, call.kwargs])}{text([Ref(out) for out in call.outs])};".encode())
     return digest.hexdigest()
 
@@ -671,8 +671,8 @@ class Recorder:
     def record(self, example_input: Any, training: bool | None = None, sizes: Sizes | None = None) -> list[Trace]:
         """Record one pass in one mode (None: as it is), on an input with other sizes of some axes.
 
-        If the pass changes attributes of the model or variables that its code names, a second call follows; the second
-        trace has both.
+        If the pass changes attributes of the model or variables that its code names, a second call follows. Where it
+        makes other calls than the first, a second trace has both.
 
         Raises:
             RecordError: the pass raised, or its control flow depends on values; the message names the line of code.
@@ -750,7 +750,9 @@ class Recorder:
                 both = Trace(tuple(tape.values), tuple(tape.calls), inputs, outputs)
                 made = {*kept, *(out for call in both.calls[:first] for out in call.outs)}
                 reread = made.intersection(value for call in both.calls[first:] for value in call.reads)
-                traces = [replace(t, kept=(*reread.union(both.data.intersection(kept)),)) for t in (*traces, both)]
+                differs = signature(traces[0]) != signature(both, first)
+                traces += [both] if differs else []
+                traces = [replace(t, kept=(*reread.union(both.data.intersection(kept)),)) for t in traces]
             self.draws |= drawn != state.states()
             self.sized |= tape.sized
             self.comparisons += tape.comparisons

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pathcond.checks import PathCondError
 from pathcond.rules.base import (
     FROZEN,
     GROUP,
@@ -180,6 +181,10 @@ def _weighted_paths(
     if not p.on_path(x) or p.depends_on_data(weight, bias):
         p.barrier(call)
         return
+    if not p.known(weight).numel():
+        raise PathCondError(
+            f"expected layers with units, got `{call.name}` at '{call.where or 'the model'}' without entries."
+        )
     p.product(call, [x, weight], function, bias, **more)
 
 
