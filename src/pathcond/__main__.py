@@ -233,6 +233,8 @@ def _check(options: argparse.Namespace) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit status: 1 if something is not exact, 2 for wrong input."""
     options = _parser().parse_args(arguments)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # for many small tensors; on a busy machine, more threads wait for one another
     try:
         if options.command == "check":
             return _check(options)
@@ -250,6 +252,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader, such as head, has enough
         sys.stderr.close()
         return 0
+    finally:
+        torch.set_num_threads(threads)
     return status
 
 
