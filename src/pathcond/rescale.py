@@ -144,7 +144,8 @@ class Rescaling:
         """The reason of each unit that did not move; empty for the others."""
         dead, fixed = set(self.solution.dead), self.fixed.tolist()
         if self.damping == 0.0:
-            return ["keep their scale in a network with shortcuts, unless damping=0.5 is given"] * self.units
+            text = "with damping=0" if self.graph.chain else "in a network with shortcuts, unless damping=0.5 is given"
+            return [f"keep their scale {text}"] * self.units
         return [
             "touch a parameter that does not train" if fixed[h]
             else "have no path through them at these weights (zero-initialized layers)" if h in dead
