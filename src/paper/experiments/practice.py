@@ -165,14 +165,13 @@ def plot(table: pd.DataFrame) -> plotting.Figure:
         one = rows[rows["epochs"] == epochs]
         gains(place, one, names, "network")
         place.set_title(f"{epochs:g} epochs")
-        place.margins(x=0.15)
         place.set_yticks(range(len(names)), [LABELS.get(name, name) for name in names])
-        place.annotate("baseline", (1, 1), (-2, 2), "axes fraction", "offset points",
-                       ha="right", va="bottom", fontsize="small", color="#777777")  # fmt: skip
+        place.annotate("baseline", (1, 1), (4, 2), "axes fraction", "offset points",
+                       ha="left", va="bottom", fontsize="small", color="#777777")  # fmt: skip
         for row in one[one["method"] == BASELINE].itertuples():
             at = names.index(row.network)
-            place.annotate(f"{row.accuracy:.1f}%", (1, at), (-2, 0), ("axes fraction", "data"), "offset points",
-                           ha="right", va="center", fontsize="small", color="#777777")  # fmt: skip
+            place.annotate(f"{row.accuracy:.1f}%", (1, at), (4, 0), ("axes fraction", "data"), "offset points",
+                           ha="left", va="center", fontsize="small", color="#777777")  # fmt: skip
     key(figure, rows)
     return figure
 
