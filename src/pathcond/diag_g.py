@@ -198,7 +198,7 @@ def _follow(p: PathSums, call: Call, operation: Operation) -> None:
     if len(sources) != 1 or (operation.kind == "add" and len(call.reads) > 1):
         return
     source = sources[0]
-    p.sums[source] = p.leaf(Ref(source))
+    p.sums[source] = p.leaf(Ref(source), p.square(Ref(source)))
     if operation.kind == "add":  # its square, with the gradient with respect to that of the parameter
         p.sum(call, [Ref(source), p.square(Ref(out))], lambda x, square: square + (x - x.detach()))
     else:

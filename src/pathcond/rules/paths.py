@@ -174,7 +174,7 @@ class PathSums:
         top = max(term.log for term in terms)
         for i, x in enumerate(arguments):
             if isinstance(x, Ref) and x.id not in self.weights and self.is_parameter(x):
-                terms[i] = self.leaf(x, top if joint else -math.inf)
+                terms[i] = self.leaf(x, terms[i], top if joint else -math.inf)
         log = max(term.log for term in terms) if joint else sum(term.log for term in terms)
         if joint:
             self._near_zero(terms, log)
@@ -187,10 +187,9 @@ class PathSums:
             return self.sums.get(x.id) or self.weights.get(x.id) or self.square(x)
         return x if isinstance(x, Scaled) else self.square(x)
 
-    def leaf(self, parameter: Ref, log: float = -math.inf) -> Scaled:
+    def leaf(self, parameter: Ref, square: Scaled, log: float = -math.inf) -> Scaled:
         """The square of a parameter, with respect to which the gradient is taken, with at least this logarithm."""
         if parameter.id not in self.weights:
-            square = self.square(parameter)
             log = max(log, square.log)
             made = Scaled(square.at(log), log if log > -math.inf else 0.0)
             leaf = self.trace.values[parameter.id].leaf
