@@ -13,6 +13,7 @@ The sum of squared weights is the same problem at -u with ``w^2`` for g and A = 
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -31,7 +32,7 @@ from pathcond.rules.base import compress
 
 _TOLERANCE = 1e-10  # of the largest entry of the gradient of F / p at the optimum
 _AT_BOUND = 1.0 - 1e-12  # a log-scale above this fraction of the bound counts as at the bound
-_Ends = tuple[Tensor, Tensor]  # numbers of the units at a block's (batch, rows) and (batch, columns)
+_Block = tuple[Tensor, Tensor, Tensor]  # sums of g, and the units at the ends of its rows and of its columns
 
 
 class Result(Enum):
@@ -192,21 +193,20 @@ def balance_norms(
 
 @dataclass(frozen=True)
 class Side:
-    """Sums of g with an end in a layer: those of row i of ``m`` follow the scale of unit ``positions[i]``.
+    """Sums of g with an end in a layer: those of row i of ``m`` follow the scale of the layer's unit ``positions[i]``.
 
-    They follow it at ``power``, 1 where they leave it and -1 where they enter it. ``others`` are the numbers at the
-    other end of the columns: one vector for all rows, or one for each matrix of a batch. ``in_order``: each unit of the
-    layer has one row, in order.
+    They leave it where ``row`` is 0 and enter it where ``row`` is 1. ``others`` are the indices at the other end of the
+    columns: one vector for all rows, or one for each matrix of a batch. ``in_order``: each unit has one row, in order.
     """
 
-    power: int
+    row: int
     positions: Tensor
     m: Tensor
     others: Tensor
     in_order: bool
 
     def sums(self, x: Tensor) -> Tensor:
-        """Sums of the rows for factors by number."""
+        """Sums of the rows for factors by index."""
         if self.others.ndim == 1:
             return self.m @ x.index_select(0, self.others)
         return torch.bmm(self.m, x[self.others][:, :, None]).flatten()
@@ -221,10 +221,10 @@ class Layer:
     sides: list[Side] = field(default_factory=list)
 
     def terms(self, x: Tensor) -> Tensor:
-        """X_1 and X_-1 without the units' own scales, shape (2, units), for scales by number."""
+        """X_1 and X_-1 without the units' own scales, shape (2, units), for factors by index."""
         found = self.own.clone()
         for side in self.sides:
-            mine, sums = found[0 if side.power == 1 else 1], side.sums(x)
+            mine, sums = found[side.row], side.sums(x)
             mine.add_(sums) if side.in_order else mine.index_add_(0, side.positions, sums)
         return found
 
@@ -232,9 +232,8 @@ class Layer:
 class Problem:
     """The objective of u, shape (H,), for one model, reduced on the CPU to sums of g between units.
 
-    Scales are factors ``exp(u)`` by number, of which negative ones stand for the inverse. ``own``: the sums of all
-    elements with one end, by number of the unit there, which is negative where they enter it; number 0 has those whose
-    value does not depend on u.
+    Scales are factors by index, shape (1 + 2 H,): a one, ``exp(u)`` of the units, and ``exp(-u)`` of their inverses.
+    ``own``: the sums of all elements with one end, by its index; at index 0 those whose value does not depend on u.
 
     Args:
         graph: the units.
@@ -251,45 +250,50 @@ class Problem:
         *,
         linear: bool = True,
     ) -> None:
-        self.graph, self.linear, self.size = graph, linear, 0
-        balance = torch.zeros(graph.units + 1, dtype=torch.float64)
-        self.own = torch.zeros(2 * graph.units + 1, dtype=torch.float64)
-        blocks = list[tuple[Tensor, _Ends]]()
+        self.units, self.linear, self.size = graph.units, linear, 0
+        self.own = torch.zeros(1 + 2 * self.units, dtype=torch.float64)
+        self.balance = torch.zeros(1 + self.units, dtype=torch.float64)
+        blocks = list[_Block]()
         for name, t, log in g:
-            ends, m = _reduce(graph.params.get(name), t)
+            m, rows, cols = _reduce(graph.params.get(name), t)
             m = m if log == 0.0 else m.mul_(math.exp(log))
             self.size += t.numel()
-            for end in ends if linear else ():
-                balance.index_add_(0, end.abs().flatten(), end.sign().flatten().double() * (-t.numel() / end.numel()))
+            for end in (rows, cols) if linear else ():
+                share = end.sign().flatten().double() * (-t.numel() / end.numel())
+                self.balance.index_add_(0, end.abs().flatten(), share)
             del t
-            if len(ends) == 2:
-                rows, cols = ends
-                if bool((rows == 0).any() | (cols == 0).any() | torch.isin(rows, -cols).any()):
-                    first, second = torch.broadcast_tensors(rows[:, :, None], cols[:, None, :])
-                    one = (first == 0) | (second == 0) | (first == -second)  # scales of one unit at both ends cancel
-                    self.own.index_add_(0, (first + second)[one].long() % len(self.own), m[one])
-                    m[one] = 0.0
-                blocks.append((m, (rows, cols)))
-            elif ends:
-                self.own.index_add_(0, ends[0] % len(self.own), m)
-            else:
-                self.own[0] += m.sum()
-        self.layers = self._layers(blocks)
+            starts, ends = {*rows.flatten().tolist()}, {*cols.neg().flatten().tolist()}
+            if starts == {0} or ends == {0}:
+                self.own.index_add_(0, self._index(rows[:, :, None] + cols[:, None, :]).flatten(), m.flatten())
+                continue
+            if 0 in starts or 0 in ends or not starts.isdisjoint(ends):
+                first, second = torch.broadcast_tensors(rows[:, :, None], cols[:, None, :])
+                one = (first == 0) | (second == 0) | (first == -second)  # scales of one unit at both ends cancel
+                self.own.index_add_(0, self._index((first + second)[one]), m[one])
+                m[one] = 0.0
+            blocks.append((m, self._index(rows), self._index(cols)))
+        self.balance = self.balance[1:]
+        self.layers = self._layers(graph.groups, blocks)
         total, terms = self.total(torch.ones_like(self.own))
-        self.start, self.balance = math.log(total) if total > 0 else -math.inf, balance[1:]
+        self.start = math.log(total) if total > 0 else -math.inf
         # F has no minimum along the log-scale of a dead unit.
         self.dead = (terms.amin(0) == 0) | (self.balance.abs() >= self.size)
         self.still = self.dead if fixed is None else self.dead | fixed
         a = torch.where(self.still, 0.0, self.balance)
         self.entered, self.ratio = a > 0, (self.size + a.abs()) / (self.size - a.abs())
-        self.factor = a.abs() / (2 * (self.size - a.abs()))
+        self.factor = (a.abs() / (2 * (self.size - a.abs()))).tolist()
 
-    def _layers(self, blocks: Sequence[tuple[Tensor, _Ends]]) -> list[Layer]:
+    def _index(self, numbers: Tensor) -> Tensor:
+        """The indices of units by number, of which negative ones stand for the inverse scale."""
+        return torch.where(numbers < 0, self.units - numbers, numbers).long()
+
+    def _layers(self, groups: Sequence[int], blocks: Sequence[_Block]) -> list[Layer]:
         """The layers; one whose units a parameter connects with each other becomes a layer for each unit."""
-        sizes, owners = list(self.graph.groups), list[_Ends]()
+        sizes, owners = list(groups), list[tuple[Tensor, Tensor]]()
         for _ in range(2):  # again with the smaller layers
-            numbers = torch.tensor([-1, *range(len(sizes))]).repeat_interleave(torch.tensor([1, *sizes]))
-            owners = [(numbers[rows.abs()], numbers[cols.abs()]) for _, (rows, cols) in blocks]
+            layer = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes, dtype=torch.int64))
+            layer = torch.cat((torch.tensor([-1]), layer, layer))
+            owners = [(layer[rows], layer[cols]) for _, rows, cols in blocks]
             coupled = {
                 n
                 for rows, cols in owners
@@ -297,37 +301,32 @@ class Problem:
                 if bool(((rows == n).any(1) & (cols == n).any(1)).any())
             }
             sizes = [part for n, size in enumerate(sizes) for part in ([1] * size if n in coupled else [size])]
-        own = self.paired(self.own)
+        own = _by_unit(self.own)
         layers = [Layer(slice(lo, hi), own[:, lo:hi]) for lo, hi in pairwise(accumulate(sizes, initial=0))]
-        for (m, ends), of in zip(blocks, owners, strict=True):
+        for (m, *ends), of in zip(blocks, owners, strict=True):
             for each, end, others, owner in zip((m, m.mT), ends, ends[::-1], of, strict=True):
-                others = others % len(self.own)
-                for n, k in [(n, k) for n in _distinct(owner) if n >= 0 for k in (1, -1)]:
-                    at = (owner == n) & (end.sign() == k)
+                for n, row in [(n, row) for n in _distinct(owner) if n >= 0 for row in (0, 1)]:
+                    at = (owner == n) & ((end > self.units) == (row == 1))
                     if bool(at.any()):
-                        positions = end[at].abs().long() - (1 + layers[n].units.start)
+                        positions = (end[at] - 1) % self.units - layers[n].units.start
                         rows, ends_of_rows = _rows(each, others, at)
                         in_order = torch.equal(positions, torch.arange(sizes[n]))
-                        layers[n].sides.append(Side(k, positions, rows, ends_of_rows, in_order))
+                        layers[n].sides.append(Side(row, positions, rows, ends_of_rows, in_order))
         return layers
 
     # ---- sums
 
-    def paired(self, v: Tensor) -> Tensor:
-        """Values by number as a tensor of shape (2, H): those of the units, and those of their inverses."""
-        return torch.stack((v[1 : self.graph.units + 1], v[self.graph.units + 1 :].flip(0)))
-
     def total(self, x: Tensor) -> tuple[float, Tensor]:
-        """Sum_i exp((Bu)_i) g_i for scales by number; and X_1 and X_-1 of all units, as ``terms``."""
+        """Sum_i exp((Bu)_i) g_i for factors by index; and X_1 and X_-1 of all units, as ``terms``."""
         terms = torch.cat([self.own.new_zeros(2, 0), *(layer.terms(x) for layer in self.layers)], 1)
         # Elements with two ends are in the terms of both; elements with fewer are counted twice as well.
-        return float(self.own[0] + self.own @ x + (terms * self.paired(x)).sum()) / 2, terms
+        return float(self.own[0] + self.own @ x + (terms * _by_unit(x)).sum()) / 2, terms
 
     def gradient(self, u: Tensor) -> tuple[float, Tensor]:
         """F, and its gradient over p, shape (H,); zero for units that keep their scale."""
-        x = self.graph.by_number(u).exp_()
+        x = _by_index(u).exp_()
         total, terms = self.total(x)
-        leaves, enters = terms * self.paired(x) / total
+        leaves, enters = terms * _by_unit(x) / total
         value = self.size * math.log(total) + float(self.balance @ u)
         return value, torch.where(self.still, 0.0, leaves - enters + self.balance / self.size)
 
@@ -338,75 +337,64 @@ class Problem:
 
         ``value`` is F at ``u``; returns the new log-scales, and F there.
         """
-        total, new, x = math.exp((value - float(self.balance @ u)) / self.size), u.clone(), self.graph.by_number(u)
+        total, new, x = math.exp((value - float(self.balance @ u)) / self.size), u.clone(), _by_index(u).exp_()
         with torch.inference_mode():
-            x.exp_()
             for layer in self.layers:
-                new[layer.units], part = self._update(layer, x, u[layer.units], bound, total)
-                factors = new[layer.units].exp()
-                self._set(x, layer, factors, 1 / factors)
+                found, part = self._update(layer, x, bound, total)
+                new[layer.units] = found
+                _by_unit(x)[:, layer.units] = torch.stack((found, -found)).exp_()
                 total = total * part if part > 1e-280 else self.total(x)[0]
-        if bound < math.inf:
-            new = torch.where(new.abs() > bound * _AT_BOUND, new.sign() * bound, new)
         return new, self.size * math.log(total) + float(self.balance @ new)
 
-    @staticmethod
-    def _set(x: Tensor, layer: Layer, new: Tensor | float, inverse: Tensor | float) -> None:
-        """Set the scales of a layer's units, and those of their inverses, in a vector by number."""
-        lo, hi = layer.units.start, layer.units.stop
-        x[lo + 1 : hi + 1] = new
-        x[-hi : -lo or None] = inverse.flip(0) if isinstance(inverse, Tensor) else inverse
-
-    def _update(self, layer: Layer, x: Tensor, u: Tensor, bound: float, total: float) -> tuple[Tensor, float]:
-        """New log-scales of a layer whose present ones are given, and the new sum as a fraction of the old one.
+    def _update(self, layer: Layer, x: Tensor, bound: float, total: float) -> tuple[Tensor, float]:
+        """New log-scales of a layer, and the new sum as a fraction of the old one.
 
         Each is the root of a quadratic, solved for the one of ``X_1 exp(z)`` and ``X_-1 exp(-z)`` whose root does not
         cancel: the part that the loop finds for each unit. The other one is their product over it. A loop over numbers
-        is faster than tensors here. A unit that keeps its scale has its old sum as its part.
+        is faster than tensors here. A unit that keeps its scale, which is one, has its old sum as its part.
         """
-        here, still = layer.units, self.still[layer.units]
-        ratio, entered = self.ratio[here], self.entered[here]
-        leaves, enters = layer.terms(x).div_(total)
-        old = leaves * x[1:][here] + enters / x[1:][here]
+        here, still, entered = layer.units, self.still[layer.units], self.entered[layer.units]
+        terms = layer.terms(x).div_(total)
+        old = (terms * _by_unit(x)[:, here]).sum(0)
         later = [0.0, *old.flip(0).cumsum(0).tolist()]
         before = 1.0 - later.pop()
         if before < 1e-3:
             without = x.clone()
-            self._set(without, layer, 0.0, 0.0)
+            _by_unit(without)[:, here] = 0.0
             before = self.total(without)[0] / total
-        first = torch.where(entered, enters, leaves)
-        root = torch.where(still, 0.0, leaves.sqrt().mul_((enters * ratio).sqrt_()))
+        first, ratio = torch.where(entered, terms[1], terms[0]), self.ratio[here]
+        root = (terms[0].sqrt() * (terms[1] * ratio).sqrt_()).masked_fill_(still, 0.0)
+        squares = root.square()
         limits = [torch.where(still, old, first * math.exp(sign * min(bound, 700.0))).tolist() for sign in (-1, 1)]
-        squares, products = root.square(), root.square().div_(ratio)
-        parts = list[float]()
+        parts = array("d")
         for after, square, product, factor, low, high in zip(
-            reversed(later), squares.tolist(), products.tolist(), self.factor[here].tolist(), *limits, strict=True
+            reversed(later), squares.tolist(), (squares / ratio).tolist(), self.factor[here], *limits, strict=True
         ):
             rest = factor * (before + after)
             part = rest + sqrt(rest * rest + square)
             part = low if part < low else high if part > high else part
             before += part + product / part if part else 0.0
             parts.append(part)
-        found = torch.tensor(parts, dtype=torch.float64).maximum(root)  # squares of small numbers may vanish
+        found = torch.frombuffer(parts, dtype=torch.float64).maximum(root)  # squares of small numbers may vanish
         new = found.div_(first).log_().clamp_(-bound, bound)
-        return torch.where(still, u, torch.where(entered, -new, new)), before
+        return torch.where(entered, -new, new).masked_fill_(still, 0.0), before
 
     # ---- Newton's method
 
     def newton_step(self, u: Tensor, gradient: Tensor, held: Tensor) -> Tensor:
         """Solve (Hessian / p) d = -gradient on the coordinates not held, by preconditioned conjugate gradients."""
-        x = self.graph.by_number(u).exp_()
+        x = _by_index(u).exp_()
         total, terms = self.total(x)
-        scales = self.paired(x) / total
+        scales = _by_unit(x) / total
         share = terms * scales
         diagonal, slope = share.sum(0), share[0] - share[1]
 
         def image_of(d: Tensor) -> Tensor:
-            image, weighted = diagonal * d - slope * (slope @ d), self.graph.by_number(d) * x
+            image, weighted = diagonal * d - slope * (slope @ d), _by_index(d) * x
             for layer in self.layers:
                 for side in layer.sides:
                     at = side.positions + layer.units.start
-                    image.index_add_(0, at, side.power * side.sums(weighted) * scales[0 if side.power == 1 else 1][at])
+                    image.index_add_(0, at, side.sums(weighted) * scales[side.row][at], alpha=1 - 2 * side.row)
             return torch.where(held, 0.0, image)
 
         inverse = torch.where(held, 0.0, 1 / (diagonal - slope**2).clamp(min=1e-300))
@@ -436,21 +424,20 @@ def _rows(m: Tensor, others: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
     return (m, others) if whole else (m[at][:, None], others[at.nonzero()[:, 0]])
 
 
-def _reduce(scales: ParamScales | None, t: Tensor) -> tuple[list[Tensor], Tensor]:
-    """Sums of a parameter's entries in float64 on the CPU, and the numbers of the units at their ends, if any.
+def _reduce(scales: ParamScales | None, t: Tensor) -> _Block:
+    """Sums of a parameter's entries in float64 on the CPU, and the numbers of the units at the ends of their sums.
 
-    With two ends the sums are shaped (batch, rows, columns) and the ends (batch, rows) and (batch, columns), where axes
-    along which both ends vary are the batch; else both are vectors.
+    The sums are shaped (batch, rows, columns) and the ends (batch, rows) and (batch, columns), where axes along which
+    both ends vary are the batch.
     """
-    ends = [compress(end) for end in (-scales.row, scales.col) if bool(end.any())] if scales is not None else []
+    none = torch.zeros((1,) * t.ndim, dtype=torch.int32)
+    ends = [none, none] if scales is None else [compress(-scales.row), compress(scales.col)]
     varies = [[i for i, n in enumerate(end.shape) if n > 1] for end in ends]
-    both = [i for i in range(t.ndim) if len(ends) == 2 and all(i in axes for axes in varies)]
-    apart = [[i for i in axes if i not in both] for axes in varies] or [[]]
-    kept = [*both, *(i for axes in apart for i in axes)]
+    both = [i for i in varies[0] if i in varies[1]]
+    apart = [[i for i in axes if i not in both] for axes in varies]
+    kept = [*both, *apart[0], *apart[1]]
     m = t.permute([*kept, *(i for i in range(t.ndim) if i not in kept)]).reshape(*(t.shape[i] for i in kept), -1)
     m = m[..., 0].to(torch.float64, copy=True) if m.shape[-1] == 1 else m.sum(-1, dtype=torch.float64)
-    if len(ends) < 2:
-        return [end.flatten().long() for end in ends], m.flatten().cpu()
     batch = math.prod(t.shape[i] for i in both)
     rows, cols = (
         end.permute([*both, *own, *(i for i in range(t.ndim) if i not in {*both, *own})]).reshape(batch, -1)
@@ -461,7 +448,17 @@ def _reduce(scales: ParamScales | None, t: Tensor) -> tuple[list[Tensor], Tensor
         values, counts = cols[0].unique_consecutive(return_counts=True)
         if bool((counts == counts[0]).all()):  # channels spread over positions, as by a flatten
             m, cols = m.reshape(1, rows.shape[1], len(values), -1).sum(-1), values[None]
-    return [rows, cols], m.cpu()
+    return m.cpu(), rows, cols
+
+
+def _by_index(u: Tensor) -> Tensor:
+    """Log-scales of the units as those of factors by index."""
+    return torch.cat((u.new_zeros(1), u, -u))
+
+
+def _by_unit(x: Tensor) -> Tensor:
+    """What is given by index for the units and their inverses, shape (2, H)."""
+    return x[1:].view(2, -1)
 
 
 def _distinct(x: Tensor) -> list[int]:
@@ -470,7 +467,7 @@ def _distinct(x: Tensor) -> list[int]:
 
 
 def _minimize(problem: Problem, options: SolverOptions) -> Solution:
-    u, bound, units = torch.zeros(problem.graph.units, dtype=torch.float64), options.bound, problem.graph.units
+    u, bound, units = torch.zeros(problem.units, dtype=torch.float64), options.bound, problem.units
     if not units or not problem.size or (problem.start == -math.inf and not problem.linear):
         return Solution(u, (0.0,), (), 0.0, Result.NOTHING, tuple(range(units)), problem.size)
     values, updates, result = [problem.size * problem.start], list[float](), Result.SWEEPS
