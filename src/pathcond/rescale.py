@@ -262,7 +262,7 @@ def rescale_with(
     sweeps: int = 10,
 ) -> Rescaling:
     """As :func:`rescale_`, with another number of sweeps."""
-    options = SolverOptions(sweeps=sweeps, clamp=clamp, damping=0.0 if damping is None else damping)
+    options = SolverOptions(sweeps=sweeps, clamp=clamp, damping=1.0 if damping is None else damping)
     check_model(model)
     check_flags(check=check, trainable_only=trainable_only)
     check_choice("objective", objective, ("paths", "norms"))
@@ -279,8 +279,8 @@ def rescale_with(
     optimizer_buffers(model, graph.params, optimizer)  # raises before any work if the state cannot be rescaled
     still = [name for name, p in model.named_parameters() if trainable_only and not p.requires_grad]
     fixed = graph.touched_by(still)
-    if damping is None:
-        options = replace(options, damping=1.0 if objective == "norms" else DEFAULT_DAMPING if graph.chain else 0.0)
+    if damping is None and objective == "paths":
+        options = replace(options, damping=DEFAULT_DAMPING) if graph.chain else replace(options, damping=0.0, sweeps=0)
     notes: tuple[str, ...] = ()
     if objective == "paths":
         with clock("diag_g"):

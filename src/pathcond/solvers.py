@@ -432,19 +432,13 @@ def _reduce(scales: ParamScales | None, t: Tensor) -> _Block:
     """
     none = torch.zeros((1,) * t.ndim, dtype=torch.int32)
     ends = [none, none] if scales is None else [compress(-scales.row), compress(scales.col)]
-    varies = [[i for i, n in enumerate(end.shape) if n > 1] for end in ends]
-    both = [i for i in varies[0] if i in varies[1]]
-    apart = [[i for i in axes if i not in both] for axes in varies]
-    kept = [*both, *apart[0], *apart[1]]
-    m = t.permute([*kept, *(i for i in range(t.ndim) if i not in kept)]).reshape(*(t.shape[i] for i in kept), -1)
+    along = [(ends[0].shape[i] > 1) + 2 * (ends[1].shape[i] > 1) for i in range(t.ndim)]
+    axes = sorted(range(t.ndim), key=lambda i: (3, 1, 2, 0)[along[i]])  # of both ends, of rows, of columns, of none
+    batch = math.prod(n for n, ends_there in zip(t.shape, along, strict=True) if ends_there == 3)
+    rows, cols = (end.permute(axes).reshape(batch, -1) for end in ends)
+    m = t.permute(axes).reshape(batch, rows.shape[1], cols.shape[1], -1)
     m = m[..., 0].to(torch.float64, copy=True) if m.shape[-1] == 1 else m.sum(-1, dtype=torch.float64)
-    batch = math.prod(t.shape[i] for i in both)
-    rows, cols = (
-        end.permute([*both, *own, *(i for i in range(t.ndim) if i not in {*both, *own})]).reshape(batch, -1)
-        for end, own in zip(ends, apart, strict=True)
-    )
-    m = m.reshape(batch, rows.shape[1], -1)
-    if not both and len({*cols[0, :2].tolist()}) < min(2, cols.shape[1]):
+    if batch == 1 and len({*cols[0, :2].tolist()}) < min(2, cols.shape[1]):
         values, counts = cols[0].unique_consecutive(return_counts=True)
         if bool((counts == counts[0]).all()):  # channels spread over positions, as by a flatten
             m, cols = m.reshape(1, rows.shape[1], len(values), -1).sum(-1), values[None]
