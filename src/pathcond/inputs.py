@@ -65,10 +65,11 @@ def examples_in(example_input: Any) -> tuple[Any, ...]:
 def as_arguments(example_input: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Positional and keyword arguments of a forward call on the first example: a tensor, a tuple or list, or a dict."""
     example = examples_in(example_input)[0]
-    if isinstance(example, (DataLoader, Dataset)):
+    if isinstance(example, (DataLoader, Dataset)) or type(example).__module__.startswith("pathcond."):
         raise PathCondError(
-            f"expected an example input, got a {type(example).__name__}. Pass one batch of inputs: of a DataLoader, "
-            "next(iter(loader))[0]; of a Dataset, torch.stack([dataset[i][0] for i in range(8)])."
+            "expected a tensor, a tuple or list of arguments, or a dict of them as example input, got a "
+            f"{type(example).__name__}. Pass one batch of inputs: of a DataLoader, next(iter(loader))[0]; of a "
+            "Dataset, torch.stack([dataset[i][0] for i in range(8)]). A graph is given as graph=..."
         )
     if isinstance(example, Mapping):
         return (), dict(example)
@@ -142,6 +143,9 @@ def hint_on(error: Exception, model: nn.Module, example_input: Any) -> str:
     own, given = ({f"{t.dtype} on {t.device.type}" for t in part} for part in (model.parameters(), inputs))
     if not given <= own:
         hint += f"The model has {', '.join(sorted(own))}; its input is {', '.join(sorted(given))}. "
+    none = [text for text in left_out(model, [example_input]) if text.endswith("=None")]
+    if none and "NoneType" in str(error):
+        hint += f"The model was run with {', '.join(none[:6])}. "
     if isinstance(error, TypeError) and isinstance(examples_in(example_input)[0], Mapping):
         hint += "A dict is passed as keyword arguments; pass (batch,) where the forward pass takes the dict itself. "
     return hint

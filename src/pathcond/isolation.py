@@ -5,13 +5,14 @@ from __future__ import annotations
 import pickle
 import random
 import sys
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial, wraps
 from itertools import count
+from operator import is_not
 from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
@@ -22,7 +23,6 @@ from torch.func import functional_call
 from pathcond.inputs import as_arguments, map_tensors, tensors_in
 
 _BOXES = (list, dict, set, deque)
-_USUAL_BOXES = frozenset({*_BOXES, OrderedDict})
 _SIMPLE = frozenset({int, float, bool, str, type(None), nn.Parameter, torch.dtype, torch.device, torch.Size})
 _MOST = 20_000  # objects visited, besides a hundred per module: attributes may lead into a whole program
 
@@ -38,22 +38,25 @@ class _Globals(NamedTuple):
 class _State:
     """What is reachable from a model: the places in which it keeps things, tensors, and generators of numbers.
 
-    Places are containers and, where code is followed, what hooks, methods and functions can write: classes, closures
-    and globals.
+    Places are containers and what hooks, methods and functions can write: classes, closures and globals. ``own`` are
+    the modules' attributes and the containers among them; ``tensors`` are those among the attributes, at any depth in
+    containers and objects, without parameters and buffers.
     """
 
-    places: list[tuple[Any, list[Any]]] = field(default_factory=list)  # with their elements when they were found
+    model: nn.Module
+    own: set[int]
+    places: dict[int, tuple[Any, list[Any]]] = field(default_factory=dict)  # with their elements when they were found
     tensors: list[Tensor] = field(default_factory=list)
     generators: list[Any] = field(default_factory=list)
 
     def changes(self) -> list[tuple[Any, list[Any], list[Any]]]:
         """The places that have other elements than when they were found, with those of then and of now."""
-        found = [(place, then, _elements(place)) for place, then in self.places]
-        return [(p, then, now) for p, then, now in found if [*map(id, then)] != [*map(id, now)]]
+        found = ((place, then, _elements(place)) for place, then in self.places.values())
+        return [(p, then, now) for p, then, now in found if len(then) != len(now) or any(map(is_not, then, now))]
 
     def numbers(self) -> list[Any]:
         """The present plain values in all places."""
-        return [x for place, _ in self.places for x in _elements(place) if type(x) in (int, float, str)]
+        return [x for place, _ in self.places.values() for x in _elements(place) if type(x) in (int, float, str)]
 
     def states(self) -> list[Any]:
         """The states of random generators, with Python's and NumPy's, and of endless counters among the attributes."""
@@ -61,55 +64,46 @@ class _State:
         return [pickle.dumps(random_states()), *own]
 
 
-def _reachable(model: nn.Module, code: bool) -> _State:
-    """The state of the modules' attributes; with ``code`` also that of their classes, hooks and functions."""
-    found, modules = _State(), list(model.modules())
-    pending: deque[Any] = deque(vars(m) for m in modules)
-    most = _MOST + 100 * len(pending)
-    if code:
-        pending.extend(kind for m in modules for kind in type(m).__mro__)
-    else:
-        pending = deque({k: v for k, v in own.items() if not k.endswith("_hooks")} for own in pending)
-    seen: set[int] = set()
-    plain = set(_SIMPLE)  # and the module classes met so far
-    while pending and len(seen) < most:
-        thing = pending.popleft()
-        kind = type(thing)
-        if kind in plain or id(thing) in seen:
-            continue
-        if kind not in _USUAL_BOXES and isinstance(thing, (nn.Module, ModuleType)):
-            plain.add(kind)
-            continue
-        seen.add(id(thing))
-        usual = kind in _USUAL_BOXES
-        if not usual and isinstance(thing, (type, FunctionType)) and not (code and _is_own(thing)):
-            continue
-        if usual or isinstance(thing, (*_BOXES, _Globals, CellType, type)):
-            held = _elements(thing)
-            found.places.append((thing, held))
-            pending.extend([x for x in held if isinstance(x, (*_BOXES, tuple, type))] if kind is _Globals else held)
-        elif isinstance(thing, Tensor):
-            found.tensors.append(thing)
-        elif isinstance(thing, FunctionType):
-            named = [name for name in thing.__code__.co_names if name in thing.__globals__]
-            pending.extend([_Globals(thing.__globals__, named), *(thing.__closure__ or ()), thing.__defaults__])
-        elif isinstance(thing, MethodType):
-            pending.extend((thing.__self__, thing.__func__))
-        elif isinstance(thing, partial):
-            pending.extend((thing.func, thing.args, thing.keywords))
-        elif isinstance(thing, tuple):
-            pending.extend(thing)
-        elif isinstance(thing, random.Random | count) or kind.__module__.startswith("numpy.random"):
-            found.generators.append(thing)
-        else:
-            with suppress(Exception):  # some objects raise when they are inspected
-                pending.append(vars(thing))
+def state_of(model: nn.Module) -> _State:
+    """Follow the modules' attributes; then also their classes, hooks, and the functions and classes met on the way."""
+    modules = list(model.modules())
+    found = _State(model, {id(thing) for m in modules for thing in (vars(m), *vars(m).values())})
+    attributes = [x for m in modules for name, x in vars(m).items() if not name.endswith("_hooks")]
+    code = [*map(vars, modules), *(kind for m in modules for kind in type(m).__mro__)]
+    registered, seen = {id(t) for t in (*model.parameters(), *model.buffers())}, set[int]()
+    for follows_code, things in ((False, attributes), (True, code)):
+        pending, most = deque[Any](things), len(seen) + _MOST + 100 * len(modules)
+        while pending and len(seen) < most:
+            thing = pending.popleft()
+            if type(thing) in _SIMPLE or id(thing) in seen or isinstance(thing, (nn.Module, ModuleType)):
+                continue
+            if isinstance(thing, (type, FunctionType)):
+                code += [] if follows_code else [thing]
+                if not follows_code or (thing.__module__ or "").partition(".")[0] in ("builtins", "torch"):
+                    continue
+            seen.add(id(thing))
+            if isinstance(thing, (*_BOXES, _Globals, CellType, type)):
+                held = _elements(thing)
+                found.places[id(thing)] = thing, held
+                boxes = (*_BOXES, tuple, type)
+                pending.extend([x for x in held if isinstance(x, boxes)] if isinstance(thing, _Globals) else held)
+            elif isinstance(thing, Tensor):
+                found.tensors += [] if follows_code or id(thing) in registered else [thing]
+            elif isinstance(thing, FunctionType):
+                named = [name for name in thing.__code__.co_names if name in thing.__globals__]
+                pending.extend([_Globals(thing.__globals__, named), *(thing.__closure__ or ()), thing.__defaults__])
+            elif isinstance(thing, MethodType):
+                pending.extend((thing.__self__, thing.__func__))
+            elif isinstance(thing, partial):
+                pending.extend((thing.func, thing.args, thing.keywords))
+            elif isinstance(thing, tuple):
+                pending.extend(thing)
+            elif isinstance(thing, random.Random | count) or type(thing).__module__.startswith("numpy.random"):
+                found.generators.append(thing)
+            else:
+                with suppress(Exception):  # some objects raise when they are inspected
+                    pending.append(vars(thing))
     return found
-
-
-def _is_own(code: Any) -> bool:
-    """Whether a class or function is neither Python's nor torch's."""
-    return (code.__module__ or "").partition(".")[0] not in ("builtins", "torch")
 
 
 def _elements(place: Any) -> list[Any]:
@@ -125,12 +119,6 @@ def _elements(place: Any) -> list[Any]:
         return []
     base: Any = next(kind for kind in _BOXES if isinstance(place, kind))
     return list(base.__iter__(place))
-
-
-def held_tensors(model: nn.Module) -> list[Tensor]:
-    """Tensors in the modules' attributes, at any depth in containers and objects, without parameters and buffers."""
-    registered = {id(t) for t in (*model.parameters(), *model.buffers())}
-    return [t for t in _reachable(model, code=False).tensors if id(t) not in registered]
 
 
 def _refill(place: Any, then: list[Any]) -> None:
@@ -172,19 +160,23 @@ def isolated(model: nn.Module, training: bool | None, fake: bool = False) -> Ite
     ``fake`` tensors, random numbers start from a fixed seed, and the values of tensors among the attributes are
     restored.
     """
-    modules = list(model.modules())
-    settings = [(m, "training", m.training, m.training if training is None else training) for m in modules]
-    configs = [getattr(m, "config", None) for m in modules]
+    known = _states.get({})
+    found = known.get(id(model))
+    if found is None or found.changes():
+        found = known[id(model)] = state_of(model)
+    modules = [m for m in model.modules() if training is not None]
+    settings = [(m, "training", m.training, training) for m in modules if m.training != training]
+    configs = [getattr(m, "config", None) for m in model.modules()]
     settings += [(config, "use_cache", True, False) for config in configs if getattr(config, "use_cache", None) is True]
     devices = sorted({p.device.index for p in model.parameters() if p.is_cuda and not fake})
     numpy, (python, arrays) = sys.modules.get("numpy"), random_states()
-    own = {id(thing) for m in modules for thing in (vars(m), *vars(m).values())}
-    saved = [(t, t.detach().clone()) for t in held_tensors(model) if not (fake or t.is_inference())]
-    state = _State()
+    saved = [(t, t.detach().clone()) for t in found.tensors if not (fake or t.is_inference())]
+    state = replace(found)
     try:
         for thing, name, _, value in settings:
             setattr(thing, name, value)
-        state = _reachable(model, code=True)
+        written = [vars(thing) for thing, *_ in settings]
+        state.places = found.places | {id(place): (place, _elements(place)) for place in written}
         with torch.no_grad(), torch.random.fork_rng(devices=devices):
             if not fake:
                 random.seed(0)
@@ -197,7 +189,7 @@ def isolated(model: nn.Module, training: bool | None, fake: bool = False) -> Ite
         for place, then, now in state.changes():
             before, after = {*map(id, then)}, {*map(id, now)}
             moved = [x for x in (*then, *now) if (id(x) in before) != (id(x) in after)]
-            if not isinstance(place, _BOXES) or id(place) in own or tensors_in(moved):
+            if not isinstance(place, _BOXES) or id(place) in state.own or tensors_in(moved):
                 _refill(place, then)
         with torch.no_grad():
             for tensor, content in saved:
@@ -228,27 +220,31 @@ def full_precision() -> Iterator[None]:
             torch.backends.cuda.matmul.allow_tf32 = matmul
 
 
-# ---- the default device
+# ---- public functions
 
+_states: ContextVar[dict[int, _State]] = ContextVar("_states")  # of the models that the present call has run
 _asked: ContextVar[torch.device | None] = ContextVar("_asked", default=None)
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
 def on_cpu(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Run a public function with the CPU as default device, the caller's in :func:`caller_device`."""
+    """Run a public function with the CPU as default device, the caller's in :func:`caller_device`.
+
+    What is reachable from a model is searched once in each call.
+    """
 
     @wraps(function)
     def run(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         device = torch.empty(0).device  # torch.get_default_device() of torch 2.6 does not see contexts
-        if device.type == "cpu":
-            return function(*args, **kwargs)
-        token = _asked.set(device)
+        states = _states.set(_states.get({}))
+        asked = _asked.set(_asked.get() if device.type == "cpu" else device)
         try:
-            with torch.device("cpu"):
+            with nullcontext() if device.type == "cpu" else torch.device("cpu"):
                 return function(*args, **kwargs)
         finally:
-            _asked.reset(token)
+            _states.reset(states)
+            _asked.reset(asked)
 
     return run
 

@@ -36,7 +36,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from pathcond.checks import PathCondError, RecordError
 from pathcond.inputs import LARGEST_SIZE, Sizes, as_arguments, hint_on, map_tensors, tensors_in
-from pathcond.isolation import caller_device, held_tensors, isolated
+from pathcond.isolation import caller_device, isolated, state_of
 
 # ---- the trace
 
@@ -809,7 +809,7 @@ class Recorder:
         They are in the model's attributes, or were written in place, wherever they are.
         """
         written = [*(fake for _, fake in tape.fakes.values()), *tape.outside]
-        held = [t for t in held_tensors(self.model) if isinstance(t, FakeTensor)] if changed else []
+        held = [t for t in state_of(self.model).tensors if isinstance(t, FakeTensor)] if changed else []
         own = [t for name, t in self.tensors.items() if not name.endswith("num_batches_tracked")]
         return [t for t in (*own, *held, *written) if id(t) in tape.known and not tape.is_leaf(t)]
 

@@ -77,6 +77,8 @@ MODELS = {
     "a tensor as model": (lambda: X, X, PathCondError, "The model is the first argument"),
     "a loader": (mlp, torch.utils.data.DataLoader([X]), PathCondError, r"next\(iter\(loader\)\)\[0\]"),
     "a data set": (mlp, torch.utils.data.TensorDataset(X), PathCondError, r"got a TensorDataset.*torch\.stack"),
+    "a graph": (mlp, pathcond.extract_graph(mlp(), X), PathCondError, "got a ScaleGraph.*A graph is given as graph="),
+    "an argument left out": (by(lambda s, x, y=None: y.shape), X, RecordError, "The model was run with y=None"),
     "sparse input": (mlp, X.to_sparse(), PathCondError, r"expected a dense example input.*to_dense\(\)"),
     "input on another device": (mlp, X.to("meta"), RecordError, "on cpu; its input is torch.float32 on meta"),
 }  # fmt: skip

@@ -1,6 +1,7 @@
 """Runs leave nothing behind: caches, objects, nested containers, hooks; what cannot be restored is reported."""
 
 import copy
+import io
 import itertools
 import random
 import warnings
@@ -213,6 +214,13 @@ def test_what_only_the_first_call_does_raises_no_doubt_about_sizes():
 
     assert pathcond.extract_graph(net(tail), X).notes == ()
     assert LOG == [1]
+
+def test_a_log_without_tensors_lives_on():
+    found = io.StringIO()
+    LOG.clear()
+    pathcond.rescale_(net(lambda s, h, x: (found.write(str(len(LOG))), LOG.append(h if LOG else 1), s.b(h))[-1]), X)
+    assert LOG == [1]
+    assert found.getvalue().count("0") == 1
 
 
 @pytest.mark.parametrize("name", STATES)
