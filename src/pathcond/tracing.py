@@ -473,7 +473,10 @@ class Tape(TorchFunctionMode):
         """Read a fake copy as the real tensor it stands for."""
         known, leaf = self.known.get(id(tensor)), self.leaves.get(id(tensor), Leaf("const", tensor=tensor))
         if leaf.kind == "const" and not isinstance(tensor, FakeTensor):
-            _check_memory(tensor)
+            try:
+                tensor.untyped_storage().data_ptr()
+            except RuntimeError as error:  # memory of a fake tensor, whose origin is lost
+                raise RuntimeError("a tensor came through DLPack") from error
         value = known.value if known else self.new_value(fake, leaf)
         made = self.known[id(fake)] = Known(fake, value, epoch=self._epoch(fake))
         return made
@@ -592,16 +595,8 @@ class Tape(TorchFunctionMode):
         return self.fakes.get(id(x), (x, x))[1]
 
 
-def _check_memory(tensor: Tensor) -> None:
-    """Refuse a tensor of another package on the memory of a fake one, whose origin is lost."""
-    try:
-        tensor.untyped_storage().data_ptr()
-    except RuntimeError as error:
-        raise RuntimeError("a tensor came through DLPack") from error
-
-
 def _frames() -> Iterator[Any]:
-    """The frames of the Python stack, the innermost first."""
+    """The frames of the Python stack, the innermost first; traceback.walk_stack, which counts lines, is slower."""
     frame = sys._getframe(2)
     while frame is not None:
         yield frame
