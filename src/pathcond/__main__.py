@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from pathcond.checks import PathCondError, PathCondWarning, optional_package
+from pathcond.checks import PathCondError, PathCondWarning, check_choice, optional_package
 from pathcond.groups import ScaleGroups, groups_to_awq_mappings, groups_to_cle_pairs, scale_groups, verify_mapping
 
 _transformers = partial(
@@ -93,39 +93,35 @@ def build(config: Any) -> tuple[nn.Module, Any]:
     Text is longer than the number of tokens that sparse attention selects, so that the selection takes part.
     """
     transformers = _transformers()
-    named = [getattr(transformers, name, None) for name in getattr(config, "architectures", None) or ()]
+    make = getattr(transformers, (getattr(config, "architectures", None) or [""])[0], None)
+    if make is None:
+        causal = type(config) in transformers.AutoModelForCausalLM._model_mapping
+        make = (transformers.AutoModelForCausalLM if causal else transformers.AutoModel).from_config
     with torch.device("meta"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        if named and named[0] is not None:
-            model = named[0](config)
-        elif type(config) in transformers.AutoModelForCausalLM._model_mapping:
-            model = transformers.AutoModelForCausalLM.from_config(config)
-        else:
-            model = transformers.AutoModel.from_config(config)
+        model = make(config)
     return model.eval(), _example(model, config)
 
 
 def _example(model: nn.Module, config: Any) -> dict[str, torch.Tensor]:
     """An input without values for a model that reads images, sound or text."""
     kind = getattr(model, "main_input_name", "input_ids")
-    with torch.device("meta"):
-        if kind == "pixel_values":
-            size = getattr(config, "image_size", 224)  # convolutional networks take any
-            size = size if isinstance(size, int) else size[0]
-            return {kind: torch.empty(1, getattr(config, "num_channels", 3), size, size)}
-        if kind == "input_values":
-            return {kind: torch.empty(1, 16000)}
-        length = 1 + max(15, getattr(config, "index_topk", None) or 0)
-        text = torch.zeros(1, length, dtype=torch.int64)
-        example = {"input_ids": text}
-        if kind == "input_features":
-            example = {kind: torch.empty(1, config.num_mel_bins, 2 * getattr(config, "max_source_positions", 500))}
-        elif kind != "input_ids":
-            raise PathCondError(
-                f"expected a model that reads text, images or sound, got {type(model).__name__}, which reads '{kind}'. "
-                "Call pathcond.scale_groups with an input of your own."
-            )
-        return example | ({"decoder_input_ids": text} if getattr(config, "is_encoder_decoder", False) else {})
+    size = getattr(config, "image_size", 224)  # convolutional networks take any
+    size = size if isinstance(size, int) else size[0]
+    shapes = {
+        "pixel_values": (1, getattr(config, "num_channels", 3), size, size),
+        "input_values": (1, 16000),
+        "input_features": (1, getattr(config, "num_mel_bins", 80), 2 * getattr(config, "max_source_positions", 500)),
+    }
+    if kind not in ("input_ids", *shapes):
+        raise PathCondError(
+            f"expected a model that reads text, images or sound, got {type(model).__name__}, which reads '{kind}'. "
+            "Call pathcond.scale_groups with an input of your own."
+        )
+    length = 1 + max(15, getattr(config, "index_topk", None) or 0)
+    text = torch.zeros(1, length, dtype=torch.int64, device="meta")
+    example = {kind: torch.empty(shapes[kind], device="meta") if kind in shapes else text}
+    return example | ({"decoder_input_ids": text} if getattr(config, "is_encoder_decoder", False) else {})
 
 
 _ENTRIES = {  # as llm-compressor takes them
@@ -138,18 +134,18 @@ _ENTRIES = {  # as llm-compressor takes them
 def mappings_as(form: str, model: nn.Module, groups: ScaleGroups) -> str:
     """The free groups of a model in one of :data:`FORMATS`."""
     free = groups.free
-    if form in _ENTRIES:
-        if form == "norms":
-            free = [group for group in free if all(len(part.shape) == 1 for part in group.producers)]
-        found = groups_to_awq_mappings(free, fused=form != "smoothquant")
-        entries = [{key: json.dumps(names) for key, names in mapping.items()} for mapping in found]
-        return "\n".join(["[", *(f"    {_ENTRIES[form].format(**entry)}," for entry in entries), "]"])
+    if form == "norms":
+        free = tuple(group for group in free if all(len(part.shape) == 1 for part in group.producers))
+    experts: Literal["linear", "skip"] = "skip" if form == "auto-round" else "linear"
+    found = groups_to_awq_mappings(free, experts=experts, fused=form not in ("smoothquant", "auto-round"))
     if form == "text":
         return str(ScaleGroups(free))
+    if form in _ENTRIES:
+        entries = [{key: json.dumps(names) for key, names in mapping.items()} for mapping in found]
+        return "\n".join(["[", *(f"    {_ENTRIES[form].format(**entry)}," for entry in entries), "]"])
     if form == "pairs":
         shown: Any = groups_to_cle_pairs(free)
     elif form == "auto-round":
-        found = groups_to_awq_mappings(free, experts="skip", fused=False)
         shown = [{key: _expressions(names) for key, names in m.items()} for m in found if _in_a_block(model, m)]
     else:
         parts = [
@@ -161,7 +157,7 @@ def mappings_as(form: str, model: nn.Module, groups: ScaleGroups) -> str:
             }
             for group in free
         ]
-        shown = {"groups": parts, "mappings": groups_to_awq_mappings(free)}
+        shown = {"groups": parts, "mappings": found}
     return json.dumps(shown, indent=1)
 
 
@@ -175,15 +171,6 @@ def _in_a_block(model: nn.Module, mapping: dict[str, Any]) -> bool:
 
 def _expressions(names: Any) -> Any:
     return f"^{re.escape(names)}$" if isinstance(names, str) else [_expressions(name) for name in names]
-
-
-def _verify(model: nn.Module, example: Any, path: Path) -> int:
-    found = verify_mapping(model, example, entries_in(path))
-    shown = (
-        replace(check, reason="see the notes") if check.verdict == "holds on this input" else check for check in found
-    )
-    print(*shown, sep="\n")
-    return int(not all(check.verdict in ("exact", "holds on this input") for check in found))
 
 
 def entries_in(path: Path) -> list[Any]:
@@ -212,14 +199,13 @@ def _check(options: argparse.Namespace) -> int:
     from pathcond import registry
 
     _transformers()
-    lists = [name for name in registry.REGISTRIES if name == options.registry or name.split()[0] == options.registry]
-    if not lists:
-        known = ", ".join(dict.fromkeys([*registry.REGISTRIES, *(n.split()[0] for n in registry.REGISTRIES)]))
-        raise PathCondError(f"expected --registry to be one of {known}, got '{options.registry}'.")
+    libraries = dict.fromkeys(name.split()[0] for name in registry.REGISTRIES)
+    check_choice("--registry", options.registry, (*registry.REGISTRIES, *libraries))
     found = []
-    for name in lists:
-        models = options.only or [*registry.listed_models(name), *options.also]
-        for model in models:
+    for name in registry.REGISTRIES:
+        if options.registry not in (name, name.split()[0]):
+            continue
+        for model in options.only or [*registry.listed_models(name), *options.also]:
             for finding in registry.check_registry(name, model):
                 found.append(asdict(finding))
                 change = "" if finding.change is None else f" {finding.change:.1e}"
@@ -266,7 +252,10 @@ _OTHER_CALLS = (
 def _run(options: argparse.Namespace) -> int:
     model, example = build(load_config(options.config))
     if options.command == "verify":
-        return _verify(model, example, options.mapping)
+        found = verify_mapping(model, example, entries_in(options.mapping))
+        for check in found:
+            print(replace(check, reason="see the notes") if check.verdict == "holds on this input" else check)
+        return int(not all(check.verdict in ("exact", "holds on this input") for check in found))
     groups = scale_groups(model, example)
     print(groups if options.command == "groups" else mappings_as(options.format, model, groups))
     exported = options.command == "mappings" and options.format not in ("text", "json")

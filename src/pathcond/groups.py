@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, chain, product, repeat, zip_longest
+from itertools import chain, product, repeat, zip_longest
 from os.path import commonprefix
 from typing import Any, Literal
 
@@ -24,8 +24,8 @@ from pathcond.apply import scale_parameters_
 from pathcond.checks import PathCondError, RecordError, check_choice, check_flags, check_model
 from pathcond.graph import ParamScales, ScaleGraph, extract_graph
 from pathcond.isolation import on_cpu
-from pathcond.output_check import Check, trial
-from pathcond.rules.base import distinct, owner, runs
+from pathcond.output_check import trial
+from pathcond.rules.base import distinct, owner
 
 _EXACT = 1.0e-9  # relative change of the output up to which a function counts as kept
 
@@ -75,15 +75,6 @@ class ParamSlice:
         return sum_with + self.parameter + place + (" (inverse)" if self.inverse else "")
 
 
-@dataclass(frozen=True)
-class _Source:
-    """The model that groups belong to, and the graph they come from."""
-
-    model: nn.Module
-    example_input: Any
-    graph: ScaleGraph
-
-
 @dataclass(frozen=True, eq=False)
 class ScaleGroup:
     """Channels whose scale is free, or frozen with a reason. ``print`` it.
@@ -105,7 +96,7 @@ class ScaleGroup:
     where: str = ""
     reason: str = ""
     units: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64), repr=False)
-    _source: _Source | None = field(default=None, repr=False)
+    _source: tuple[nn.Module, Any, ScaleGraph] | None = field(default=None, repr=False)  # with the example input
 
     @property
     def frozen(self) -> bool:
@@ -123,7 +114,7 @@ class ScaleGroup:
         """
         if self.frozen or self._source is None:
             raise PathCondError(f"expected a free scale group, got the frozen group '{self.name}': {self.reason}.")
-        model, example_input, graph = self._source.model, self._source.example_input, self._source.graph
+        model, example_input, graph = self._source
         u = torch.zeros(graph.units, dtype=torch.float64)
         u[self.units] = math.log(2) * _exponents(len(self.units), seed)
         with trial(model, example_input, {part.parameter for part in (*self.producers, *self.consumers)}) as check:
@@ -198,14 +189,13 @@ def scale_groups(
         True
     """
     graph = extract_graph(model, example_input, batchnorm=batchnorm, smooth=smooth, strict=strict)
-    runs_of = _runs_of_groups(graph)
-    members = _members(graph, list(runs_of.values()))
-    source = _Source(model, example_input, graph)
-    free = []
-    for number, ((name, *_), found) in enumerate(runs_of.items()):
-        units = torch.cat([torch.arange(first - 1, last, dtype=torch.int32) for first, last in found])
-        rows, cols = (tuple(members.get((number, side), ())) for side in ("row", "col"))
-        free.append(ScaleGroup(name, len(units), rows, cols, units=units, _source=source))
+    found = _units_of_groups(graph)
+    members = _members(graph, [units for _, units in found])
+    source = (model, example_input, graph)
+    free = [
+        ScaleGroup(name, len(units), tuple(rows), tuple(columns), units=units, _source=source)
+        for (name, units), (rows, columns) in zip(found, members, strict=True)
+    ]
     frozen = [
         ScaleGroup(name, entry.channels, (), (), entry.where, entry.reason)
         for name, entries in graph.frozen_by_module.items()
@@ -214,70 +204,53 @@ def scale_groups(
     return ScaleGroups((*free, *frozen))
 
 
-_Run = tuple[int, int]  # the first and the last of consecutive unit numbers
+def _units_of_groups(graph: ScaleGraph) -> list[tuple[str, Tensor]]:
+    """For each group the module that makes its units, and these, in order.
 
-
-def _runs_of_groups(graph: ScaleGraph) -> dict[tuple[Any, ...], list[_Run]]:
-    """The units of each group, by the module that makes them and what touches them.
-
-    Units belong to one group if the same module makes them and the same parameters enter and leave them.
+    Units belong to one group if the same module makes them and the same parameters enter and leave them: if the random
+    numbers of all these have the same sum.
     """
-    marks: list[tuple[Any, list[_Run]]] = [
-        (name, runs(distinct(numbers.abs())).T.tolist()) for name, numbers in graph.layers.items()
-    ]
-    for name, scales in graph.params.items():
-        for side, numbers in (("row", scales.row), ("col", scales.col)):
-            marks += [((name, side, sign), runs(distinct(sign * numbers)).T.tolist()) for sign in (1, -1)]
-    spans = [span for _, found in marks for span in found]
-    bounds = sorted({end for first, last in spans for end in (first, last + 1)})
-    place = {bound: index for index, bound in enumerate(bounds)}
-    touched: list[list[Any]] = [[] for _ in bounds]
-    for mark, found in marks:
-        for first, last in found:
-            for index in range(place[first], place[last + 1]):
-                touched[index].append(mark)
-    order = [*graph.layers, *map(owner, graph.params)]
-    groups: dict[tuple[Any, ...], list[_Run]] = {}
-    for found, first, end in zip(touched, bounds, bounds[1:], strict=False):
-        layers = [mark for mark in found if isinstance(mark, str)]
-        if not layers:  # of a module that makes channels twice the graph lists the first
-            layers = sorted({owner(name) for name, *end in found if end == ["row", 1]}, key=order.index)
-        key = (layers[0], *(mark for mark in found if not isinstance(mark, str)))
-        groups.setdefault(key, []).append((first, end - 1))
-    return groups
+    makers = [(name, numbers.abs()) for name, numbers in graph.layers.items()]
+    # Of a module that makes channels twice the graph lists the first.
+    makers += [(owner(name), scales.row) for name, scales in graph.params.items()]
+    maker = torch.zeros(graph.units + 1, dtype=torch.int64)
+    for index, (_, numbers) in reversed([*enumerate(makers)]):
+        maker[distinct(numbers)] = index
+    drawn = torch.Generator().manual_seed(0)
+    key = torch.randint(2**62, (len(makers) + 1,), generator=drawn)[maker]
+    for scales in graph.params.values():
+        for numbers in (scales.row, -scales.row, scales.col, -scales.col):
+            key[distinct(numbers)] += torch.randint(2**62, (), generator=drawn)
+    _, group = key[1:].unique(return_inverse=True)
+    units = group.argsort(stable=True).to(torch.int32).split(group.bincount().tolist())
+    return [(makers[maker[own[0] + 1]][0], own) for own in sorted(units, key=lambda own: int(own[0]))]
 
 
-def _members(graph: ScaleGraph, groups: list[list[_Run]]) -> dict[tuple[int, str], list[ParamSlice]]:
-    """By number of the group, the parts of parameters that enter it (``row``) and leave it (``col``)."""
-    found: dict[tuple[int, str], list[ParamSlice]] = {}
-    starts = []
-    for number, own in enumerate(groups):
-        sizes = [last - first + 1 for first, last in own]
-        before = accumulate(sizes, initial=0)
-        starts += [(first, number, offset - first) for (first, _), offset in zip(own, before, strict=False)]
-    first, group, shift = torch.tensor([*zip(*sorted(starts), (0, -1, 0), strict=True)], dtype=torch.int32)
-    in_order = torch.arange(max((sum(last - first + 1 for first, last in own) for own in groups), default=0))
-    alike: dict[torch.Size, list[Tensor]] = {}
+def _members(graph: ScaleGraph, groups: list[Tensor]) -> list[tuple[list[ParamSlice], list[ParamSlice]]]:
+    """The parts of parameters that enter and that leave each group."""
+    found: list[tuple[list[ParamSlice], list[ParamSlice]]] = [([], []) for _ in groups]
+    group, channel = torch.zeros(2, graph.units + 1, dtype=torch.int32)  # by number; groups are counted from 1
+    for index, units in enumerate(groups, 1):
+        group[units + 1], channel[units + 1] = index, torch.arange(len(units), dtype=torch.int32)
+    alike: dict[torch.Size, list[Tensor]] = {}  # most layers share one tensor of channels
     for name, scales in graph.params.items():
-        for side, numbers in (("row", scales.row), ("col", scales.col)):
+        for side, numbers in enumerate((scales.row, scales.col)):
             axes = [axis for axis, size in enumerate(numbers.shape) if size > 1]
-            run = torch.searchsorted(first[:-1], numbers.abs(), right=True) - 1  # the last stands for no group
-            owners, channel = group[run], numbers.abs() + shift[run]
-            for index, sign in product((distinct(owners + 1) - 1).tolist(), (1, -1)):
-                mask = (owners == index) & (numbers * sign > 0)
+            groups_of, channels = group[numbers.abs()], channel[numbers.abs()]
+            for index, sign in product(distinct(groups_of).tolist(), (1, -1)):
+                mask = (groups_of == index) & (numbers * sign > 0)
                 places = mask.reshape(-1).nonzero()[:, 0]
                 if not len(places):
                     continue
                 if len(axes) == 1:
-                    axis, entries, which = axes[0], _as_slice(places), channel.reshape(-1)[places].long()
+                    axis, entries, which = axes[0], _as_slice(places), channels.reshape(-1)[places].long()
                 else:
-                    axis, entries, which = None, slice(0, numbers.numel(), 1), torch.where(mask, channel, -1).long()
-                same = alike.setdefault(which.shape, [in_order[: len(which)]] if which.ndim == 1 else [])
-                if not any(torch.equal(which, known) for known in same):
-                    same.append(which)
-                which = next(known for known in same if torch.equal(which, known))  # most layers share one
+                    axis, entries, which = None, slice(0, numbers.numel(), 1), torch.where(mask, channels, -1).long()
+                known = alike.setdefault(which.shape, [])
+                which = next((other for other in known if torch.equal(which, other)), which)
+                known.append(which)
                 part = ParamSlice(name, graph.shapes[name], axis, entries, sign < 0, scales.offset, which)
-                found.setdefault((index, side), []).append(part)
+                found[index - 1][side].append(part)
     return found
 
 
@@ -324,9 +297,12 @@ def groups_to_awq_mappings(
     check_choice("experts", experts, ("linear", "skip"))
     found = []
     for group in [group for group in groups if not group.frozen and group.consumers]:
-        pair = _in_order(group, fused)
-        pairs = [pair] if pair else _split_experts(group) if experts == "linear" else []
-        found += [{"smooth_layer": smooth, "balance_layers": balance} for smooth, balance in pairs]
+        smooth, consumers = _smooth_layer(group, fused), sorted(group.consumers, key=lambda part: len(part.shape))
+        balance = [_balance_layers(part, group.channels, experts) for part in consumers]
+        if smooth and all(balance):
+            found.append({"smooth_layer": smooth, "balance_layers": list(dict.fromkeys(chain(*balance)))})
+        elif experts == "linear":
+            found += _inside_experts(group)
     return found
 
 
@@ -359,53 +335,45 @@ def _whole(part: ParamSlice, channels: int) -> bool:
     return _last(part, channels) and part.index == slice(0, channels, 1) and not part.offset
 
 
-def _in_order(group: ScaleGroup, fused: bool = True) -> tuple[str, list[str]] | None:
-    """The norm or linear layer that makes a group's channels, and the linear layers that read all of its outputs."""
-    makers = {part.module for part in group.producers}
-    if group.frozen or len(makers) != 1:
-        return None
-    (maker,) = makers
+def _smooth_layer(group: ScaleGroup, fused: bool) -> str | None:
+    """The norm or linear layer that makes a group's channels, in their order."""
+    name = group.producers[0].module if group.producers else ""
     for part in group.producers:
-        size, ndim = part.shape[0], len(part.shape)
-        known = part.parameter in (f"{maker}.weight", f"{maker}.bias") and ndim < 3 and part.axis == 0
-        whole = size == group.channels or (fused and ndim == 2)  # of a fused layer tools scale the last outputs
-        if not (known and whole and _last(part, group.channels)) or (ndim == 2 and part.offset):
+        whole, known = part.shape[0] == group.channels, part.parameter in (f"{name}.weight", f"{name}.bias")
+        fits = {1: whole, 2: (whole or fused) and not part.offset}  # of a fused layer tools scale the last outputs
+        if not (known and part.axis == 0 and fits.get(len(part.shape)) and _last(part, group.channels)):
             return None
-    for part in group.consumers:
-        linear = len(part.shape) == 2 and part.axis == 1 and part.parameter.endswith(".weight")
-        if not linear or not _whole(part, group.channels):
-            return None
-    return maker, list(dict.fromkeys(part.module for part in group.consumers))
+    return name
 
 
 _HALVES = {"gate_up_proj": ("gate_proj", "up_proj"), "up_proj": ("up_proj",), "down_proj": ("down_proj",)}
 
 
-def _split_experts(group: ScaleGroup) -> list[tuple[str, list[str]]]:
-    """The mappings of a group in which the weights of all experts are one parameter, named as one layer per expert."""
-    fused = [part for part in group.consumers if len(part.shape) == 3 and part.parameter.split(".")[-1] in _HALVES]
-    rest = tuple(part for part in group.consumers if part not in fused)
-    if not fused:
+def _balance_layers(part: ParamSlice, channels: int, experts: str) -> list[str]:
+    """The linear layers that read all channels of a group, in their order, through this part of a parameter."""
+    key = part.parameter.rpartition(".")[-1]
+    if not _whole(part, channels):
         return []
-    if {part.module for part in group.producers} == {fused[0].module}:  # hidden channels of each expert
-        name, count = fused[0].module, fused[0].shape[0]
-        weights = [part for part in (*group.producers, *group.consumers) if len(part.shape) == 3]
-        if len(weights) != 2 or any(part.inverse for part in weights) or group.channels % count:
-            return []
-        order = torch.arange(group.channels).reshape(count, -1)
-        channels = [part.channel.reshape(count, -1)[:, -order.shape[1] :] for part in weights]
-        in_order = all(torch.equal(found, order) for found in channels)
-        return [(f"{name}.{i}.up_proj", [f"{name}.{i}.down_proj"]) for i in range(count)] if in_order else []
-    pair = _in_order(replace(group, consumers=rest))
-    if pair is None or not all(_whole(part, group.channels) for part in fused):
+    if len(part.shape) == 3 and experts == "linear":
+        return [f"{part.module}.{i}.{half}" for i in range(part.shape[0]) for half in _HALVES.get(key, ())]
+    return [part.module] if (len(part.shape), part.axis, key) == (2, 1, "weight") else []
+
+
+def _inside_experts(group: ScaleGroup) -> list[dict[str, Any]]:
+    """The mappings of the hidden channels of experts whose weights are one parameter."""
+    sides = [[part for part in side if len(part.shape) == 3] for side in (group.producers, group.consumers)]
+    keys = [[part.parameter.rpartition(".")[-1] for part in side] for side in sides]
+    modules = {part.module for part in (*group.producers, *group.consumers)}
+    if len(modules) != 1 or keys not in ([["gate_up_proj"], ["down_proj"]], [["up_proj"], ["down_proj"]]):
         return []
-    layers = [
-        f"{part.module}.{i}.{half}"
-        for part in fused
-        for i in range(part.shape[0])
-        for half in _HALVES[part.parameter.split(".")[-1]]
-    ]
-    return [(pair[0], pair[1] + layers)]
+    weights = [*chain(*sides)]
+    name, count = weights[0].module, weights[0].shape[0]
+    if group.channels % count or any(part.inverse for part in weights):
+        return []
+    order = torch.arange(group.channels).reshape(count, -1)
+    if not all(torch.equal(part.channel.reshape(count, -1)[:, -order.shape[1] :], order) for part in weights):
+        return []
+    return [{"smooth_layer": f"{name}.{i}.up_proj", "balance_layers": [f"{name}.{i}.down_proj"]} for i in range(count)]
 
 
 # ---- mappings that a user wrote
@@ -494,30 +462,30 @@ def verify_mapping(
     meta = any(p.is_meta for p in model.parameters())
     check_model(model, values=not meta)
     check_flags(offset=offset)
-    layers, parts = _layers(model)
-    resolved = [found for entry in mapping for found in _resolve(layers, *_entry(entry))]
-    graph, unknown = next((group._source.graph for group in groups or () if group._source), None), ""
+    graph, unknown = next((group._source[-1] for group in groups or () if group._source), None), ""
     try:
         graph = graph or extract_graph(model, example_input)
         graph.check_fits(model)
     except RecordError as error:
         unknown = f"the model cannot be analyzed: {error}"
+    layers, parts = _layers(model, graph)
+    resolved = [found for entry in mapping for found in _resolve(layers, *_entry(entry))]
     scales = None if graph is None else _Scales(graph, parts, offset)
-    notes = "" if graph is None else "; ".join(graph.notes)
+    notes = "; ".join(graph.notes) if graph else ""
     reports = []
     for smooth, balance, fault in resolved:
-        size, places = (0, fault) if fault else _places(layers, smooth, balance)
-        if isinstance(places, str):
-            reports.append(MappingCheck(smooth, balance, 0, None, "cannot be applied", places))
+        size, fault = (0, fault) if fault else _factors(layers, smooth, balance)
+        if fault:
+            reports.append(MappingCheck(smooth, balance, 0, None, "cannot be applied", fault))
             continue
         # The graph is compared with numbers that all differ, so that no two channels may be swapped.
-        apart = torch.arange(1.0, size + 1, dtype=torch.float64)
-        why, omitted = (unknown, ()) if scales is None else scales.disagreement(_spread(places, apart))
+        apart = _scaled(layers, smooth, balance, torch.arange(1.0, size + 1, dtype=torch.float64))
+        why, omitted = scales.disagreement(apart) if scales else (unknown, ())
         change, kept = None, False
         if not meta:
-            scaled = {parts[name]: values for name, values in _spread(places, _exponents(size, seed)).items()}
-            with trial(model, example_input, {part.parameter for part in scaled}) as check:
-                _apply(check, scaled, graph.params if graph is not None and offset else {})
+            exponents = _scaled(layers, smooth, balance, _exponents(size, seed))
+            with trial(model, example_input, {part.parameter for part in exponents}) as check:
+                _apply(exponents, offset)
                 change = check.change()
                 kept = change <= _EXACT or (not why and check.noise(change / 10) >= change / 10)
         if change is not None and not kept:
@@ -533,84 +501,75 @@ def verify_mapping(
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Part:
-    """A parameter; or what belongs to one linear layer of one expert in a parameter of all experts."""
+    """A parameter; or what belongs to one linear layer of one expert in a parameter of all experts.
+
+    ``row`` and ``col`` are the units that it enters and leaves, as in :class:`pathcond.ParamScales`.
+    """
 
     name: str
     parameter: str
-    index: tuple[int | slice, ...] = ()
+    values: Tensor
+    row: Tensor
+    col: Tensor
+    offset: float
 
-    def of(self, values: Tensor) -> Tensor:
-        """This part of a tensor that broadcasts to the parameter."""
-        pairs = zip(self.index, values.shape, strict=False)
-        return values[tuple(key if n > 1 else 0 if isinstance(key, int) else slice(None) for key, n in pairs)]
+    def cut(self, name: str, *index: int | slice) -> _Part:
+        """The part at an index, which is a view."""
+
+        def of(values: Tensor) -> Tensor:  # broadcasts to the parameter
+            keys = zip(index, values.shape, strict=False)
+            return values[tuple(key if n > 1 else 0 if isinstance(key, int) else slice(None) for key, n in keys)]
+
+        return replace(self, name=name, values=self.values[index], row=of(self.row), col=of(self.col))
 
 
 class _Scales:
-    """What a graph says of the parts of a model's parameters."""
+    """What a graph says of the parts of a model's parameters; ``offset`` as in :func:`verify_mapping`."""
 
-    def __init__(self, graph: ScaleGraph, parts: Mapping[str, _Part], offset: bool) -> None:
+    def __init__(self, graph: ScaleGraph, parts: Sequence[_Part], offset: bool) -> None:
         self.graph, self.parts, self.offset = graph, parts, offset
-        self.names = list(parts)
-        ends = [end.abs() for part in parts.values() for end in self._ends(part)]
-        ends = [end[end > 0] for end in ends]
-        spans = [[int(bound) for bound in end.aminmax()] if len(end) else [1, 0] for end in ends]
-        self.spans = torch.tensor(spans).reshape(-1, 2, 2)  # part, side, and first and last unit there
+        self.log = torch.zeros(2 * graph.units + 1, dtype=torch.float64)  # by number, which may be negative
+        units = [distinct(torch.cat([end.abs().reshape(-1) for end in (part.row, part.col)])) for part in parts]
+        ends = [(int(found[0]), int(found[-1])) if len(found) else (1, 0) for found in units]
+        self.first, self.last = torch.tensor(ends).T
 
-    def _of(self, part: _Part) -> ParamScales:
-        none = torch.zeros(1, dtype=torch.int64)
-        return self.graph.params.get(part.parameter, ParamScales(row=none, col=none))
-
-    def _ends(self, part: _Part) -> tuple[Tensor, Tensor]:
-        scales = self._of(part)
-        return part.of(scales.row), part.of(scales.col)
-
-    def disagreement(self, wanted: Mapping[str, Tensor]) -> tuple[str, tuple[str, ...]]:
+    def disagreement(self, wanted: Mapping[_Part, Tensor]) -> tuple[str, tuple[str, ...]]:
         """Why the graph does not show that log-scales of parts keep the function in every mode; those left out."""
-        name, first = next(iter(wanted.items()))
-        smooth = self.parts[name]
-        row, logs = torch.broadcast_tensors(self._ends(smooth)[0], first)
+        smooth, logs = next(iter(wanted.items()))
+        row, logs = torch.broadcast_tensors(smooth.row, logs)
         numbers, logs = row[logs != 0], logs[logs != 0]
         if not bool(numbers.all()):
             reasons = [str(entry) for entry in self.graph.frozen_by_module.get(owner(smooth.parameter), ())]
-            return f"channels of '{owner(name)}' are not free: {'; '.join(reasons) or 'no scale group has them'}", ()
-        offset = self._of(smooth).offset
-        if offset and not self.offset:
-            return f"'{name}' is used as {offset:g} + weight", ()
-        low, high = (int(end) for end in numbers.abs().aminmax())
-        log = torch.zeros(high - low + 1, dtype=torch.float64)
-        log[numbers.abs() - low] = logs * numbers.sign()
-
-        def log_of(numbers: Tensor) -> Tensor:
-            place = numbers.abs() - low
-            inside = (place >= 0) & (place < len(log))
-            return torch.where(inside, log[place.clamp(0, len(log) - 1)] * numbers.sign(), 0)
-
-        near = ((self.spans[..., 0] <= high) & (self.spans[..., 1] >= low)).any(1).nonzero()[:, 0].tolist()
-        named = {self.parts[name].parameter for name in wanted}
-        omitted, other = {}, []
-        for name in dict.fromkeys([*(self.names[i] for i in near), *wanted]):
-            row, col = map(log_of, self._ends(self.parts[name]))
-            scaled = [end for end in (row, -col) if bool(end.any())]
-            if bool((sum(scaled, torch.zeros(1)) - wanted.get(name, 0)).any()):
-                if name in wanted:
-                    other.append(name)
-                else:
-                    parameter = self.parts[name].parameter
-                    omitted[name if parameter in named else parameter] = None
-        if omitted:
-            return f"also read or made by {', '.join(omitted)}", tuple(omitted)
+            reason = "; ".join(reasons) or "no scale group has them"
+            return f"channels of '{owner(smooth.name)}' are not free: {reason}", ()
+        if smooth.offset and not self.offset:
+            return f"'{smooth.name}' is used as {smooth.offset:g} + weight", ()
+        low, high = numbers.abs().aminmax()
+        near = ((self.first <= high) & (self.last >= low)).nonzero()[:, 0].tolist()
+        self.log[numbers], self.log[-numbers] = logs, -logs
+        parts = dict.fromkeys([*(self.parts[i] for i in near), *wanted])
+        other = [part for part in parts if self._differs(part, wanted.get(part, 0))]
+        self.log[numbers] = self.log[-numbers] = 0
+        scaled = {part.parameter for part in wanted}
+        left_out = [part.name if part.parameter in scaled else part.parameter for part in other if part not in wanted]
+        if omitted := tuple(dict.fromkeys(left_out)):
+            return f"also read or made by {', '.join(omitted)}", omitted
         if other:
-            return f"the graph scales {', '.join(other)} in another way", ()
+            return f"the graph scales {', '.join(part.name for part in other)} in another way", ()
         return "", ()
 
+    def _differs(self, part: _Part, wanted: Tensor | int) -> bool:
+        """Whether the graph gives a part other log-scales."""
+        ends = [end for end in (self.log[part.row], -self.log[part.col]) if bool(end.any())]  # each broadcasts
+        return bool((sum(ends, torch.zeros(1)) - wanted).any())
 
-def _apply(check: Check, scaled: Mapping[_Part, Tensor], known: Mapping[str, ParamScales]) -> None:
+
+def _apply(exponents: Mapping[_Part, Tensor], offset: bool) -> None:
     """Multiply parts of parameters by powers of two."""
     with torch.inference_mode(False), torch.no_grad():
-        for part, exponents in scaled.items():
-            p = part.of(check.model.get_parameter(part.parameter))
-            offset = known[part.parameter].offset if part.parameter in known else 0.0
-            p.copy_((p.double() + offset) * exponents.exp2().to(p.device) - offset)
+        for part, powers in exponents.items():
+            shift = part.offset if offset else 0.0
+            part.values.copy_((part.values.double() + shift) * powers.exp2().to(part.values.device) - shift)
 
 
 _NAMES = (("smooth_layer", "balance_layers"), ("smooth_layers", "balance_layers"), ("norm", "linears"))
@@ -649,19 +608,18 @@ def _named(pattern: str, names: Iterable[str]) -> list[str]:
 
 def _resolve(
     layers: Mapping[str, _Layer], smooth: str, balance: Sequence[str]
-) -> list[tuple[str, tuple[str, ...], str]]:
+) -> Iterator[tuple[str, tuple[str, ...], str]]:
     """The layers of an entry: smooth layer, its balance layers, and what is missing."""
-    found = []
-    for name in _named(smooth, layers):
-        readers: list[str] = []
-        missing = ""
+    makers = _named(smooth, layers)
+    if not makers:
+        yield smooth, tuple(balance), f"no module is named '{smooth}'"
+    for name in makers:
+        readers = {}
         for pattern in balance:
             others = [other for other in _named(pattern, layers) if other != name]
-            near = others if others == [pattern] else _nearest(name, others)
-            missing = missing or ("" if near else f"no module near '{name}' is named '{pattern}'")
-            readers += [other for other in near if other not in readers]
-        found.append((name, tuple(readers), missing))
-    return found or [(smooth, tuple(balance), f"no module is named '{smooth}'")]
+            readers[pattern] = others if others == [pattern] else _nearest(name, others)
+        lost = [f"no module near '{name}' is named '{pattern}'" for pattern, found in readers.items() if not found]
+        yield name, tuple(dict.fromkeys(chain(*readers.values()))), "".join(lost[:1])
 
 
 def _nearest(name: str, others: Sequence[str]) -> list[str]:
@@ -679,58 +637,63 @@ def _nearest(name: str, others: Sequence[str]) -> list[str]:
     return [other for other, depth in shared.items() if depth == top]
 
 
+_Ends = tuple[tuple[_Part, int], ...]  # parts of parameters, each with the axis of the channels
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class _Layer:
-    """A module, or a linear layer of an expert: the parts of parameters that it has, and the axes of its channels."""
+    """A module, or a linear layer of an expert: what holds its output and its input channels."""
 
     kind: str
-    shape: tuple[int, ...]
-    weight: _Part | None
-    bias: _Part | None
-    made: int | None
-    read: int | None
+    made: _Ends = ()
+    read: _Ends = ()
 
 
-def _layers(model: nn.Module) -> tuple[dict[str, _Layer], dict[str, _Part]]:
-    """The layers that a mapping may name, and the parts of the model's parameters, by name.
+def _layers(model: nn.Module, graph: ScaleGraph | None) -> tuple[dict[str, _Layer], list[_Part]]:
+    """The layers that a mapping may name, by name, and the parts of the model's parameters.
 
     Experts whose weights are one parameter count as linear layers, as in :func:`groups_to_awq_mappings`.
     """
     names = {id(p): name for name, p in model.named_parameters()}  # tied parameters have one name here
-    parts = {name: _Part(name, name) for name in names.values()}
-    layers: dict[str, _Layer] = {}
-    for module_name, module in model.named_modules():
-        own = dict(module.named_parameters(recurse=False))
-        weight, bias = (parts.get(names[id(own[key])]) if key in own else None for key in ("weight", "bias"))
-        shape = tuple(own["weight"].shape) if weight else ()
-        layers[module_name] = _Layer(type(module).__name__, shape, weight, bias, *_axes_of(module))
-        for key, made in _expert_axes(own, module).items():
-            halves, size = _HALVES[key], own[key].shape[1 + made]
-            cuts = [slice(k, None, len(halves)) for k in range(len(halves))]
-            if getattr(module, "is_concatenated", True):
-                cuts = [slice(size * k // len(halves), size * (k + 1) // len(halves)) for k in range(len(halves))]
-            bias_name = names.get(id(own.get(f"{key}_bias")))
-            for expert, (half, cut) in product(range(len(own[key])), zip(halves, cuts, strict=True)):
-                layer = f"{module_name}.{expert}.{half}"
-                index = (expert, slice(None), cut) if made else (expert, cut)
-                weight = _Part(f"{layer}.weight", names[id(own[key])], index)
-                bias = _Part(f"{layer}.bias", bias_name, (expert, cut)) if bias_name else None
-                shape = weight.of(own[key]).shape
-                layers[layer] = _Layer("expert", tuple(shape), weight, bias, made, 1 - made)
-                parts |= {part.name: part for part in (weight, bias) if part}
-            for name in (names[id(own[key])], bias_name or ""):
-                parts.pop(name, None)
-    layers.pop("", None)
-    return layers, parts
+    none = torch.zeros(1, dtype=torch.int64)
+    parts = {}
+    for name, p in model.named_parameters():
+        scales = graph.params.get(name) if graph else None
+        scales = scales or ParamScales(row=none, col=none)
+        parts[name] = _Part(name, name, p.detach(), scales.row, scales.col, scales.offset)
+    whole, layers = dict(parts), dict[str, _Layer]()
+    for path, module in model.named_modules():
+        own = {key: whole[names[id(p)]] for key, p in module.named_parameters(recurse=False)}
+        axes = _axes_of(module, own["weight"].values.ndim) if "weight" in own else (None, None)
+        layers[path] = _layer(type(module).__name__, own.get("weight"), own.get("bias"), *axes)
+        fused = [key for key in _HALVES if key in own and own[key].values.ndim == 3]
+        if len(fused) != 2 or "down_proj" not in fused:
+            continue
+        (_, rows, columns), (_, down_rows, down_columns) = (own[key].values.shape for key in fused)
+        made = int(getattr(module, "is_transposed", rows == down_columns and columns != down_rows))
+        together = getattr(module, "is_concatenated", True)
+        for key in fused:
+            experts, bias, halves = own[key], own.get(f"{key}_bias"), _HALVES[key]
+            parts = {name: part for name, part in parts.items() if part not in (experts, bias)}
+            step = experts.values.shape[1 + made] // len(halves)
+            for expert, (k, half) in product(range(len(experts.values)), enumerate(halves)):
+                name = f"{path}.{expert}.{half}"
+                cut = slice(k * step, (k + 1) * step) if together else slice(k, None, len(halves))
+                weight = experts.cut(f"{name}.weight", expert, *(slice(None),) * made, cut)
+                layers[name] = _layer("expert", weight, bias and bias.cut(f"{name}.bias", expert, cut), made, 1 - made)
+                parts |= {part.name: part for part, _ in layers[name].made}
+    del layers[""]
+    return layers, list(parts.values())
 
 
-def _axes_of(module: nn.Module) -> tuple[int | None, int | None]:
+def _layer(kind: str, weight: _Part | None, bias: _Part | None, made: int | None, read: int | None) -> _Layer:
+    """A layer with its output and its input channels along these axes of the weight."""
+    outputs, inputs = (() if weight is None or axis is None else ((weight, axis),) for axis in (made, read))
+    return _Layer(kind, (*outputs, (bias, 0)) if outputs and bias else outputs, inputs)
+
+
+def _axes_of(module: nn.Module, ndim: int) -> tuple[int | None, int | None]:
     """The axes of a module's weight along which its output and its input channels lie; None if there are none."""
-    weight = getattr(module, "weight", None)
-    if not isinstance(weight, nn.Parameter):
-        return None, None
-    if weight.ndim == 1:
-        return 0, None
     if isinstance(module, nn.Embedding):
         return 1, None
     if isinstance(module, nn.modules.conv._ConvTransposeNd):
@@ -740,48 +703,31 @@ def _axes_of(module: nn.Module) -> tuple[int | None, int | None]:
         return 0, 0 if depthwise else 1 if module.groups == 1 else None
     if type(module).__name__ == "Conv1D":  # GPT-2's linear layer, with the weight transposed
         return 1, 0
-    return (0, 1) if weight.ndim == 2 else (None, None)  # linear layers and routers
+    return {1: (0, None), 2: (0, 1)}.get(ndim, (None, None))  # norms; linear layers and routers
 
 
-def _expert_axes(own: Mapping[str, nn.Parameter], module: nn.Module) -> dict[str, int]:
-    """The parameters of a module that hold the weights of all experts, and the axis of an expert's outputs in each."""
-    fused = {key: own[key].shape for key in _HALVES if key in own and own[key].ndim == 3}
-    if len(fused) != 2 or "down_proj" not in fused:
-        return {}
-    (_, rows, columns), (_, down_rows, down_columns) = fused.values()
-    transposed = getattr(module, "is_transposed", rows == down_columns and columns != down_rows)
-    return dict.fromkeys(fused, int(transposed))
+def _factors(layers: Mapping[str, _Layer], smooth: str, balance: Sequence[str]) -> tuple[int, str]:
+    """The number of factors of a mapping; or 0, and why it cannot be applied."""
+    sizes = []
+    for name, side in ((smooth, "output"), *((name, "input") for name in balance)):
+        ends = layers[name].made if side == "output" else layers[name].read
+        if not ends:
+            return 0, f"'{name}' ({layers[name].kind}) has no weight with {side} channels"
+        part, axis = ends[0]
+        sizes.append(part.values.shape[axis])
+    outputs, *inputs = sizes
+    if len(set(inputs)) == 1 and 0 < inputs[0] <= outputs:
+        return inputs[0], ""
+    read = ", ".join(f"{size} of '{name}'" for size, name in zip(inputs, balance, strict=True))
+    return 0, f"{outputs} outputs of '{smooth}' do not fit the inputs: {read or 'none'}"
 
 
-_Places = list[tuple[_Part, int, int, int, int]]  # number of axes, the axis, its size, and -1 where divided, else 1
-
-
-def _places(layers: Mapping[str, _Layer], smooth: str, balance: Sequence[str]) -> tuple[int, _Places | str]:
-    """The number of factors of a mapping, and what they multiply and divide; or why there is nothing."""
-    layer = layers[smooth]
-    if layer.made is None or layer.weight is None:
-        return 0, f"'{smooth}' ({layer.kind}) has no weight with output channels"
-    outputs, ndim = layer.shape[layer.made], len(layer.shape)
-    places = [(layer.weight, ndim, layer.made, outputs, 1)]
-    places += [(layer.bias, 1, 0, outputs, 1)] if layer.bias else []
-    inputs = []
-    for name in balance:
-        reader = layers[name]
-        if reader.read is None or reader.weight is None:
-            return 0, f"'{name}' ({reader.kind}) has no weight with input channels"
-        inputs.append(reader.shape[reader.read])
-        places.append((reader.weight, len(reader.shape), reader.read, inputs[-1], -1))
-    if len(set(inputs)) != 1 or not 0 < inputs[0] <= outputs:
-        read = ", ".join(f"{n} of '{name}'" for n, name in zip(inputs, balance, strict=True))
-        return 0, f"{outputs} outputs of '{smooth}' do not fit the inputs: {read or 'none'}"
-    return inputs[0], places
-
-
-def _spread(places: _Places, values: Tensor) -> dict[str, Tensor]:
-    """Values of the channels, by name of the part, at the last entries of its axis; broadcast to it."""
-    found: dict[str, Tensor] = {}
-    for part, ndim, axis, size, sign in places:
-        line = pad(sign * values, (size - len(values), 0))
-        line = line.reshape([-1 if i == axis else 1 for i in range(ndim)])
-        found[part.name] = found.get(part.name, 0) + line
+def _scaled(layers: Mapping[str, _Layer], smooth: str, balance: Sequence[str], logs: Tensor) -> dict[_Part, Tensor]:
+    """The log-scales that a mapping gives to parts of parameters, at the last entries of an axis; they broadcast."""
+    found: dict[_Part, Tensor] = {}
+    ends = [(*end, logs) for end in layers[smooth].made]
+    ends += [(*end, -logs) for name in balance for end in layers[name].read]
+    for part, axis, values in ends:
+        line = pad(values, (part.values.shape[axis] - len(values), 0))
+        found[part] = found.get(part, 0) + line.reshape([-1 if i == axis else 1 for i in range(part.values.ndim)])
     return found

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,53 +31,45 @@ _TINY: dict[str, Any] = {
     "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64, "sliding_window": 16, "d_model": 32,
     "n_embd": 32, "n_inner": 48, "n_layer": 2, "n_head": 4, "n_positions": 64, "n_layers": 2, "n_heads": 4,
     "max_seq_len": 64, "ffn_dim": 48, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 48,
-    "decoder_ffn_dim": 48, "num_layers": 2, "num_heads": 4, "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4, "word_embed_proj_dim": 32, "emb_dim": 32, "embedding_size": 32, "num_experts": 4,
-    "num_local_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1,
-    "num_shared_experts": 1, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16, "moe_num_experts": 4,
-    "moe_k": 2, "moe_num_shared_experts": 1, "moe_topk": 2, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1,
-    "num_dense_layers": 1, "moe_layer_start_index": 1, "decoder_sparse_step": 1, "shared_intermediate_size": 16,
-    "intermediate_size_mlp": 48, "router_jitter_noise": 0.0, "input_jitter_noise": 0.0, "q_lora_rank": 16,
-    "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "index_topk": 4,
-    "index_n_heads": 2, "index_head_dim": 16, "state_size": 8, "ssm_state_size": 8, "mamba_d_state": 8,
-    "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_expand": 2, "mamba_n_groups": 1, "mamba_num_heads": 4,
-    "mamba_head_dim": 16, "mamba_dt_rank": 4, "n_groups": 1, "mamba_chunk_size": 8, "chunk_size": 8,
-    "use_mamba_kernels": False, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8, "vocab_size_per_layer_input": 64, "hidden_size_per_layer_input": 8,
-    "num_kv_shared_layers": 0, "rotary_dim": 4, "hidden_size_global": 32, "mm_embed_dim": 32, "laurel_rank": 4,
-    "global_head_dim": 8, "num_global_key_value_heads": 2, "max_source_positions": 16, "num_mel_bins": 8,
+    "decoder_ffn_dim": 48, "num_layers": 2, "num_heads": 4, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
+    "word_embed_proj_dim": 32, "emb_dim": 32, "embedding_size": 32, "num_experts": 4, "num_local_experts": 4,
+    "n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "num_shared_experts": 1,
+    "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16, "moe_num_experts": 4, "moe_k": 2,
+    "moe_num_shared_experts": 1, "moe_topk": 2, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1,
+    "num_dense_layers": 1, "decoder_sparse_step": 1, "shared_intermediate_size": 16, "intermediate_size_mlp": 48,
+    "router_jitter_noise": 0.0, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8,
+    "v_head_dim": 8, "index_topk": 4, "index_n_heads": 2, "index_head_dim": 16, "state_size": 8, "ssm_state_size": 8,
+    "mamba_d_state": 8, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_num_heads": 4, "mamba_head_dim": 16,
+    "mamba_dt_rank": 4, "n_groups": 1, "mamba_chunk_size": 8, "chunk_size": 8, "use_mamba_kernels": False,
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+    "vocab_size_per_layer_input": 64, "hidden_size_per_layer_input": 8, "num_kv_shared_layers": 0, "rotary_dim": 4,
+    "hidden_size_global": 32, "mm_embed_dim": 32, "laurel_rank": 4, "max_source_positions": 16, "num_mel_bins": 8,
 }  # fmt: skip
 # What the names above leave open: sizes that must fit one another, one layer of each kind.
 _SPECIAL: dict[str, dict[str, Any]] = {
     "bamba": {"layer_types": ..., "attn_layer_indices": [1]},
-    "nemotron_h": {"layers_block_type": ["mamba", "attention", "moe"], "num_hidden_layers": 3,
-                   "moe_shared_expert_intermediate_size": 16, "moe_latent_size": None},
-    "jamba": {"layer_types": ..., "num_hidden_layers": 4, "attn_layer_period": 2, "attn_layer_offset": 1,
-              "expert_layer_period": 2, "expert_layer_offset": 1},
-    "gemma3n_text": {"intermediate_size": [48, 48], "activation_sparsity_pattern": [0.0, 0.0]},
+    "nemotron_h": {"moe_shared_expert_intermediate_size": 16},
+    "jamba": {"num_hidden_layers": 4, "attn_layer_period": 2, "attn_layer_offset": 1},
     "gemma3_text": {"query_pre_attn_scalar": 8},
-    "llama4_text": {"interleave_moe_layer_step": 2, "layer_types": ["chunked_attention", "full_attention"],
-                    "attention_chunk_size": 16, "no_rope_layers": [1, 0], "num_hidden_layers": 2},
+    "llama4_text": {"interleave_moe_layer_step": 2, "attention_chunk_size": 16, "no_rope_layers": [1, 0]},
     "falcon_h1": {"layer_types": ..., "mamba_d_ssm": 32, "mamba_d_head": 8},
-    "mamba2": {"head_dim": 16, "layer_types": ...},
+    "mamba2": {"head_dim": 16},
     "smollm3": {"no_rope_layers": [1, 0]},
-    "lfm2": {"block_ff_dim": 48, "block_auto_adjust_ff_dim": False},
+    "lfm2": {"block_auto_adjust_ff_dim": False},
     "zamba2": {"layer_types": ..., "num_hidden_layers": 3, "layers_block_type": ["mamba", "mamba", "hybrid"],
-               "num_mem_blocks": 1, "attention_hidden_size": 64, "attention_head_dim": 16, "mamba_ngroups": 1,
-               "n_mamba_heads": 4, "mamba_headdim": 16},
+               "attention_head_dim": 16, "n_mamba_heads": 4},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
-    "longcat_flash": {"num_key_value_heads": 4, "ffn_hidden_size": 48, "expert_ffn_hidden_size": 16,
-                      "zero_expert_num": 2},
-    "prophetnet": {"num_hidden_layers": ..., "num_encoder_layers": 2, "num_decoder_layers": 2},
+    "longcat_flash": {"num_key_value_heads": 4, "expert_ffn_hidden_size": 16, "zero_expert_num": 2},
+    "prophetnet": {"num_encoder_layers": 2, "num_decoder_layers": 2},
     "qwen4_exp_text": {"indexer_n_heads": 4, "indexer_kv_heads": 1, "indexer_head_dim": 8, "indexer_budget": 4,
                        "indexer_compress_ratio": 2, "hc_lowrank": 4},
     "reformer": {"is_decoder": True, "attn_layers": ["local", "lsh"], "axial_pos_shape": [4, 16],
                  "axial_pos_embds_dim": [8, 24], "attention_head_size": 8, "feed_forward_size": 48, "hash_seed": 0,
-                 "local_attn_chunk_length": 8, "lsh_attn_chunk_length": 8, "num_hidden_layers": ...},
+                 "local_attn_chunk_length": 8, "lsh_attn_chunk_length": 8},
     "roc_bert": {"pronunciation_vocab_size": 64, "shape_vocab_size": 64, "pronunciation_embed_dim": 16,
                  "shape_embed_dim": 16},
-    "xlnet": {"max_position_embeddings": ..., "d_inner": 48},
+    "xlnet": {"d_inner": 48},
     "xmod": {"default_language": "en_XX"},
     "zaya": {"num_experts_per_tok": 1, "router_hidden_size": 16},
     "dbrx": {"attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0},
@@ -183,7 +175,9 @@ class Registry:
 
     def context(self, model: nn.Module) -> AbstractContextManager[Any]:
         """Within it the model is as the library scales it."""
-        return nullcontext() if self.offset else _module(_NORMS).norm_calibration_context(model)
+        if self.offset:
+            return nullcontext()
+        return _module("llmcompressor.modeling.offset_norm").norm_calibration_context(model)
 
     @staticmethod
     def prepare(model: nn.Module) -> None:
@@ -195,7 +189,6 @@ class Registry:
                 module.quantization_scheme = True  # type: ignore[assignment]  # its resolver skips what is not quantized
 
 
-_NORMS = "llmcompressor.modeling.offset_norm"
 _COMPRESSOR = "llmcompressor.modifiers.transform."
 _AUTO_ROUND = "auto_round.algorithms.transforms.awq.mappings"
 
@@ -298,17 +291,17 @@ def check_registry(registry: str, model: str) -> list[Finding]:
     Entries that find no modules where query heads share values are tried again with values for each head.
     """
     try:
-        found = _check(registry, model, lambda smooth: True)
-        again = {each.smooth for each in found if each.verdict == "not applicable"}
-        if again:
-            own_values = _check(registry, model, again.__contains__, num_key_value_heads=_TINY["num_attention_heads"])
+        found = _check(registry, model)
+        if again := [each.smooth for each in found if each.verdict == "not applicable"]:
+            own_values = _check(registry, model, again, num_key_value_heads=_TINY["num_attention_heads"])
             found = [each for each in found if each.verdict != "not applicable"] + own_values
     except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
         return [Finding(registry, model, "", True, "", (), "not built", reason=_first_line(error))]
     return found
 
 
-def _check(registry: str, name: str, wanted: Callable[[str], bool], **sizes: Any) -> list[Finding]:
+def _check(registry: str, name: str, wanted: Collection[str] = (), **sizes: Any) -> list[Finding]:
+    """Findings for a model of these sizes: all, or those of the wanted smooth layers."""
     source = REGISTRIES[registry]
     model, example_input = tiny_model(name, **sizes)
     source.prepare(model)
@@ -321,7 +314,7 @@ def _check(registry: str, name: str, wanted: Callable[[str], bool], **sizes: Any
         resolved: list[tuple[str, list[str]]] = []
         for entry in source.entries(model):
             pattern = getattr(entry, "smooth_layer", None) or entry.smooth_layers
-            if not wanted(pattern):
+            if wanted and pattern not in wanted:
                 continue
             try:
                 pairs = source.resolve(model, entry)

@@ -54,19 +54,18 @@ def test_groups_name_producers_and_consumers(block: nn.Module) -> None:
     table = str(groups)
     assert all(group.name in table for group in groups)
     assert "qkv.weight[16:24, :]" in table
-
-
-def test_a_slice_says_which_entries_belong_to_which_channel(block: nn.Module) -> None:
-    weight = pathcond.scale_groups(block, X).free[2].producers[0]
+    weight = groups.free[2].producers[0]
     assert (weight.parameter, weight.axis, weight.index, weight.inverse) == ("qkv.weight", 0, slice(16, 24, 1), False)
     assert weight.channel.tolist() == list(range(8))
     assert weight.module == "qkv"
 
 
 def test_verify_sees_a_group_that_is_wrong(block: nn.Module) -> None:
-    group = pathcond.scale_groups(block, X).free[-1]
+    groups = pathcond.scale_groups(block, X)
     block.forward = lambda x: Block.forward(block, x) + block.up(x).mean()  # type: ignore[arg-type, method-assign, operator]
-    assert group.verify() > 1e-3
+    assert groups.free[-1].verify() > 1e-3
+    with pytest.raises(pathcond.PathCondError, match="frozen group 'out'"):
+        groups.frozen[0].verify()
 
 
 def test_a_model_that_cannot_be_copied_is_restored(block: nn.Module) -> None:
@@ -82,11 +81,6 @@ def test_a_model_that_cannot_be_copied_is_restored(block: nn.Module) -> None:
     assert found[0].change is not None
     assert not found[0].exact
     assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
-
-
-def test_a_frozen_group_cannot_be_verified(block: nn.Module) -> None:
-    with pytest.raises(pathcond.PathCondError, match="frozen group 'out'"):
-        pathcond.scale_groups(block, X).frozen[0].verify()
 
 
 def test_exports_are_exact_mappings(block: nn.Module) -> None:
@@ -121,14 +115,6 @@ def test_convolutions_are_exported_as_pairs_that_can_be_verified() -> None:
     assert pairs == [("0", "2"), ("2", "4"), ("6", "8")]  # not the grouped convolution's inputs
     assert pathcond.groups_to_awq_mappings(groups) == []
     assert all(check.exact for check in pathcond.verify_mapping(model, x, pairs))
-
-
-def test_channels_in_another_order_are_not_exported() -> None:
-    model = Lambda(lambda s, x: s.b(F.relu(s.a(x)).flip(-1)), a=nn.Linear(3, 6), b=nn.Linear(6, 2))
-    groups = pathcond.scale_groups(model, torch.ones(1, 3))
-    assert groups[0].channels == 6
-    assert groups[0].verify() < 1e-12
-    assert pathcond.groups_to_awq_mappings(groups) == []
 
 
 MAPPINGS: list[tuple[Any, str, str]] = [
@@ -186,9 +172,12 @@ def test_a_change_that_this_input_does_not_show_is_not_called_exact(name: str) -
     assert check.reason
 
 
-def test_channels_in_each_others_place_are_not_exact_by_chance() -> None:
+def test_channels_in_each_others_place_are_not_exported_and_not_exact_by_chance() -> None:
     model = Lambda(lambda s, x: s.b(F.relu(s.a(x)).flip(-1)), a=nn.Linear(3, 2), b=nn.Linear(2, 2))
     x = torch.ones(1, 3)
+    groups = pathcond.scale_groups(model, x)
+    assert groups[0].verify() < 1e-12
+    assert pathcond.groups_to_awq_mappings(groups) == []
     assert not any(pathcond.verify_mapping(model, x, [("a", "b")], seed=seed)[0].exact for seed in range(16))
 
 
@@ -263,6 +252,8 @@ def test_fused_experts_are_named_as_linear_layers() -> None:
         *({"smooth_layer": f"experts.{i}.up_proj", "balance_layers": [f"experts.{i}.down_proj"]} for i in range(3)),
     ]
     assert pathcond.groups_to_awq_mappings([outside, hidden], experts="skip") == []
+    read_elsewhere = pathcond.ScaleGroup("experts", 18, (up,), (down, router))
+    assert pathcond.groups_to_awq_mappings([read_elsewhere]) == []
 
 
 def test_names_stay_in_their_block_and_a_whole_name_does_not_stand_for_the_ends_of_others() -> None:
