@@ -6,7 +6,7 @@ import hashlib
 import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
@@ -89,6 +89,10 @@ class ExactFor:
         return ", ".join(parts + ([f"with {', '.join(self.fixed[:6])}{more}"] if self.fixed else []))
 
 
+# For each model the settings, by signature of a graph, with which it was seen to compute what the graph is of.
+_KNOWN: WeakKeyDictionary[nn.Module, dict[str, Any]] = WeakKeyDictionary()
+
+
 @dataclass(frozen=True)
 class ScaleGraph:
     """What may be rescaled in a model, from :func:`extract_graph`. Holds no weights, so it can be kept and reused.
@@ -126,14 +130,10 @@ class ScaleGraph:
     signature: str = ""
     arguments: Any = field(default=None, repr=False)
     chain: bool = True
-    _known: WeakKeyDictionary[nn.Module, Any] = field(default_factory=WeakKeyDictionary, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        """All fields but the trace, which holds functions; caches are left out too."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "_known"} | {"trace": None}
-
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
-        self.__dict__.update(state, _known=WeakKeyDictionary())
+        """All fields but the trace, which holds functions."""
+        return {**vars(self), "trace": None}
 
     @property
     def approximate(self) -> bool:
@@ -147,8 +147,8 @@ class ScaleGraph:
             ApplyError: its parameters have other names or shapes, or its forward pass calls other operations.
         """
         check_shapes(dict(model.named_parameters()), self.shapes)
-        settings = _settings(model)
-        if self._known.get(model) == settings:
+        settings, known = _settings(model), _KNOWN.setdefault(model, {})
+        if known.get(self.signature) == settings:
             return
         if self.signature and self.arguments is not None:
             own = {p.dtype for p in model.parameters() if p.is_floating_point()}
@@ -166,7 +166,7 @@ class ScaleGraph:
                     "expected a model whose forward pass calls the operations that the graph was extracted from, got "
                     "others, or others in between: its scales may change the function. Extract a graph of this model."
                 )
-        self._known[model] = settings
+        known[self.signature] = settings
 
     def trace_of(self, model: nn.Module, example_input: Any) -> Trace:
         """The forward pass in eval mode; recorded again where this graph has none, or one of other input shapes."""
@@ -280,7 +280,7 @@ def extract_graph(
     args, kwargs = map_tensors(
         lambda t: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta"), as_arguments(examples[0])
     )
-    return ScaleGraph(
+    graph = ScaleGraph(
         **found,
         shapes={name: tuple(p.shape) for name, p in model.named_parameters()},
         notes=(*doubts, *sorted(s.approximate)),
@@ -290,8 +290,9 @@ def extract_graph(
         signature=_identity(model, traces[0]),
         arguments=kwargs or args,
         chain=_is_chain(traces[0]),
-        _known=WeakKeyDictionary({model: _settings(model)}),
     )
+    _KNOWN.setdefault(model, {})[graph.signature] = _settings(model)
+    return graph
 
 
 def _same(trace: Trace, other: Trace) -> bool:
@@ -534,8 +535,8 @@ def _components(count: int, ties: list[Tensor]) -> Tensor:
     return found
 
 
-def _representatives(s: ScalePropagation) -> tuple[Tensor, Tensor]:
-    """For each group the smallest group it is tied to, its root, and -1 where it carries the inverse scale, else 1.
+def _representatives(s: ScalePropagation) -> Tensor:
+    """For each group the smallest group it is tied to, its root; negative where it carries the inverse scale.
 
     A group that would have to carry its own inverse is frozen.
     """
@@ -544,9 +545,9 @@ def _representatives(s: ScalePropagation) -> tuple[Tensor, Tensor]:
     inverse = torch.tensor([[0], [1]])  # node 2 n is group number n of those met, and 2 n + 1 its inverse
     nodes = _components(2 * len(met), [2 * pairs + inverse, 2 * pairs + 1 - inverse])
     s.freeze(met[nodes[::2] == nodes[1::2]], Reason("", "would have to be its own inverse"))
-    top, sign = torch.arange(s.count, dtype=GROUP), torch.ones(s.count, dtype=torch.int8)
-    top[met], sign[met] = met[nodes[::2] // 2], (1 - 2 * (nodes[::2] % 2)).to(torch.int8)
-    return top[root], sign[root]
+    top = torch.arange(s.count, dtype=GROUP)
+    top[met] = met[nodes[::2] // 2] * (1 - 2 * (nodes[::2] % 2)).to(GROUP)
+    return top[root]
 
 
 def _joint_uses(s: ScalePropagation) -> dict[str, Use]:
@@ -575,30 +576,7 @@ def _assemble(model: nn.Module, s: ScalePropagation) -> dict[str, Any]:
     s.moves.clear()
     uses = _joint_uses(s)
     s.added.clear()
-    by_expert = s.have_scale_per_expert()
-    root, sign = _representatives(s)
-    for name, use in uses.items():
-        row, col = (root[end] * sign[end] for end in (use.row, use.col))
-        twice = torch.isin(row, -col[col != 0]) if bool((row < 0).any() | (col < 0).any()) else row < 0
-        s.freeze(row[twice].abs(), Reason("", f"would be divided twice in parameter '{name}'"))
-    why = torch.full((s.count,), len(s.frozen), dtype=torch.int32)
-    for number, found in enumerate(s.frozen.values()):
-        for groups in found:
-            why.scatter_reduce_(0, root[groups].long(), torch.full_like(groups, number, dtype=torch.int32), "amin")
-    entered, left = sides = torch.zeros(2, s.count, dtype=torch.bool)
-    for use in chain(*s.uses.values()):
-        for side, end in enumerate((use.row, use.col)):
-            groups = end[end > FROZEN]
-            sides[side ^ (sign[groups] < 0).long(), root[groups]] = True  # inverse scales change sides
-    s.uses.clear()
-    roots = (entered & left & (why == len(s.frozen))).nonzero()[:, 0]  # only roots are marked
-    frozen, by_module = _frozen(s, root, sign, why, left)
-    s.frozen.clear()
-    del why, entered, left, sides
-    number, step, sizes = _number(s, roots, by_expert)
-    del roots, by_expert
-    number = number[root].mul_(sign)
-    del root, sign
+    number, step, sizes, by_module = _number(s, uses)
     params: dict[str, ParamScales] = {}
     shared: dict[Any, Tensor] = {}  # layers that read the same channels share one tensor
     for name, use in uses.items():
@@ -609,24 +587,51 @@ def _assemble(model: nn.Module, s: ScalePropagation) -> dict[str, Any]:
                 shared[key] = number[end]
                 if use.expert_axis is not None and bool(step[end].any()):
                     expert = torch.arange(model.get_parameter(name).size(use.expert_axis), dtype=torch.int32)
-                    shared[key] = shared[key] + step[end] * expert.reshape(
-                        [-1, *[1] * (end.ndim - 1 - use.expert_axis)]
-                    )
+                    expert = expert.reshape([-1, *[1] * (end.ndim - 1 - use.expert_axis)])
+                    shared[key] = shared[key] + step[end] * expert
             ends.append(shared[key])
         if any(bool(end.any()) for end in ends):
             params[name] = ParamScales(ends[0], ends[1], use.offset, use.bias)
+    counts: dict[tuple[str, str], int] = {}
+    for entry in chain(*by_module.values()):
+        key = (entry.where, entry.reason)
+        counts[key] = counts.get(key, 0) + entry.channels
     return {
         "units": sum(sizes),
         "layers": _layers(s, number, step),
         "groups": tuple(size for size in sizes if size),
         "params": params,
-        "frozen": frozen,
+        "frozen": tuple(Frozen(count, where, text) for (where, text), count in counts.items()),
         "frozen_by_module": by_module,
     }
 
 
-def _number(s: ScalePropagation, roots: Tensor, by_expert: Tensor) -> tuple[Tensor, Tensor, list[int]]:
-    """Unit numbers of roots, the step to the number of the next expert (0: experts share it), and units by layer."""
+def _number(
+    s: ScalePropagation, uses: Mapping[str, Use]
+) -> tuple[Tensor, Tensor, list[int], dict[str, tuple[Frozen, ...]]]:
+    """Unit numbers of groups, the step to the number of the next expert (0: experts share it), units by layer.
+
+    And the frozen hidden channels by module.
+    """
+    by_expert = s.have_scale_per_expert()
+    root = _representatives(s)
+    for name, use in uses.items():
+        row, col = root[use.row], root[use.col]
+        twice = torch.isin(row, -col[col != 0]) if bool((row < 0).any() | (col < 0).any()) else row < 0
+        s.freeze(row[twice].abs(), Reason("", f"would be divided twice in parameter '{name}'"))
+    why = torch.full((s.count,), len(s.frozen), dtype=torch.int32)
+    for index, found in reversed([*enumerate(s.frozen.values())]):  # the first reason counts
+        for groups in found:
+            why[root[groups].abs()] = index
+    entered, left = sides = torch.zeros(2, s.count, dtype=torch.bool)
+    for use in chain(*s.uses.values()):
+        for side, end in enumerate((use.row, use.col)):
+            groups = root[end[end > FROZEN]]
+            sides[side ^ (groups < 0).long(), groups.abs()] = True  # inverse scales change sides
+    s.uses.clear()
+    by_module = _frozen(s, root, why, left)
+    roots = (entered & left & (why == len(s.frozen))).nonzero()[:, 0]  # only roots are marked
+    s.frozen.clear()
     number = torch.zeros(s.count, dtype=torch.int32)
     step = torch.zeros_like(number)
     sizes: list[int] = []
@@ -637,7 +642,7 @@ def _number(s: ScalePropagation, roots: Tensor, by_expert: Tensor) -> tuple[Tens
         number[torch.cat((shared, each))] = sum(sizes) + torch.arange(1, len(found) + 1, dtype=torch.int32)
         step[each] = len(each)
         sizes.append(len(shared) + len(each) * layer.experts)
-    return number, step, sizes
+    return number[root.abs()].mul_(root.sign()), step, sizes, by_module
 
 
 def _layers(s: ScalePropagation, number: Tensor, step: Tensor) -> dict[str, Tensor]:
@@ -652,34 +657,29 @@ def _layers(s: ScalePropagation, number: Tensor, step: Tensor) -> dict[str, Tens
     return found
 
 
-def _frozen(
-    s: ScalePropagation, root: Tensor, sign: Tensor, why: Tensor, left: Tensor
-) -> tuple[tuple[Frozen, ...], dict[str, tuple[Frozen, ...]]]:
-    """Count the frozen hidden channels by reason and by module; one that several passes or calls make counts once."""
+def _frozen(s: ScalePropagation, root: Tensor, why: Tensor, left: Tensor) -> dict[str, tuple[Frozen, ...]]:
+    """The frozen hidden channels by module and reason; one that several passes or calls make counts once."""
     reasons, later = list(s.frozen), [*s.begins, s.count][1]
     known = {layer.name for layer in s.layers if layer.first < later}
-    counts: dict[tuple[str, str], int] = {}
     by_module: dict[str, tuple[Frozen, ...]] = {}
-    counted: dict[str, list[tuple[Tensor, Tensor]]] = {}
+    counted: dict[str, list[Tensor]] = {}
     for layer in s.layers:
-        if not layer.hidden or (layer.first >= later and layer.name in known):
+        carried = root[layer.first : layer.first + layer.size]
+        again = any(torch.equal(carried, other) for other in counted.get(layer.name, []))  # the module is called again
+        if not layer.hidden or again or (layer.first >= later and layer.name in known):
             continue
-        carried = slice(layer.first, layer.first + layer.size)
-        scales = root[carried], sign[carried]
-        if any(all(map(torch.equal, scales, other)) for other in counted.setdefault(layer.name, [])):
-            continue  # the module is called again
-        counted[layer.name].append(scales)
-        groups = root[carried][why[root[carried]] < len(reasons)]
+        counted.setdefault(layer.name, []).append(carried)
+        groups = carried.abs()
         for index, count in zip(*(t.tolist() for t in why[groups].unique(return_counts=True)), strict=True):
+            if index == len(reasons):
+                continue
             reason = reasons[index]
             if not reason.lost:
                 count = int(left[groups[why[groups] == index]].sum())
-            count *= layer.experts
             if count:
-                key = (reason.where or layer.name, reason.text)
-                counts[key] = counts.get(key, 0) + count
-                by_module[layer.name] = (*by_module.get(layer.name, ()), Frozen(count, *key))
-    return tuple(Frozen(count, where, text) for (where, text), count in counts.items()), by_module
+                entry = Frozen(count * layer.experts, reason.where or layer.name, reason.text)
+                by_module[layer.name] = (*by_module.get(layer.name, ()), entry)
+    return by_module
 
 
 def _freeze_unusual_parameters(model: nn.Module, s: ScalePropagation, traces: Sequence[Trace]) -> None:
