@@ -129,7 +129,7 @@ def scaled_diag_g(
         smooth = graph.options["smooth"] if smooth is None else smooth
     largest = check_finite(model, parameters)
     trace = record(model, example_input, training=False) if graph is None else graph.trace_of(model, example_input)
-    single, trace = _single_example(model, example_input, trace)
+    single, trace = _single_example(model, example_input, trace, graph)
     slopes = _measured_slopes(model, example_input, trace) if statistics == "input" else {}
     constants, alias = Constants(trace, model), shared_memory(model)[0]
     device = next(model.parameters()).device
@@ -272,7 +272,7 @@ def _measured_slopes(model: nn.Module, example_input: Any, trace: Trace) -> dict
     return found
 
 
-def _single_example(model: nn.Module, example_input: Any, trace: Trace) -> tuple[Any, Trace]:
+def _single_example(model: nn.Module, example_input: Any, trace: Trace, graph: ScaleGraph | None) -> tuple[Any, Trace]:
     """The first example of a batch and its trace; the whole batch if the model makes other calls on one example."""
     tensors = tensors_in(as_arguments(example_input))
     size = tensors[0].shape[0] if tensors and tensors[0].ndim else 1
@@ -282,7 +282,7 @@ def _single_example(model: nn.Module, example_input: Any, trace: Trace) -> tuple
     args, kwargs = map_tensors(lambda x: x[:1] if x.ndim and x.shape[0] == size else x, as_arguments(example_input))
     first = kwargs or args
     try:
-        found = record(model, first, training=False)
+        found = record(model, first, training=False) if graph is None else graph.trace_of(model, first)
     except PathCondError:
         return example_input, trace
     same = [call.fn for call in found.calls] == [call.fn for call in trace.calls]

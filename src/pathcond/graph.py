@@ -6,6 +6,7 @@ import hashlib
 import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, Literal
@@ -30,7 +31,7 @@ from pathcond.inputs import Sizes, as_arguments, examples_in, left_out, map_tens
 from pathcond.isolation import on_cpu
 from pathcond.rules import TABLE
 from pathcond.rules.base import FROZEN, GROUP, ZERO, ParamView, Reason, ScalePropagation, Use, distinct, runs
-from pathcond.tracing import Call, Constants, Recorder, Ref, Trace, Value, record, refs, signature
+from pathcond.tracing import Call, Constants, Recorder, Ref, Trace, Value, flatten, record, refs, run, signature
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,11 +170,15 @@ class ScaleGraph:
         known[self.signature] = settings
 
     def trace_of(self, model: nn.Module, example_input: Any) -> Trace:
-        """The forward pass in eval mode; recorded again where this graph has none, or one of other input shapes."""
+        """The forward pass in eval mode; recorded again where this graph has none, or one that depends on sizes."""
         shapes = [tuple(t.shape) for t in tensors_in(as_arguments(example_input))]
-        if self.trace is None or [self.trace.values[i].shape for i in self.trace.inputs] != shapes:
-            return record(model, example_input, training=False)
-        return self.trace
+        known = [] if self.trace is None else [self.trace.values[i].shape for i in self.trace.inputs]
+        if self.trace is not None and known == shapes:
+            return self.trace
+        if self.trace is not None and self.exact_for.sizes == _ANY and [*map(len, known)] == [*map(len, shapes)]:
+            with suppress(Exception):  # the first batch may have had axes that this input lacks
+                return _resized(self.trace, shapes)
+        return record(model, example_input, training=False)
 
     @property
     def frozen_channels(self) -> int:
@@ -268,7 +273,7 @@ def extract_graph(
                     _propagate(s, trace, Constants(trace, model))
             traces += found
     doubts += recorder.doubts()
-    sizes = ("any: no call depends on them",)
+    sizes = _ANY
     if recorder.sized or not all(_of_any_size(trace) for trace in traces):
         sizes = _record_other_sizes(s, recorder, examples[0], traces)
         doubts += recorder.unseen_sizes() if len(examples) == 1 else []
@@ -304,6 +309,26 @@ def _same(trace: Trace, other: Trace) -> bool:
     ends = (trace.calls, trace.inputs, trace.outputs, trace.kept)
     same = ends == (other.calls, other.inputs, other.outputs, other.kept)
     return same and [*map(facts, trace.values)] == [*map(facts, other.values)]
+
+
+def _resized(trace: Trace, shapes: Sequence[tuple[int, ...]]) -> Trace:
+    """A trace whose calls depend on no size, for inputs of other shapes."""
+
+    def empty(value: int, shape: Sequence[int]) -> Tensor:
+        return torch.empty(shape, dtype=trace.values[value].dtype, device="meta")
+
+    known = dict(zip(trace.inputs, shapes, strict=True))
+    made = {i: empty(i, known.get(i, value.shape)) for i, value in enumerate(trace.values) if value.leaf is not None}
+    for call in trace.calls:
+        if _kind(call) in _ELEMENTWISE:  # these are slow on the meta device
+            shape = torch.broadcast_shapes(*(made[value].shape for value in call.reads))
+            results = [empty(call.outs[0], shape)]
+        elif _kind(call) == "batch_norm":
+            results = [made[TABLE[call.fn].bind(call.args, call.kwargs)["input"].id]]
+        else:
+            results = flatten(run(call, made.__getitem__))
+        made |= zip(call.outs, results, strict=True)
+    return replace(trace, values=tuple(replace(v, shape=tuple(made[i].shape)) for i, v in enumerate(trace.values)))
 
 
 def _is_chain(trace: Trace) -> bool:
@@ -346,6 +371,8 @@ def _identity(model: nn.Module, trace: Trace) -> str:
     return " ".join([signature(trace), *parts])
 
 
+_ELEMENTWISE = ("pass", "same", "clamp", "threshold", "smooth", "barrier", "add", "maximum", "mul", "div")
+_ANY = ("any: no call depends on them",)
 _MOST_SIZES = 8  # tried beside the usual ones, because the code of the model compares with them
 
 

@@ -30,6 +30,17 @@ def test_strict_and_reasons_name_the_operation_and_the_module():
     assert all("tanh" in f.reason for f in graph.frozen)
 
 
+@pytest.mark.parametrize("name", ["mlp", "conv_pools", "residual_conv", "depthwise"])
+def test_a_trace_that_depends_on_no_size_serves_inputs_of_others(name, monkeypatch):
+    case, model, x = BY_NAME[name], BY_NAME[name].model(), BY_NAME[name].input()
+    wanted = [(x, graph.record(model, x, training=False)) for x in (x[:1], torch.cat((x, x)))]
+    monkeypatch.setattr(graph, "record", None)
+    for x, trace in wanted:
+        found = case.graph.trace_of(model, x)
+        assert found.calls == trace.calls
+        assert [value.shape for value in found.values] == [value.shape for value in trace.values]
+
+
 def test_the_passes_of_a_model_share_their_groups(monkeypatch: pytest.MonkeyPatch):
     """Else the memory of a graph would grow with the number of modes and sizes that are recorded."""
     grown = []
