@@ -215,6 +215,7 @@ def test_what_only_the_first_call_does_raises_no_doubt_about_sizes():
     assert pathcond.extract_graph(net(tail), X).notes == ()
     assert LOG == [1]
 
+
 def test_a_log_without_tensors_lives_on():
     found = io.StringIO()
     LOG.clear()
