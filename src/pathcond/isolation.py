@@ -175,8 +175,8 @@ def isolated(model: nn.Module, training: bool | None, fake: bool = False) -> Ite
     try:
         for thing, name, _, value in settings:
             setattr(thing, name, value)
-        written = [vars(thing) for thing, *_ in settings]
-        state.places = found.places | {id(place): (place, _elements(place)) for place in written}
+        if settings:
+            state.places = found.places | {id(place): (place, now) for place, _, now in found.changes()}
         with torch.no_grad(), torch.random.fork_rng(devices=devices):
             if not fake:
                 random.seed(0)

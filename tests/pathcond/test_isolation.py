@@ -98,6 +98,17 @@ def test_a_registry_that_the_code_names_is_not_loaded():
     assert dict.__len__(REGISTRY) == 1
 
 
+def test_no_cache_of_keys_and_values_is_returned():
+    class Config:
+        __slots__ = ("use_cache",)
+
+    model = net(lambda s, h, x: (s.b(h), h) if s.config.use_cache else s.b(h))
+    model.config = Config()
+    model.config.use_cache = True
+    assert pathcond.rescale_(model, X).units == 8
+    assert model.config.use_cache
+
+
 def test_a_failing_forward_leaves_the_model_as_found():
     refused = net(lambda s, h, x: s.b(_cached(s, h, x) * cached(2)) if h.sum() > 0 else h)
     with pytest.raises(pathcond.RecordError, match="depends on the values"):
