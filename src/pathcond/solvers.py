@@ -28,7 +28,7 @@ from pathcond.checks import PathCondError, SolveError, check_choice
 from pathcond.diag_g import DiagG
 from pathcond.graph import ParamScales, ScaleGraph
 from pathcond.isolation import on_cpu
-from pathcond.rules.base import compress
+from pathcond.rules.base import compress, with_axes
 
 _TOLERANCE = 1e-10  # of the largest entry of the gradient of F / p at the optimum
 _AT_BOUND = 1.0 - 1e-12  # a log-scale above this fraction of the bound counts as at the bound
@@ -430,8 +430,8 @@ def _reduce(scales: ParamScales | None, t: Tensor) -> _Block:
     The sums are shaped (batch, rows, columns) and the ends (batch, rows) and (batch, columns), where axes along which
     both ends vary are the batch.
     """
-    none = torch.zeros((1,) * t.ndim, dtype=torch.int32)
-    ends = [none, none] if scales is None else [compress(-scales.row), compress(scales.col)]
+    row, col = torch.zeros(2, dtype=torch.int32) if scales is None else (-scales.row, scales.col)
+    ends = [with_axes(compress(end), t.ndim) for end in (row, col)]
     along = [(ends[0].shape[i] > 1) + 2 * (ends[1].shape[i] > 1) for i in range(t.ndim)]
     axes = sorted(range(t.ndim), key=lambda i: (3, 1, 2, 0)[along[i]])  # of both ends, of rows, of columns, of none
     batch = math.prod(n for n, ends_there in zip(t.shape, along, strict=True) if ends_there == 3)

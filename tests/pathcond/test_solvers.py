@@ -31,7 +31,7 @@ def random_problem(seed, zeros=0.0, inverse=True):
             row, col = torch.arange(most + 1), col.abs()
         col = torch.where(torch.isin(-col, row), 0, col)  # no element leads from a unit to its inverse
         name, n = f"{index}.{kind}", len(row)
-        col_axis = {"elementwise": col[:, None, None], "one column": col[:1, None, None]}.get(kind, col[None, :, None])
+        col_axis = {"elementwise": col[:, None, None], "one column": col[0]}.get(kind, col[None, :, None])
         if kind == "vector":
             params[name], shapes[name] = pathcond.ParamScales(row, torch.zeros(1, dtype=torch.int64)), (n,)
         else:
