@@ -81,10 +81,10 @@ def load_config(source: str) -> Any:
     except Exception as error:  # noqa: BLE001 - whatever transformers raises is about the configuration
         kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
         found = kind + " ".join(str(error).splitlines()[:2])
-        raise PathCondError(f"expected {_CONFIG} at '{path}', got {found}") from error
-
-
-_CONFIG = "a configuration of transformers (config.json with a known model_type), or a model id that can be reached,"
+        raise PathCondError(
+            "expected a configuration of transformers (config.json with a known model_type), or a model id that can be "
+            f"reached, at '{path}', got {found}"
+        ) from error
 
 
 def build(config: Any) -> tuple[nn.Module, Any]:

@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, product, repeat, zip_longest
+from itertools import chain, product, zip_longest
 from os.path import commonprefix
 from typing import Any, Literal
 
@@ -147,9 +147,8 @@ class ScaleGroups(tuple[ScaleGroup, ...]):
     def __str__(self) -> str:
         rows = [("module", "channels", "multiplied", "divided")]
         for group in self.free:
-            parts = zip_longest(map(str, group.producers), map(str, group.consumers), fillvalue="")
-            heads = chain([(group.name, str(group.channels))], repeat(("", "")))
-            rows += [(*head, *part) for part, head in zip(parts, heads, strict=False)]
+            columns = ([group.name], [str(group.channels)], map(str, group.producers), map(str, group.consumers))
+            rows += zip_longest(*columns, fillvalue="")
         for group in self.frozen:
             place = f"frozen at '{group.where or 'the model'}'"
             rows.append((group.name or "(model)", str(group.channels), place, group.reason))
@@ -213,17 +212,18 @@ def _units_of_groups(graph: ScaleGraph) -> list[tuple[str, Tensor]]:
     makers = [(name, numbers.abs()) for name, numbers in graph.layers.items()]
     # Of a module that makes channels twice the graph lists the first.
     makers += [(owner(name), scales.row) for name, scales in graph.params.items()]
-    maker = torch.zeros(graph.units + 1, dtype=torch.int64)
-    for index, (_, numbers) in reversed([*enumerate(makers)]):
-        maker[distinct(numbers)] = index
+    names = list(dict.fromkeys(name for name, _ in makers))
+    index, maker = {name: i for i, name in enumerate(names)}, torch.zeros(graph.units + 1, dtype=torch.int64)
+    for name, numbers in reversed(makers):
+        maker[distinct(numbers)] = index[name]
     drawn = torch.Generator().manual_seed(0)
-    key = torch.randint(2**62, (len(makers) + 1,), generator=drawn)[maker]
+    key = torch.randint(2**62, (len(names) + 1,), generator=drawn)[maker]
     for scales in graph.params.values():
         for numbers in (scales.row, -scales.row, scales.col, -scales.col):
             key[distinct(numbers)] += torch.randint(2**62, (), generator=drawn)
     _, group = key[1:].unique(return_inverse=True)
     units = group.argsort(stable=True).to(torch.int32).split(group.bincount().tolist())
-    return [(makers[maker[own[0] + 1]][0], own) for own in sorted(units, key=lambda own: int(own[0]))]
+    return [(names[maker[own[0] + 1]], own) for own in sorted(units, key=lambda own: int(own[0]))]
 
 
 def _members(graph: ScaleGraph, groups: list[Tensor]) -> list[tuple[list[ParamSlice], list[ParamSlice]]]:
@@ -232,7 +232,7 @@ def _members(graph: ScaleGraph, groups: list[Tensor]) -> list[tuple[list[ParamSl
     group, channel = torch.zeros(2, graph.units + 1, dtype=torch.int32)  # by number; groups are counted from 1
     for index, units in enumerate(groups, 1):
         group[units + 1], channel[units + 1] = index, torch.arange(len(units), dtype=torch.int32)
-    alike: dict[torch.Size, list[Tensor]] = {}  # most layers share one tensor of channels
+    alike: dict[torch.Size, dict[int, Tensor]] = {}  # most layers share one tensor of channels
     for name, scales in graph.params.items():
         for side, numbers in enumerate((scales.row, scales.col)):
             axes = [axis for axis, size in enumerate(numbers.shape) if size > 1]
@@ -246,9 +246,9 @@ def _members(graph: ScaleGraph, groups: list[Tensor]) -> list[tuple[list[ParamSl
                     axis, entries, which = axes[0], _as_slice(places), channels.reshape(-1)[places].long()
                 else:
                     axis, entries, which = None, slice(0, numbers.numel(), 1), torch.where(mask, channels, -1).long()
-                known = alike.setdefault(which.shape, [])
-                which = next((other for other in known if torch.equal(which, other)), which)
-                known.append(which)
+                known = alike.setdefault(which.shape, {})
+                which = next((other for other in known.values() if torch.equal(which, other)), which)
+                known[id(which)] = which
                 part = ParamSlice(name, graph.shapes[name], axis, entries, sign < 0, scales.offset, which)
                 found[index - 1][side].append(part)
     return found
@@ -689,7 +689,9 @@ def _layers(model: nn.Module, graph: ScaleGraph | None) -> tuple[dict[str, _Laye
 def _layer(kind: str, weight: _Part | None, bias: _Part | None, made: int | None, read: int | None) -> _Layer:
     """A layer with its output and its input channels along these axes of the weight."""
     outputs, inputs = (() if weight is None or axis is None else ((weight, axis),) for axis in (made, read))
-    return _Layer(kind, (*outputs, (bias, 0)) if outputs and bias else outputs, inputs)
+    if outputs and bias and (sizes := list(bias.values.shape)):
+        outputs = (*outputs, (bias, sizes.index(max(sizes))))
+    return _Layer(kind, outputs, inputs)
 
 
 def _axes_of(module: nn.Module, ndim: int) -> tuple[int | None, int | None]:

@@ -169,10 +169,6 @@ class Registry:
         """The names of the model classes that the list has."""
         return {name for each in self.lists for name in getattr(_module(self.module), each)}
 
-    def entries(self, model: nn.Module) -> list[Any]:
-        """The entries for a model."""
-        return getattr(_module(self.module), self.function)(model)
-
     def context(self, model: nn.Module) -> AbstractContextManager[Any]:
         """Within it the model is as the library scales it."""
         if self.offset:
@@ -312,7 +308,7 @@ def _check(registry: str, name: str, wanted: Collection[str] = (), **sizes: Any)
     with source.context(model):
         groups = scale_groups(model, example_input)
         resolved: list[tuple[str, list[str]]] = []
-        for entry in source.entries(model):
+        for entry in getattr(_module(source.module), source.function)(model):
             pattern = getattr(entry, "smooth_layer", None) or entry.smooth_layers
             if wanted and pattern not in wanted:
                 continue

@@ -72,9 +72,7 @@ def test_verify_tells_exact_from_other_mappings(config: Path, capsys: pytest.Cap
 
 
 @pytest.mark.parametrize("model_type", ["deepseek_v3", "llama4_text", "aria_text"])
-def test_what_is_exported_for_fused_experts_verifies(
-    tmp_path: Path, model_type: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_exported_for_fused_experts_verifies(tmp_path: Path, model_type: str) -> None:
     kind = registry.model_class(model_type).config_class
     config, mapping = tmp_path / "config.json", tmp_path / "mapping"
     config.write_text(json.dumps({"model_type": model_type} | registry.tiny_sizes(kind)))
@@ -84,8 +82,7 @@ def test_what_is_exported_for_fused_experts_verifies(
         mapping.write_text(mappings_as(form, model, groups))
         checks = verify_mapping(model, example, entries_in(mapping), groups=groups)
         assert {str(check) for check in checks if not check.exact} == set()
-    assert main(["verify", str(config), str(mapping)]) == 0
-    assert "experts.3.up_proj -> model.layers.1" in capsys.readouterr().out
+    assert any("experts.3.up_proj" in check.smooth_layer for check in checks)  # of the last form, json
 
 
 @pytest.mark.parametrize("model_type", ["deepseek_v3", "llama4_text", "aria_text", "granitemoe", "gpt_oss"])
