@@ -95,6 +95,7 @@ class ScalePropagation:
 
     A rule is called as ``rule(s, call, a)`` with this object, the recorded call and its arguments by name. It reads
     group maps with :meth:`groups` and :meth:`parameter`, and ends with :meth:`set_result` or :meth:`freeze_through`.
+    What it does not read is frozen, such as a PReLU slope, which is a constant factor.
 
     Attributes:
         table: the rules by function.
@@ -230,42 +231,34 @@ class ScalePropagation:
 
     def tie(self, a: Tensor, b: Tensor, reason: Reason) -> Tensor:
         """Make two group maps share their scales, element by element; returns the joint map."""
-        if a.shape == b.shape:
-            if torch.equal(a, b):
-                return a
-            if min(int(a.amin()), int(b.amin())) > FROZEN:
-                pairs = torch.stack((a.reshape(-1), b.reshape(-1)))
-                self.add_new(self.ties, pairs[:, pairs[0] != pairs[1]])
-                return a
-        smaller = min(a, b, key=Tensor.numel)
+        if a.shape == b.shape and torch.equal(a, b):
+            return a
         shape = torch.broadcast_shapes(a.shape, b.shape)
-        sides = [(a, b)]
+        a, b = with_axes(a, len(shape)), with_axes(b, len(shape))
+        smaller = min(a, b, key=Tensor.numel)
         if max(a.numel(), b.numel()) < math.prod(shape) and not bool((a == ZERO).any() | (b == ZERO).any()):
             # Every group of one map meets every group of the other, as in tied embeddings: pairs with the first of each
             # connect them all.
-            a, b = with_axes(a, len(shape)), with_axes(b, len(shape))
-            sides = [(a, _first_where_one(b, a)), (_first_where_one(a, b), b)]
-        for x, y in (torch.broadcast_tensors(*side) for side in sides):
-            differ = (x != y) & (x != ZERO) & (y != ZERO)
-            pairs = torch.stack((x[differ], y[differ]))
-            if pairs.numel():
-                fixed = (pairs == FROZEN).any(0)
-                self.freeze(pairs[:, fixed], reason)
-                self.add_new(self.ties, pairs[:, ~fixed])
+            self._relate(a, _first_where_one(b, a), reason, self.ties)
+            self._relate(_first_where_one(a, b), b, reason, self.ties)
+        else:
+            self._relate(a, b, reason, self.ties)
         if smaller.numel() < math.prod(shape) and not bool((smaller == ZERO).any()):
-            return with_axes(smaller, len(shape))
-        a, b = torch.broadcast_tensors(a, b)
+            return smaller
         return torch.where(a == ZERO, b, torch.where(b == FROZEN, b, a))
 
     def tie_inverse(self, a: Tensor, b: Tensor, reason: Reason) -> None:
         """Make the scales of two group maps inverse to one another, element by element."""
+        self._relate(a, b, reason, self.inverse_ties)
+
+    def _relate(self, a: Tensor, b: Tensor, reason: Reason, known: list[Tensor]) -> None:
+        """Add the pairs of groups at the same places of two maps; freeze groups that meet frozen ones."""
         a, b = torch.broadcast_tensors(a, b)
-        both = (a != ZERO) & (b != ZERO)
-        distinct = (a[both].long() * self.count + b[both]).unique()
-        pairs = torch.stack((distinct // self.count, distinct % self.count)).to(GROUP)
+        both = (a != ZERO) & (b != ZERO) & ((a != b) if known is self.ties else True)
+        pairs = torch.stack((a[both], b[both]))
         fixed = (pairs == FROZEN).any(0)
         self.freeze(pairs[:, fixed], reason)
-        self.add_new(self.inverse_ties, pairs[:, ~fixed])
+        self.add_new(known, pairs[:, ~fixed])
 
     def collapse(self, groups: Tensor, keep: Sequence[int], reason: Reason) -> Tensor:
         """Tie a map along every axis that is not kept, and drop its extent there."""
@@ -329,13 +322,6 @@ class ScalePropagation:
             self.freeze(self.groups(bias), Reason(call.where, f"is used as the bias of `{call.name}`"))
         else:
             self.connect(view, groups, torch.zeros_like(groups), bias=True)
-
-    def leave_parameter(self, x: Any) -> None:
-        """Record the use of a parameter that no scale changes, such as a PReLU slope."""
-        view = self.parameter(x)
-        if view is not None:
-            zero = torch.zeros((1,) * len(view.axes), dtype=GROUP)
-            self.connect(view, zero, zero)
 
     def freeze_parameter(self, name: str, reason: Reason) -> None:
         """Make a parameter keep its value: all groups that its uses connect are frozen."""

@@ -40,9 +40,7 @@ def _same_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
     s.set_result(call, s.parameter(a["input"]) or s.groups(a["input"]))
 
 
-def _prelu_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
-    s.leave_parameter(a["weight"])
-    s.set_result(call, s.groups(a["input"]))
+# ---- clamps, smooth activations, bounded ones, powers: barriers
 
 
 def _is_relu(a: Arguments) -> bool:
@@ -52,17 +50,12 @@ def _is_relu(a: Arguments) -> bool:
 
 
 def _clamp_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
-    if _is_relu(a):
-        s.set_result(call, s.groups(a["input"]))
-    else:
-        s.freeze_through(call, f"crosses `{call.name}`, which is homogeneous only as a clamp at zero from below")
+    otherwise = freezes("crosses {}, which is homogeneous only as a clamp at zero from below")
+    (pass_scales if _is_relu(a) else otherwise)(s, call, a)
 
 
 def _clamp_paths(p: PathSums, call: Call, a: Arguments) -> None:
-    pass_paths(p, call, a) if _is_relu(a) else p.barrier(call)
-
-
-# ---- smooth activations, bounded ones, powers: barriers
+    (pass_paths if _is_relu(a) else barrier_paths)(p, call, a)
 
 
 def _smooth_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
@@ -100,7 +93,7 @@ def _zero_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
 
 
 def _zero_paths(p: PathSums, call: Call, a: Arguments) -> None:
-    p.sums |= {out: p.zeros(out) for out in call.outs}
+    p.sum(call, [0.0], lambda zero: zero, gate=False)
 
 
 # ---- sums and maxima
@@ -182,9 +175,7 @@ def _mul_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
         s.freeze(x, Reason(call.where, "is multiplied by another scale"))
         s.set_result(call, y)
     else:
-        number = isinstance(a["other"], (int, float)) or isinstance(a["input"], (int, float))
-        kept = (x if isinstance(a["input"], Ref) else y) if number else (x if free_x else y)
-        s.set_result(call, kept)
+        s.set_result(call, x if free_x or not isinstance(a["other"], Ref) else y)
 
 
 def _mul_parameter(s: ScalePropagation, call: Call, data: Ref, other: Ref, view: ParamView) -> None:
@@ -192,7 +183,6 @@ def _mul_parameter(s: ScalePropagation, call: Call, data: Ref, other: Ref, view:
     shape, ndim = s.shape(other.id), len(s.shape(call.outs[0]))
     axes = [i - len(shape) for i, n in enumerate(shape) if n > 1]
     if len(axes) != 1:
-        s.leave_parameter(other)
         s.set_result(call, s.groups(data))
         return
     reason = Reason(call.where, f"shares one entry of parameter '{view.name}'")
@@ -232,14 +222,13 @@ def _mul_paths(p: PathSums, call: Call, a: Arguments, divide: bool = False) -> N
 
 OPERATIONS = [
     *entries(
-        "relu leaky_relu rrelu abs absolute dropout dropout1d dropout2d dropout3d feature_dropout neg negative __neg__",
-        "pass", "input", pass_scales, pass_paths,
+        "relu leaky_relu prelu rrelu abs absolute dropout dropout1d dropout2d dropout3d feature_dropout "
+        "neg negative __neg__", "pass", "input", pass_scales, pass_paths,
     ),
     *entries(
         "clone contiguous detach alias positive requires_grad_ data to type float double half bfloat16 cuda cpu",
         "same", "input", _same_scales, pass_paths, constant=True,
     ),
-    *entries("prelu", "prelu", "input weight", _prelu_scales, pass_paths),
     *entries("clamp clip", "clamp", "input min max", _clamp_scales, _clamp_paths),
     *entries("clamp_min", "clamp", "input min", _clamp_scales, _clamp_paths),
     *entries("gelu silu hardswish mish softplus elu celu selu", "smooth", "input", _smooth_scales, _smooth_paths),

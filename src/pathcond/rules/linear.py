@@ -33,35 +33,24 @@ from pathcond.tracing import Call, Ref, Trace, refs
 Letters = tuple[str, str, str]  # of the axes of two factors and of their product
 
 
-def _matmul_letters(trace: Trace, x: Ref, y: Ref) -> Letters:
-    first, second = (len(trace.values[ref.id].shape) for ref in (x, y))
-    batch = string.ascii_lowercase[: max(first, second, 2) - 2]
-    row, column = "I" if first > 1 else "", "K" if second > 1 else ""
-    left, right = (batch[len(batch) - max(n - 2, 0) :] for n in (first, second))
-    return left + row + "J", right + "J" + column, batch + row + column
-
-
-def _linear_letters(trace: Trace, x: Ref, weight: Ref) -> Letters:
-    batch = string.ascii_lowercase[: len(trace.values[x.id].shape) - 1]
-    made = "K" if len(trace.values[weight.id].shape) > 1 else ""
-    return batch + "J", made + "J", batch + made
-
-
-def _einsum_letters(trace: Trace, call: Call) -> tuple[Letters, Ref, Ref] | None:
-    """Letters and factors of an einsum of two; None for others, and where a letter comes twice in a factor."""
-    factors, equation = refs(call.args[1:]), str(call.args[0]).replace(" ", "")
-    if len(factors) != 2 or equation.count(",") != 1 or "->" not in equation:
-        return None
+def _factors(trace: Trace, call: Call, a: Arguments) -> tuple[Letters, Ref, Ref] | None:
+    """The letters and the factors of a product; None for einsums of other than two, or with a letter twice in one."""
+    if "equation" in a:
+        factors, equation = refs(call.args[1:]), str(a["equation"]).replace(" ", "")
+        if len(factors) != 2 or equation.count(",") != 1 or "->" not in equation:
+            return None
+    else:
+        factors = [a["input"], next(a[name] for name in ("other", "mat2", "weight") if name in a)]
+        i, k = (letter if len(trace.values[x.id].shape) > 1 else "" for x, letter in zip(factors, "IK", strict=True))
+        equation = f"...{i}J,{k}J->...{i}{k}" if "weight" in a else f"...{i}J,...J{k}->...{i}{k}"
     terms, _, result = equation.partition("->")
-    parts = terms.split(",")
-    many = [
-        len(trace.values[r.id].shape) - len(part.replace("...", "")) for r, part in zip(factors, parts, strict=True)
-    ]
+    parts = [part.split("...") for part in terms.split(",")]
+    many = [len(trace.values[x.id].shape) - len("".join(part)) for x, part in zip(factors, parts, strict=True)]
     free = "".join(letter for letter in string.ascii_letters if letter not in equation)[: max(many)]
-    x, y = (part.replace("...", free[len(free) - n :]) for part, n in zip(parts, many, strict=True))
-    if len(set(x)) != len(x) or len(set(y)) != len(y):
+    own, other = (free[len(free) - n :].join(part) for part, n in zip(parts, many, strict=True))
+    if len(set(own)) != len(own) or len(set(other)) != len(other):
         return None
-    return (x, y, result.replace("...", free)), factors[0], factors[1]
+    return (own, other, result.replace("...", free)), factors[0], factors[1]
 
 
 def _along(t: Tensor, letters: str, wanted: str) -> Tensor:
@@ -75,14 +64,19 @@ def _along(t: Tensor, letters: str, wanted: str) -> Tensor:
 # ---- how scales cross products
 
 
-def _product_scales(s: ScalePropagation, call: Call, letters: Letters, x: Ref, y: Ref) -> None:
+def _product_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
     """A parameter makes units; two factors of data may have inverse scales; constants let those of the other pass."""
+    found = _factors(s.trace, call, a)
+    if found is None:
+        s.freeze_through(call)
+        return
+    letters, x, y = found
     own, other, result = letters
     views = s.parameter(x), s.parameter(y)
-    if views[0] is not None and views[1] is None:
+    if "weight" in a or (views[1] is not None and views[0] is None):
+        _layer_scales(s, call, letters, x, y, a.get("bias"))
+    elif views[0] is not None and views[1] is None:
         _layer_scales(s, call, (other, own, result), y, x)
-    elif views[1] is not None and views[0] is None:
-        _layer_scales(s, call, letters, x, y)
     else:
         for factor, mine, rest in ((x, own, other), (y, other, own)):
             made = [letter for letter in mine if letter in result and letter not in rest]
@@ -140,26 +134,17 @@ def _data_scales(s: ScalePropagation, call: Call, letters: Letters, x: Ref, y: R
     s.set_result(call, _along(s.collapse(groups, kept, mixed_positions(call)), axes, result))
 
 
-def _linear_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
-    x, weight = a["input"], a["weight"]
-    _layer_scales(s, call, _linear_letters(s.trace, x, weight), x, weight, a.get("bias"))
-
-
-def _matmul_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
-    x, y = a["input"], a["other"] if "other" in a else a["mat2"]
-    _product_scales(s, call, _matmul_letters(s.trace, x, y), x, y)
-
-
-def _einsum_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
-    parsed = _einsum_letters(s.trace, call)
-    _product_scales(s, call, *parsed) if parsed else s.freeze_through(call)
-
-
 # ---- how path sums cross products
 
 
-def _product_paths(p: PathSums, call: Call, letters: Letters, x: Ref, y: Ref, function: Callable[..., Any]) -> None:
+def _product_paths(p: PathSums, call: Call, a: Arguments) -> None:
     """A gate, such as attention weights, takes averages of the other factor."""
+    found = _factors(p.trace, call, a)
+    if found is None:
+        p.barrier(call)
+        return
+    letters, x, y = found
+    function = partial(torch.einsum, a["equation"]) if "equation" in a else torch.matmul
     on_path = [p.on_path(ref) for ref in (x, y)]
     gates = [ref.id in p.gates for ref in (x, y)]
     if all(on_path) and sum(gates) == 1:
@@ -196,16 +181,6 @@ def _linear_paths(p: PathSums, call: Call, a: Arguments) -> None:
         return F.linear(x, weight)
 
     _weighted_paths(p, call, a["input"], a["weight"], once, a.get("bias"))
-
-
-def _matmul_paths(p: PathSums, call: Call, a: Arguments) -> None:
-    x, y = a["input"], a["other"] if "other" in a else a["mat2"]
-    _product_paths(p, call, _matmul_letters(p.trace, x, y), x, y, torch.matmul)
-
-
-def _einsum_paths(p: PathSums, call: Call, a: Arguments) -> None:
-    parsed = _einsum_letters(p.trace, call)
-    _product_paths(p, call, *parsed, partial(torch.einsum, call.args[0])) if parsed else p.barrier(call)
 
 
 # ---- attention by one call
@@ -273,30 +248,23 @@ def _grouped_paths(p: PathSums, call: Call, a: Arguments) -> None:
 def _conv_scales(s: ScalePropagation, call: Call, a: Arguments, nd: int, transposed: bool) -> None:
     groups, view, outputs = a.get("groups", 1), s.parameter(a["weight"]), s.shape(call.outs[0])[-nd - 1]
     col = s.channels(a["input"], -nd - 1, call)
-    if view is None:
-        _fixed_conv(s, call, a, col, groups == len(col) == outputs, nd)
-        return
-    made = s.new_groups(outputs, view)
-    first, second = (col, made) if transposed else (made, col)  # along the first two axes of the weight
-    by_group = second.reshape(groups, -1)
-    by_group = by_group.repeat_interleave(len(first) // groups, 0) if groups > 1 else by_group
-    maps = [x.reshape(*x.shape, *[1] * nd) for x in (first[:, None], by_group)]
-    row, col = reversed(maps) if transposed else maps
-    s.connect(view, row, col)
+    if view is None:  # constant weights: scales pass a depthwise convolution, and freeze before any other
+        weight = s.groups(a["weight"])
+        s.freeze(weight, Reason(call.where, f"is the weight of `{call.name}`", lost=False))
+        if not groups == len(col) == outputs or bool((weight > 0).any()):
+            _fixed_layer(s, call, -nd - 1)
+            return
+        made = col.clamp(min=FROZEN)
+    else:
+        made = s.new_groups(outputs, view)
+        first, second = (col, made) if transposed else (made, col)  # along the first two axes of the weight
+        by_group = second.reshape(groups, -1)
+        by_group = by_group.repeat_interleave(len(first) // groups, 0) if groups > 1 else by_group
+        maps = [x.reshape(*x.shape, *[1] * nd) for x in (first[:, None], by_group)]
+        row, col = reversed(maps) if transposed else maps
+        s.connect(view, row, col)
     s.connect_bias(call, a.get("bias"), made)
     s.set_result(call, made.reshape(-1, *[1] * nd))
-
-
-def _fixed_conv(s: ScalePropagation, call: Call, a: Arguments, col: Tensor, depthwise: bool, nd: int) -> None:
-    """Constant weights: scales pass a depthwise convolution, and freeze before any other."""
-    weight = s.groups(a["weight"])
-    s.freeze(weight, Reason(call.where, f"is the weight of `{call.name}`", lost=False))
-    if not depthwise or bool((weight > 0).any()):
-        _fixed_layer(s, call, -nd - 1)
-        return
-    col = col.clamp(min=FROZEN)
-    s.connect_bias(call, a.get("bias"), col)
-    s.set_result(call, col.reshape(-1, *[1] * nd))
 
 
 def _conv_paths(p: PathSums, call: Call, a: Arguments, nd: int, transposed: bool) -> None:
@@ -327,13 +295,13 @@ def _embedding_paths(p: PathSums, call: Call, a: Arguments) -> None:
 
 
 OPERATIONS = [
-    *entries("linear", "linear", "input weight bias", _linear_scales, _linear_paths, layer=True),
-    *entries("matmul mm __matmul__ bmm", "matmul", "input other", _matmul_scales, _matmul_paths, layer=True),
+    *entries("linear", "linear", "input weight bias", _product_scales, _linear_paths, layer=True),
+    *entries("matmul mm __matmul__ bmm", "matmul", "input other", _product_scales, _product_paths, layer=True),
     *entries(
         "scaled_dot_product_attention", "attention", "query key value attn_mask dropout_p is_causal scale enable_gqa",
         _attention_scales, _attention_paths, namespaces=[F],
     ),
-    *entries("einsum", "einsum", "equation", _einsum_scales, _einsum_paths, namespaces=[torch], layer=True),
+    *entries("einsum", "einsum", "equation", _product_scales, _product_paths, namespaces=[torch], layer=True),
     *(
         entry
         for nd in (1, 2, 3)

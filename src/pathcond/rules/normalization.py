@@ -27,7 +27,6 @@ def _norm_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
     made = s.new_groups(math.prod(shape), view or call.where)
     if view is None:
         s.freeze(made, Reason(call.where, f"leaves `{call.name}`, which has no scale parameter"))
-        s.leave_parameter(a.get("bias"))
     else:
         row = made.reshape(s.shape(a["weight"].id))
         s.connect(view, row, torch.zeros_like(row))
@@ -42,8 +41,6 @@ def _batch_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
     s.approximate.add(
         "batchnorm='exclude' keeps the function only in eval mode at initialization; it is meant to be applied once"
     )
-    s.leave_parameter(a.get("weight"))
-    s.leave_parameter(a.get("bias"))
     s.set_result(call, s.groups(a["input"]))
 
 
@@ -81,49 +78,39 @@ def _statistics(p: PathSums, call: Call, a: Arguments, shape: tuple[int, ...]) -
     if a.get("training", False) or a.get("use_input_stats", False) or mean is None or var is None:
         return None, None
     slope = (p.known(var).to(p.dtype) + a.get("eps", 1e-5)).reciprocal_().reshape(shape)
-    offset = p.known(mean).to(p.dtype).square().reshape(shape) if p.largest_entry(mean) > 0 else None
+    offset = p.known(mean).to(p.dtype).square().reshape(shape) if p.known(mean).any() else None
     return slope, offset
 
 
 # ---- statistics measured on data
 
+MIN_VALUES = 8  # a variance over fewer values of a channel is too uncertain
 
-def _slope(a: Arguments, x: Tensor, axes: list[int], centered: bool = True) -> Tensor:
-    """1 / (var + eps) along some axes, in float32, or in float64 where the values are."""
-    x = x.detach().to(torch.promote_types(x.dtype, torch.float32))
+
+def _measure(kind: str, a: Arguments) -> Tensor | None:
+    """The slope 1 / (var + eps) of each channel, or of all: the mean over examples, or over positions.
+
+    In float32, or in float64 where the values are; None for too few values.
+    """
+    x, channels = a["input"].detach(), a["input"].shape[1:2].numel()
+    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    if kind == "batch_norm":
+        rows = x.transpose(0, 1).flatten(1)[None]
+        if rows.shape[-1] < MIN_VALUES:
+            return None
+    elif kind == "group_norm":
+        rows = x.reshape(x.shape[0], a.get("num_groups", channels), -1)
+    else:
+        rows = x.reshape(-1, 1, math.prod(a["normalized_shape"]))
     eps = a.get("eps", 1e-5)
-    variance = x.var(axes, correction=0) if centered else x.square().mean(axes)
-    return (variance + (torch.finfo(x.dtype).eps if eps is None else eps)).reciprocal()
+    variance = rows.square().mean(-1) if kind == "rms_norm" else rows.var(-1, correction=0)
+    slope = (variance + (torch.finfo(x.dtype).eps if eps is None else eps)).reciprocal().mean(0)
+    if "normalized_shape" in a:
+        return slope
+    return slope.repeat_interleave(channels // len(slope)).reshape(_gain_shape(a, x.shape))
 
 
-def _measure_batch(a: Arguments) -> Tensor | None:
-    """Slope of each channel from the statistics of the batch; None for too few values per channel."""
-    x = a["input"]
-    if x.numel() // max(1, x.shape[1]) < MIN_VALUES:
-        return None
-    return _slope(a, x, [0, *range(2, x.ndim)]).reshape(_gain_shape(a, x.shape))
-
-
-def _measure_group(a: Arguments) -> Tensor:
-    """Slope of each channel: the mean over examples of that of its group."""
-    x = a["input"]
-    groups = a.get("num_groups", x.shape[1])
-    slope = _slope(a, x.reshape(x.shape[0], groups, -1), [-1]).mean(0)
-    return slope.repeat_interleave(x.shape[1] // groups).reshape(_gain_shape(a, x.shape))
-
-
-def _measure_layer(a: Arguments, centered: bool = True) -> Tensor:
-    """One slope: the mean over positions."""
-    return _slope(a, a["input"], [*range(-len(a["normalized_shape"]), 0)], centered).mean()
-
-
-MIN_VALUES = 8  # a variance over fewer values is too uncertain
-MEASURES = {
-    "batch_norm": _measure_batch,
-    "group_norm": _measure_group,
-    "layer_norm": _measure_layer,
-    "rms_norm": partial(_measure_layer, centered=False),
-}
+MEASURES = {kind: partial(_measure, kind) for kind in ("batch_norm", "group_norm", "layer_norm", "rms_norm")}
 
 OPERATIONS = [
     *entries(

@@ -247,8 +247,10 @@ class PathSums:
 
     def square(self, x: Any) -> Scaled:
         """Squared entries of a constant or parameter; infinite entries count as zero."""
-        tensor = self.known(x)
-        top = self.largest_entry(x)
+        tensor, leaf = self.known(x), self.trace.values[x.id].leaf if isinstance(x, Ref) else None
+        top = self.largest.get(leaf.name) if leaf else None
+        if top is None:
+            top = float(tensor.abs().amax()) if tensor.numel() else 0.0
         if math.isinf(top) or math.isnan(top):  # a mask of -inf, say: parameters are checked before
             tensor = torch.where(tensor.isfinite(), tensor, 0.0)
             top = float(tensor.abs().amax())
@@ -258,16 +260,3 @@ class PathSums:
         if self.dtype is torch.float32 and not float(found.amin()) > 0:
             self.underflow = self.underflow or bool(((found == 0) & (tensor != 0)).any())
         return Scaled(found, 2 * math.log(top))
-
-    def largest_entry(self, x: Any) -> float:
-        """The largest absolute entry of a constant or parameter."""
-        leaf = self.trace.values[x.id].leaf if isinstance(x, Ref) else None
-        if leaf is not None and leaf.name in self.largest:
-            return self.largest[leaf.name]
-        tensor = self.known(x)
-        return float(tensor.abs().amax()) if tensor.numel() else 0.0
-
-    def zeros(self, value: int) -> Scaled:
-        """A path sum of zeros in the shape of a value."""
-        shape = self.trace.values[value].shape
-        return Scaled(torch.zeros(shape, dtype=self.dtype, device=self.device), -math.inf)

@@ -117,14 +117,6 @@ def _scatter_paths(p: PathSums, call: Call, a: Arguments) -> None:
         p.barrier(call)
 
 
-# ---- resampling, and running sums
-
-
-def _linear_paths(p: PathSums, call: Call, a: Arguments) -> None:
-    """The call itself is a sum of entries, or an average of few."""
-    p.sum(call, [a["input"]], lambda x: run(call, lambda _: x))
-
-
 # ---- path sums over windows
 
 _MEANS: tuple[Any, ...] = (F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d)
@@ -175,14 +167,14 @@ OPERATIONS = [
     ),
     *entries(
         "interpolate upsample upsample_nearest upsample_bilinear",
-        "resample", "input", _pool_scales, _linear_paths, namespaces=[F],
+        "resample", "input", _pool_scales, move_paths, namespaces=[F],
     ),
     *entries("index_add", "scatter", "input dim index source", _scatter_scales, _scatter_paths),
     *entries("scatter_add", "scatter", "input dim index src", _scatter_scales, _scatter_paths),
     *entries("scatter_reduce", "scatter", "input dim index src reduce", _scatter_scales, _scatter_paths),
     *entries("topk", "largest", "input k dim", **_LARGEST),
     *entries("sort", "largest", "input dim", **_LARGEST),
-    *entries("cumsum", "cumsum", "input dim", _reduce_scales, _linear_paths),
+    *entries("cumsum", "cumsum", "input dim", _reduce_scales, move_paths),
     *entries("mean", "mean", "input dim keepdim", _reduce_scales, partial(_reduce_paths, kind="mean")),
     *entries("sum", "sum", "input dim keepdim", _reduce_scales, partial(_reduce_paths, kind="sum")),
     *entries(

@@ -122,9 +122,7 @@ def _param_views(s: ScalePropagation, call: Call, source: int, view: ParamView) 
     meta = torch.empty(s.shape(source), device="meta")
     found: list[Tensor | ParamView] = []
     for piece, value in zip(flatten(run(call, lambda _: meta)), call.outs, strict=True):
-        shown = (
-            _piece_of(view, meta, piece) if piece.untyped_storage()._cdata == meta.untyped_storage()._cdata else None
-        )
+        shown = _piece_of(view, meta, piece)
         if shown is None:
             reason = f"parameter '{view.name}' is cut up by `{call.name}`"
             s.freeze_parameter(view.name, Reason(call.where, reason))
@@ -133,7 +131,9 @@ def _param_views(s: ScalePropagation, call: Call, source: int, view: ParamView) 
 
 
 def _piece_of(view: ParamView, whole: Tensor, piece: Tensor) -> ParamView | None:
-    """The view that ``piece``, on the memory of the contiguous ``whole``, shows; None for any other layout."""
+    """The view that ``piece`` shows of the contiguous ``whole``; None for a copy, and for any other layout."""
+    if piece.untyped_storage()._cdata != whole.untyped_storage()._cdata:
+        return None
     by_stride = {whole.stride(i): i for i, n in enumerate(whole.shape) if n > 1}
     offset = int(piece.storage_offset())
     first = {i: offset // stride % whole.shape[i] for stride, i in by_stride.items()}
@@ -187,16 +187,12 @@ def move_paths(p: PathSums, call: Call, a: Arguments, assign: bool = False) -> N
 
 
 def _cat_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
-    parts = [part for part in a["tensors"] if s.shape(part.id) != (0,)]
+    parts = [part for part in a["tensors"] if s.shape(part.id) != (0,)] or a["tensors"]
     axis = a.get("dim", a.get("axis", 0))
-    maps = [s.groups(part) for part in parts]
-    widest = [max(groups.size(d) if groups.ndim else 1 for groups in maps) for d in range(maps[0].ndim)]
-    wide = []
-    for part, groups in zip(parts, maps, strict=True):
-        sizes = list(widest)
-        sizes[axis] = s.shape(part.id)[axis]
-        wide.append(groups.expand(sizes))
-    s.set_result(call, compress(torch.cat(wide, axis)))
+    maps = [s.groups(part).movedim(axis, 0) for part in parts]
+    sizes = torch.broadcast_shapes(*(groups.shape[1:] for groups in maps))
+    wide = [groups.expand(s.shape(part.id)[axis], *sizes) for part, groups in zip(parts, maps, strict=True)]
+    s.set_result(call, compress(torch.cat(wide).movedim(0, axis)))
 
 
 def _pad_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
