@@ -73,16 +73,13 @@ def register_rule(
     """
     if (like is None) == (scales is None):
         raise PathCondError("expected either `like` or `scales` (and, with it, `paths`), got both or neither.")
-    if like is not None:
-        if like not in TABLE:
-            raise PathCondError(
-                f"expected `like` to be an operation with a rule, got {name_of(like)!r}. torch.relu stands for any "
-                "positively homogeneous activation, torch.nn.functional.linear for a linear map."
-            )
-        operation = TABLE[like]
-    else:
-        assert scales is not None  # noqa: S101 - checked above
-        operation = Operation("custom", tuple(arguments), scales, paths or barrier_paths, layer=layer)
+    own = scales and Operation("custom", tuple(arguments), scales, paths or barrier_paths, layer=layer)
+    operation = own or TABLE.get(like)
+    if operation is None:
+        raise PathCondError(
+            f"expected `like` to be an operation with a rule, got {name_of(like)!r}. torch.relu stands for any "
+            "positively homogeneous activation, torch.nn.functional.linear for a linear map."
+        )
     if isinstance(function, CustomOpDef):
         function = function._opoverload
     code = getattr(function, "__code__", None)

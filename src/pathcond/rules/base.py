@@ -332,10 +332,9 @@ class ScalePropagation:
         dim = dict(enumerate(call.args)).get(2, call.kwargs.get("dim", 0))
         stays = kind in ("grouped_mm", "mul", "smooth", "same", "pass")
         if not stays and not (call.name in ("chunk", "split") and dim in (1, -1)):
-            made = torch.cat(list(chain(*self.experts.values())))
-            read = [groups for value in call.reads if isinstance(groups := self.maps.get(value), Tensor)]
-            for groups in read:
-                self.add_new(self.shared, distinct(groups[torch.isin(groups, made)]))
+            for groups in [self.maps.get(value) for value in call.reads]:
+                if isinstance(groups, Tensor):
+                    self.add_new(self.shared, distinct(groups))
 
     def have_scale_per_expert(self) -> Tensor:
         """Whether each group stands for a scale in every expert: not where it is tied, frozen or used elsewhere."""

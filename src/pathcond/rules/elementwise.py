@@ -127,13 +127,12 @@ def _weight_offset(s: ScalePropagation, call: Call, a: Arguments) -> None:
 
 
 def _where_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
-    s.freeze(s.groups(a["condition"]), Reason(call.where, "decides a `where`"))
     s.set_result(call, s.tie(s.groups(a["input"]), s.groups(a["other"]), mixed_positions(call)))
 
 
 def _masked_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
     """Entries may become zero, which fits any scale; another value fits none."""
-    _where_scales(s, call, {"condition": a["mask"], "input": a["input"], "other": a["value"]})
+    _where_scales(s, call, {"input": a["input"], "other": a["value"]})
 
 
 def add_paths(p: PathSums, call: Call, a: Arguments, maximum: bool = False) -> None:

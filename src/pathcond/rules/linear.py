@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pathcond.checks import PathCondError
 from pathcond.rules.base import (
     FROZEN,
     GROUP,
@@ -166,10 +165,6 @@ def _weighted_paths(
     if not p.on_path(x) or p.depends_on_data(weight, bias):
         p.barrier(call)
         return
-    if not p.known(weight).numel():
-        raise PathCondError(
-            f"expected layers with units, got `{call.name}` at '{call.where or 'the model'}' without entries."
-        )
     p.product(call, [x, weight], function, bias, **more)
 
 
@@ -226,7 +221,6 @@ def _grouped_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
     if view is None or len(view.axes) != 3 or len(s.shape(a["mat_a"].id)) != 2 or not isinstance(offs, Ref):
         _fixed_layer(s, call, -1)
         return
-    s.freeze(s.groups(offs), Reason(call.where, f"divides the rows of `{call.name}`"))
     count, _, size = s.shape(a["mat_b"].id)
     col = s.channels(a["mat_a"], -1, call)
     made = s.new_groups(size, view, experts=count)

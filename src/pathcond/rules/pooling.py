@@ -102,7 +102,6 @@ def _scatter_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
     if not isinstance(source, Ref) or not isinstance(dim, int) or a.get("reduce") == "prod":
         s.freeze_through(call)
         return
-    s.groups(a["index"])
     base, added = s.groups(a["input"]), s.groups(source)
     kept = [axis for axis in range(base.ndim) if axis != dim % max(base.ndim, 1)]
     base, added = (s.collapse(groups, kept, mixed_positions(call)) for groups in (base, added))

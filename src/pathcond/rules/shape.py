@@ -66,31 +66,23 @@ def _reshape_paths(p: PathSums, call: Call, a: Arguments) -> None:
 
 
 def _move_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
-    named = list(refs([*call.args, call.kwargs]))
-    views = [s.parameter(ref) for ref in named]
-    if len(named) == 1 and views[0] is not None:
-        s.set_result(call, *_param_views(s, call, named[0].id, views[0]))
+    named = refs([*call.args, call.kwargs])
+    view = s.parameter(named[0])
+    if len(named) == 1 and view is not None:
+        s.set_result(call, *_param_views(s, call, named[0].id, view))
         return
-    fills: dict[int, Tensor] = {}
-    unfixed: set[int] = set()
-    data = {ref.id for ref in refs(call.args[:1] if call.args else list(call.kwargs.values())[:1])}
-    for ref in named:
-        if ref.id in data:
-            fills[ref.id] = s.groups(ref).expand(s.shape(ref.id))
-            continue
-        constant = None if s.constants.random(ref.id) else s.constants.get(ref.id)
-        if constant is None:
-            unfixed.add(ref.id)
-            constant = torch.zeros(s.shape(ref.id), dtype=torch.int64)
-        fills[ref.id] = constant.cpu()
-    if unfixed:
-        axes = _picked_axes(s, call, unfixed)
-        if axes is None or len(data) != 1:
-            s.freeze_through(call, f"is picked by `{call.name}` with indices that are not fixed")
-            return
-        source = next(iter(data))
-        kept = [axis for axis in range(len(s.shape(source))) if axis not in axes]
-        fills[source] = s.collapse(s.groups(Ref(source)), kept, mixed_positions(call)).expand(s.shape(source))
+    data = refs(call.args[:1] or list(call.kwargs.values())[:1])
+    others = {x.id for x in named} - {x.id for x in data}
+    indices = {i: None if s.constants.random(i) else s.constants.get(i) for i in others}
+    unfixed = {i for i, index in indices.items() if index is None}
+    picked = _picked_axes(s, call, unfixed) if unfixed else set()
+    if picked is None or (unfixed and len(data) != 1):
+        s.freeze_through(call, f"is picked by `{call.name}` with indices that are not fixed")
+        return
+    fills = {i: torch.zeros(s.shape(i), dtype=torch.int64) if x is None else x.cpu() for i, x in indices.items()}
+    for x in data:
+        kept = [axis for axis in range(len(s.shape(x.id))) if axis not in picked]
+        fills[x.id] = s.collapse(s.groups(x), kept, mixed_positions(call)).expand(s.shape(x.id))
     moved = flatten(run(call, fills.__getitem__))
     s.set_result(call, *(compress(groups) for groups in moved))
 
