@@ -1,5 +1,7 @@
 """Rules of operations: those of users, and code in which a wrong rule would show."""
 
+from unittest.mock import patch
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -44,10 +46,8 @@ weighted_pair.register_fake(lambda x, y, gain: torch.empty_like(x))
 @pytest.fixture
 def table():
     """The table of operations, put back afterwards."""
-    kept = dict(TABLE)
-    yield TABLE
-    TABLE.clear()
-    TABLE.update(kept)
+    with patch.dict(TABLE):
+        yield
 
 
 def pair_scales(s, call, a):
@@ -112,6 +112,15 @@ def test_what_cannot_be_registered(table):
         pathcond.register_rule(rect, like=torch.fft.fft)
     with pytest.raises(pathcond.PathCondError, match="both or neither"):
         pathcond.register_rule(rect)
+
+
+def test_empty_tensors():
+    """A concatenation of nothing else; a layer without inputs, of which only the bias starts paths."""
+    model = Lambda(lambda s, x: s.b(s.a(x) + torch.cat([x[:0, 0]] * 2).sum()), a=nn.Linear(3, 4), b=nn.Linear(4, 2))
+    assert pathcond.extract_graph(model, torch.ones(2, 3)).frozen_channels == 4
+    bare = Lambda(lambda s, x: s.b(F.linear(x, s.w, s.v)), w=(4, 0), v=(4,), b=nn.Linear(4, 2)).double()
+    g = pathcond.compute_diag_g(bare, torch.ones(2, 0).double())
+    torch.testing.assert_close(g["b.weight"], bare.v.detach().square().expand(2, 4))
 
 
 # ---- rules against a backward pass written by hand

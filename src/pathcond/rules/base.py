@@ -193,8 +193,7 @@ class ScalePropagation:
     def channels(self, x: Any, axis: int, call: Call) -> Tensor:
         """The groups along one axis, as a vector of full length, tied along all others; shape (channels,)."""
         found = self.collapse(self.groups(x), [axis], mixed_positions(call))
-        size = self.shape(x.id)[axis]
-        return found.reshape(-1).expand(size) if found.numel() == 1 else found.reshape(-1)
+        return found.reshape(-1).expand(self.shape(x.id)[axis])
 
     # ---- groups
 
@@ -270,6 +269,13 @@ class ScalePropagation:
                 groups = first
         return groups
 
+    def collapse_to(self, groups: Tensor, names: Sequence[Any], wanted: Sequence[Any], reason: Reason) -> Tensor:
+        """A map over axes of these names, tied along those that are not wanted, laid out over those that are."""
+        groups = with_axes(groups, len(names))
+        names = [*[None] * (groups.ndim - len(names)), *names]
+        kept = [axis for axis, name in enumerate(names) if name is not None and name in wanted]
+        return lay_out(self.collapse(groups, kept, reason), names, wanted)
+
     def add_new(self, known: list[Tensor], found: Tensor) -> None:
         """Add a tensor unless an equal one is there: the traces of a model have most of these in common."""
         alike = self.added.setdefault((id(known), found.shape, int(found.sum())), [])
@@ -297,17 +303,11 @@ class ScalePropagation:
 
         They are tied along axes on which the parameter is broadcast.
         """
-        groups = with_axes(groups, len(view.axes))
-        own = {axis: groups.ndim - len(view.axes) + i for i, axis in enumerate(view.axes) if axis is not None}
         reason = Reason("", f"shares one entry of parameter '{view.name}'")
-        groups = self.collapse(groups, list(own.values()), reason)
-        order = [own[axis] for axis in sorted(own)]
-        shape = [groups.size(own[axis]) if axis in own else 1 for axis in range(len(view.shape))]
-        groups = groups.permute([*order, *(i for i in range(groups.ndim) if i not in order)]).reshape(shape)
+        groups = self.collapse_to(groups, view.axes, range(len(view.shape)), reason)
         for axis, (start, size, whole) in enumerate(zip(view.starts, view.sizes, view.shape, strict=True)):
             if size < whole:
-                shape[axis] = whole
-                padded = torch.full(shape, ZERO, dtype=GROUP)
+                padded = torch.full([*groups.shape[:axis], whole, *groups.shape[axis + 1 :]], ZERO, dtype=GROUP)
                 padded.narrow(axis, start, size).copy_(groups)
                 groups = padded
         return groups
@@ -413,6 +413,14 @@ def mixed_positions(call: Call) -> Reason:
 def with_axes(groups: Tensor, ndim: int) -> Tensor:
     """A group map with at least ``ndim`` axes, new ones in front."""
     return groups if groups.ndim >= ndim else groups.reshape((*[1] * (ndim - groups.ndim), *groups.shape))
+
+
+def lay_out(t: Tensor, names: Sequence[Any], wanted: Sequence[Any]) -> Tensor:
+    """A tensor over axes of these names, laid out over those wanted: new axes, and those not wanted, have size one."""
+    places = [names.index(name) if name in names else None for name in wanted]
+    order = [place for place in places if place is not None]
+    rest = [axis for axis in range(t.ndim) if axis not in order]
+    return t.permute([*order, *rest]).reshape([1 if place is None else t.size(place) for place in places])
 
 
 def _first_where_one(groups: Tensor, other: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import partial
 
@@ -179,15 +180,12 @@ def _mul_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
 
 def _mul_parameter(s: ScalePropagation, call: Call, data: Ref, other: Ref, view: ParamView) -> None:
     """A parameter with one entry a channel scales it, like a depthwise layer; any other is a constant factor."""
-    shape, ndim = s.shape(other.id), len(s.shape(call.outs[0]))
-    axes = [i - len(shape) for i, n in enumerate(shape) if n > 1]
-    if len(axes) != 1:
-        s.set_result(call, s.groups(data))
+    shape, groups = s.shape(other.id), s.groups(data)
+    if sum(n > 1 for n in shape) != 1:
+        s.set_result(call, groups)
         return
-    reason = Reason(call.where, f"shares one entry of parameter '{view.name}'")
-    col = s.collapse(with_axes(s.groups(data), ndim), axes, reason)
-    row = s.new_groups(shape[axes[0]], view).reshape(-1, *[1] * (-axes[0] - 1))
-    s.connect(view, row, col)
+    row = s.new_groups(math.prod(shape), view).reshape(shape)
+    s.connect(view, row, groups)
     s.set_result(call, row)
 
 

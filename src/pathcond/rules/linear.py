@@ -23,8 +23,8 @@ from pathcond.rules.base import (
     ScalePropagation,
     distinct,
     entries,
+    lay_out,
     mixed_positions,
-    with_axes,
 )
 from pathcond.rules.paths import PathSums
 from pathcond.tracing import Call, Ref, Trace, refs
@@ -50,14 +50,6 @@ def _factors(trace: Trace, call: Call, a: Arguments) -> tuple[Letters, Ref, Ref]
     if len(set(own)) != len(own) or len(set(other)) != len(other):
         return None
     return (own, other, result.replace("...", free)), factors[0], factors[1]
-
-
-def _along(t: Tensor, letters: str, wanted: str) -> Tensor:
-    """A tensor over the axes ``letters``, laid out over ``wanted``; axes that are not wanted have size one."""
-    rest = [i for i, letter in enumerate(letters) if letter not in wanted]
-    order = [*(letters.index(letter) for letter in wanted if letter in letters), *rest]
-    sizes = [t.size(letters.index(letter)) if letter in letters else 1 for letter in wanted]
-    return t.permute(order).reshape(sizes)
 
 
 # ---- how scales cross products
@@ -95,14 +87,13 @@ def _layer_scales(s: ScalePropagation, call: Call, letters: Letters, x: Ref, wei
     if not made or all(letter in own for letter in made):
         s.freeze_through(call)
         return
-    shared = [i for i, letter in enumerate(own) if letter in other]
-    col = _along(s.collapse(with_axes(s.groups(x), len(own)), shared, mixed_positions(call)), own, other)
+    col = s.collapse_to(s.groups(x), own, other, mixed_positions(call))
     sizes = dict(zip(other, s.shape(weight.id), strict=True))
     new = s.new_groups(math.prod(sizes[letter] for letter in made), view)
     row = new.reshape([sizes[letter] for letter in made])
-    s.connect(view, _along(row, made, other), col)
+    s.connect(view, lay_out(row, made, other), col)
     s.connect_bias(call, bias, new)
-    s.set_result(call, _along(row, made, result))
+    s.set_result(call, lay_out(row, made, result))
 
 
 def _fixed_layer(s: ScalePropagation, call: Call, *channels: int) -> None:
@@ -118,19 +109,16 @@ def _data_scales(s: ScalePropagation, call: Call, letters: Letters, x: Ref, y: R
     keys, each channel that is summed over has inverse scales in the two, and the product has none.
     """
     own, other, result = letters
-    maps = [with_axes(s.groups(ref), len(axes)) for ref, axes in ((x, own), (y, other))]
-    if all(bool((groups > 0).any()) for groups in maps):
-        both = "".join(letter for letter in own if letter in other)
-        left, right = (
-            _along(s.collapse(groups, [i for i, c in enumerate(axes) if c in both], mixed_positions(call)), axes, both)
-            for groups, axes in zip(maps, (own, other), strict=True)
-        )
+    first, second, mixed = s.groups(x), s.groups(y), mixed_positions(call)
+    if not bool((second > 0).any()):
+        s.set_result(call, s.collapse_to(first, own, result, mixed))
+    elif not bool((first > 0).any()):
+        s.set_result(call, s.collapse_to(second, other, result, mixed))
+    else:
+        both = [letter for letter in own if letter in other]
+        left, right = s.collapse_to(first, own, both, mixed), s.collapse_to(second, other, both, mixed)
         s.tie_inverse(left, right, Reason(call.where, f"is multiplied by a value without scale in `{call.name}`"))
         s.set_result(call)
-        return
-    groups, axes = (maps[1], other) if bool((maps[1] > 0).any()) else (maps[0], own)
-    kept = [i for i, letter in enumerate(axes) if letter in result]
-    s.set_result(call, _along(s.collapse(groups, kept, mixed_positions(call)), axes, result))
 
 
 # ---- how path sums cross products
@@ -151,7 +139,7 @@ def _product_paths(p: PathSums, call: Call, a: Arguments) -> None:
         size = p.trace.values[call.outs[0]].shape
         gone = [i for i, letter in enumerate(own) if letter not in letters[2]]
         count = math.prod(p.sums[value.id].t.size(i) for i in gone if own[i] in weights)
-        p.sum(call, [value], lambda v: _along(v.sum(gone, True) if gone else v, own, letters[2]).expand(size) / count)
+        p.sum(call, [value], lambda v: lay_out(v.sum(gone, True) if gone else v, own, letters[2]).expand(size) / count)
     elif on_path[0]:
         _weighted_paths(p, call, x, y, function)
     else:

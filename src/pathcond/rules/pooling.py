@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pathcond.rules.base import Arguments, ScalePropagation, entries, mixed_positions
+from pathcond.rules.base import Arguments, ScalePropagation, entries, lay_out, mixed_positions
 from pathcond.rules.elementwise import add_paths, add_scales
 from pathcond.rules.paths import PathSums
 from pathcond.rules.shape import move_paths
@@ -39,14 +39,13 @@ def _pool_paths(p: PathSums, call: Call, a: Arguments, nd: int, average: bool) -
     def pooled(x: Tensor) -> Tensor:
         if p.pooling == "plain":
             return plain(x)
+        squared = average and p.pooling == "exact"
         if "output_size" in a:
             mean, count = _MEANS[nd - 1](x, space), _adaptive_positions(x, space)
-            return mean / count if average and p.pooling == "exact" else mean * count
+            return mean / count if squared else mean * count
+        ones = torch.ones_like(x[(0,) * (x.ndim - nd)])[None]
         total = _window_sum(x, a, space)
-        if average and p.pooling == "exact":
-            ones = torch.ones_like(x[..., :1, *[slice(None)] * nd]) if x.ndim > nd else torch.ones_like(x)
-            total = total * (plain(ones) / _window_sum(ones, a, space)) ** 2
-        return total
+        return total * (plain(ones) / _window_sum(ones, a, space)) ** 2 if squared else total
 
     p.sum(call, [a["input"]], pooled)
 
@@ -65,12 +64,10 @@ def _reduce_scales(s: ScalePropagation, call: Call, a: Arguments, dim: Any = Non
         add_scales(s, call, {"input": a["input"], "other": dim})
         return
     groups = s.groups(a["input"])
-    gone = {d % max(groups.ndim, 1) for d in _axes(dim, groups.ndim)}
-    groups = s.collapse(groups, [d for d in range(groups.ndim) if d not in gone], mixed_positions(call))
-    keeps_axes = len(s.shape(call.outs[0])) == groups.ndim
-    s.set_result(
-        call, groups if keeps_axes else groups.reshape([n for d, n in enumerate(groups.shape) if d not in gone])
-    )
+    axes, gone = range(groups.ndim), {d % max(groups.ndim, 1) for d in _axes(dim, groups.ndim)}
+    kept = [axis for axis in axes if axis not in gone]
+    groups = s.collapse(groups, kept, mixed_positions(call))
+    s.set_result(call, groups if len(s.shape(call.outs[0])) == groups.ndim else lay_out(groups, axes, kept))
 
 
 def _reduce_paths(p: PathSums, call: Call, a: Arguments, kind: str, dim: Any = None) -> None:

@@ -69,7 +69,7 @@ def _move_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
     named = refs([*call.args, call.kwargs])
     view = s.parameter(named[0])
     if len(named) == 1 and view is not None:
-        s.set_result(call, *_param_views(s, call, named[0].id, view))
+        _view_parameter(s, call, view)
         return
     data = refs(call.args[:1] or list(call.kwargs.values())[:1])
     others = {x.id for x in named} - {x.id for x in data}
@@ -109,17 +109,13 @@ def _picked_axes(s: ScalePropagation, call: Call, unfixed: set[int]) -> set[int]
     return None
 
 
-def _param_views(s: ScalePropagation, call: Call, source: int, view: ParamView) -> list[Tensor | ParamView]:
+def _view_parameter(s: ScalePropagation, call: Call, view: ParamView) -> None:
     """A transposed, unsqueezed or sliced parameter is still that parameter; any other piece of it is a constant."""
-    meta = torch.empty(s.shape(source), device="meta")
-    found: list[Tensor | ParamView] = []
-    for piece, value in zip(flatten(run(call, lambda _: meta)), call.outs, strict=True):
-        shown = _piece_of(view, meta, piece)
-        if shown is None:
-            reason = f"parameter '{view.name}' is cut up by `{call.name}`"
-            s.freeze_parameter(view.name, Reason(call.where, reason))
-        found.append(shown or s.uniform(value, FROZEN))
-    return found
+    whole = torch.empty(s.shape(call.reads[0]), device="meta")
+    pieces = [_piece_of(view, whole, piece) for piece in flatten(run(call, lambda _: whole))]
+    if None in pieces:
+        s.freeze_parameter(view.name, Reason(call.where, f"parameter '{view.name}' is cut up by `{call.name}`"))
+    s.set_result(call, *(torch.tensor(FROZEN, dtype=GROUP) if piece is None else piece for piece in pieces))
 
 
 def _piece_of(view: ParamView, whole: Tensor, piece: Tensor) -> ParamView | None:
