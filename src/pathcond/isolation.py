@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import random
 import sys
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
@@ -51,7 +51,9 @@ class _State:
 
     def changes(self) -> list[tuple[Any, list[Any], list[Any]]]:
         """The places that have other elements than when they were found, with those of then and of now."""
-        found = ((place, then, _elements(place)) for place, then in self.places.values())
+        empty = (OrderedDict, dict, set)  # most places are, such as a module's hooks
+        places = [(p, then) for p, then in self.places.values() if then or type(p) not in empty or p]
+        found = ((place, then, _elements(place)) for place, then in places)
         return [(p, then, now) for p, then, now in found if len(then) != len(now) or any(map(is_not, then, now))]
 
     def numbers(self) -> list[Any]:
