@@ -30,6 +30,7 @@ class Lazy(OrderedDict):
 REGISTRY = Lazy(one=1)
 TABLES: dict[int, Tensor] = {}
 SEEN: list[Tensor] = []
+CALLS = 0
 
 
 @lru_cache
@@ -57,7 +58,8 @@ def forget() -> None:
     TABLES.clear()
     SEEN.clear()
     State.cache.clear()
-    State.last, State.calls = None, 0
+    global CALLS
+    State.last, State.calls, CALLS = None, 0, 0
     if "made" in vars(State):
         del State.made
 
@@ -69,6 +71,10 @@ class Attributes(dict):
     """A dict of another class, as many projects have one."""
 
 
+class Config:
+    __slots__ = ("use_cache",)
+
+
 def net(tail) -> Lambda:
     """A network that ends in a function of itself, its hidden layer and its input, with places to keep things."""
     torch.manual_seed(0)
@@ -76,6 +82,8 @@ def net(tail) -> Lambda:
     model.cache, model.loose, model.n = None, torch.zeros(4, dtype=torch.float64), 0
     model.factor = torch.ones(8, dtype=torch.float64)
     model.state, model.nested, model.attributes, model.box = State(), {"k": []}, Attributes(), []
+    model.config = Config()
+    model.config.use_cache = True
     model.register_buffer("kept", torch.zeros(3, 8, dtype=torch.float64))
     return model
 
@@ -85,9 +93,16 @@ X = torch.randn(3, 5, generator=torch.Generator().manual_seed(1)).double()
 
 def untouched(model: Lambda) -> bool:
     loose = type(model.loose) is Tensor and model.loose.tolist() == [0.0] * 4
-    held = (model.state.all["h"], model.nested["k"], model.attributes, model.box, State.cache, State.calls)
+    held = (model.state.all["h"], model.nested["k"], model.attributes, model.box, State.cache, State.calls, CALLS)
     empty = model.state.last is None is State.last and not any(held) and not hasattr(State, "made")
-    return empty and model.cache is None and model.n == 0 and loose and float(model.kept.abs().sum()) == 0
+    return (
+        model.config.use_cache
+        and empty
+        and model.cache is None
+        and model.n == 0
+        and loose
+        and float(model.kept.abs().sum()) == 0
+    )
 
 
 def test_a_registry_that_the_code_names_is_not_loaded():
@@ -96,17 +111,6 @@ def test_a_registry_that_the_code_names_is_not_loaded():
         warnings.simplefilter("error")  # for example that a variable differs from call to call
         assert pathcond.rescale_(model, torch.randn(5, 4)).units == 6
     assert dict.__len__(REGISTRY) == 1
-
-
-def test_no_cache_of_keys_and_values_is_returned():
-    class Config:
-        __slots__ = ("use_cache",)
-
-    model = net(lambda s, h, x: (s.b(h), h) if s.config.use_cache else s.b(h))
-    model.config = Config()
-    model.config.use_cache = True
-    assert pathcond.rescale_(model, X).units == 8
-    assert model.config.use_cache
 
 
 def test_a_failing_forward_leaves_the_model_as_found():
@@ -184,6 +188,12 @@ def _calls(s):
     return State.calls
 
 
+def _calls_of_the_file(s):
+    global CALLS
+    CALLS += 1
+    return CALLS
+
+
 @torch.no_grad()
 def _target(s, h, x):
     torch.add(h[:, 4:], h[:, 4:], out=h[:, :4])
@@ -206,6 +216,7 @@ STATES = {  # what a network does with its hidden layer, and its free units
     "class, without training": (_class(fail=True), 8),
     "attribute": (_alternate(lambda s: setattr(s, "n", s.n + 1) or s.n), 0),
     "calls of the class": (_alternate(_calls), 0),
+    "calls of the file": (_alternate(_calls_of_the_file), 0),
     "container": (_alternate(lambda s: s.box.append(1) or len(s.box)), 0),
     "target on the memory of what is read": (_target, 4),
     "object": (_holds(lambda s, h: (setattr(s.state, "last", h), s.state.all["h"].append(h))), 0),
@@ -225,14 +236,12 @@ def test_what_only_the_first_call_does_raises_no_doubt_about_sizes():
 
     assert pathcond.extract_graph(net(tail), X).notes == ()
     assert LOG == [1]
-
-
-def test_a_log_without_tensors_lives_on():
     found = io.StringIO()
-    LOG.clear()
-    pathcond.rescale_(net(lambda s, h, x: (found.write(str(len(LOG))), LOG.append(h if LOG else 1), s.b(h))[-1]), X)
-    assert LOG == [1]
-    assert found.getvalue().count("0") == 1
+    model = net(lambda s, h, x: (found.write(f"{len(LOG)}"), LOG.append(h if len(LOG) > 1 else 2), s.b(h))[-1])
+    model.config.use_cache = False  # nothing is set in train mode
+    assert pathcond.rescale_(model, X).units == 8
+    assert LOG == [1, 2]  # a log without tensors lives on
+    assert found.getvalue().count("1") == 1
 
 
 @pytest.mark.parametrize("name", STATES)
