@@ -7,7 +7,7 @@ parameters on an all-ones input.
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -227,21 +227,19 @@ def _measure_of(function: Any) -> Callable[[Arguments], Tensor | None] | None:
 
 
 class _Measure(TorchFunctionMode):
-    """Measures the slope of every normalization in a forward pass, by module and number of the call within it."""
+    """Measures the slope of every normalization in a forward pass, by module in the order of its calls."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.names = {id(module): name for name, module in model.named_modules()}
-        self.slopes: dict[tuple[str, int], Tensor | None] = {}
-        self.calls: Counter[str] = Counter()
+        self.slopes: dict[str, list[Tensor | None]] = defaultdict(list)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         measure = _measure_of(func)
         if measure is not None:
-            where = module_at_work(self.names)
             with torch._C.DisableTorchFunctionSubclass():
-                self.slopes[where, self.calls[where]] = measure(TABLE[func].bind(args, kwargs or {}))
-            self.calls[where] += 1
+                slope = measure(TABLE[func].bind(args, kwargs or {}))
+            self.slopes[module_at_work(self.names)].append(slope)
         return func(*args, **(kwargs or {}))
 
 
@@ -256,7 +254,7 @@ def _measured_slopes(model: nn.Module, example_input: Any, trace: Trace) -> dict
     Normalizations with too few values are left out; there are no slopes at all if the model does not run in training
     mode on this input.
     """
-    measure, calls, found = _Measure(model), Counter[str](), dict[int, Tensor]()
+    measure, found = _Measure(model), dict[int, Tensor]()
     if not has_normalization(trace):
         return found
     try:
@@ -265,8 +263,8 @@ def _measured_slopes(model: nn.Module, example_input: Any, trace: Trace) -> dict
     except ValueError:  # BatchNorm refuses to train on a single example
         return found
     for call in [call for call in trace.calls if _measure_of(call.fn)]:
-        slope = measure.slopes.get((call.where, calls[call.where]))
-        calls[call.where] += 1
+        measured = measure.slopes[call.where]
+        slope = measured.pop(0) if measured else None
         if slope is not None and bool(slope.isfinite().all()):
             found[call.outs[0]] = slope
     return found
