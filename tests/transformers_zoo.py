@@ -470,10 +470,9 @@ def check_causal(model_type: str) -> CausalModel:
         groups = pathcond.scale_groups(model, example_input).free
     except pathcond.RecordError as error:
         return CausalModel(model_type, str(error).partition(" Expected")[0])
-    source = groups[0]._source if groups else None
-    if source is None:
+    if not groups or groups[0]._source is None:
         return CausalModel(model_type, change=0.0)
-    graph = source.graph
+    graph = groups[0]._source[-1]
     drawn = torch.randint(4, (graph.units,), generator=torch.Generator().manual_seed(0))
     u = math.log(2) * torch.tensor([-2.0, -1.0, 1.0, 2.0], dtype=torch.float64)[drawn]
     with trial(model, example_input, graph.params) as check:

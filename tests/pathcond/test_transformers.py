@@ -30,6 +30,11 @@ def test_some_models_are_as_recorded(name: str, device: str) -> None:
     assert (row.parameters, row.free) == (kept.parameters, kept.free)
 
 
+def test_a_causal_model_is_as_recorded() -> None:
+    row = zoo.check_causal("olmoe")
+    assert row in zoo.recorded_causal() and row.change == 0.0
+
+
 def test_the_cache_of_a_model_is_as_it_was() -> None:
     model, x, _ = zoo.build("llama")
     assert model.config.use_cache
