@@ -117,8 +117,12 @@ def scaled_diag_g(
     smooth: bool | None,
     graph: ScaleGraph | None,
     dtype: torch.dtype | None = None,
+    batch: bool = False,
 ) -> DiagG:
-    """As :func:`compute_diag_g`, in the number format of the computation and with the logarithms apart."""
+    """As :func:`compute_diag_g`, in the number format of the computation and with the logarithms apart.
+
+    ``batch``: the passes are made on the whole batch, not on its first example.
+    """
     check_choice("pooling", pooling, ("exact", "plain", "all"))
     check_choice("statistics", statistics, ("running", "input"))
     check_flags(smooth=bool(smooth) if smooth is None else smooth)
@@ -129,7 +133,7 @@ def scaled_diag_g(
         smooth = graph.options["smooth"] if smooth is None else smooth
     largest = check_finite(model, parameters)
     trace = record(model, example_input, training=False) if graph is None else graph.trace_of(model, example_input)
-    single, trace = _single_example(model, example_input, trace, graph)
+    single, trace = (example_input, trace) if batch else _single_example(model, example_input, trace, graph)
     slopes = _measured_slopes(model, example_input, trace) if statistics == "input" else {}
     constants, alias = Constants(trace, model), shared_memory(model)[0]
     device = next(model.parameters()).device
@@ -147,7 +151,12 @@ def scaled_diag_g(
 
     wide = any(p.dtype == torch.float64 for p in parameters.values())
     first = dtype or (torch.float64 if wide else torch.float32)
-    p = passes(first)
+    try:
+        p = passes(first)
+    except IndexError:  # the model's own indices into the batch
+        if single is example_input:
+            raise
+        return scaled_diag_g(model, example_input, pooling, statistics, smooth, graph, dtype, batch=True)
     if dtype is None and first is torch.float32 and _near_underflow(p):
         p = passes(torch.float64)
     entries = {n: g for n in parameters if (g := p.diagonal.get(n)) is not None}

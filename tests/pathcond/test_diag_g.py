@@ -199,6 +199,11 @@ def test_units_before_an_unknown_operation_have_paths():
         assert (report.units, report.no_path, report.moved) == (8, 0, 8)
 
 
+def test_a_model_with_indices_into_the_batch_takes_all_of_it():
+    model = Lambda(lambda s, x: s.b(s.a(x).relu()[[0, 1]]), a=nn.Linear(2, 3), b=nn.Linear(3, 1))
+    assert pathcond.rescale_(model, torch.randn(2, 2), damping=1).moved == 3
+
+
 def test_float32_repeats_in_float64_what_underflows():
     """Entries that are exactly zero, of tokens that are not there and of dead units, are no reason."""
     torch.manual_seed(0)
