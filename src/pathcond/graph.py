@@ -377,7 +377,7 @@ _MOST_SIZES = 8  # tried beside the usual ones, because the code of the model co
 
 
 # Kinds of operations whose scale rules give the same for inputs of every size, without the number of axes at the end.
-_ANY_SIZE = """pass same prelu clamp threshold smooth barrier linear embedding batch_norm layer_norm
+_ANY_SIZE = """pass same clamp threshold smooth barrier linear embedding batch_norm layer_norm
     rms_norm group_norm mean sum extreme resample conv convt max_pool avg_pool adaptive_max_pool adaptive_avg_pool"""
 
 
