@@ -371,13 +371,13 @@ def _identity(model: nn.Module, trace: Trace) -> str:
     return " ".join([signature(trace), *parts])
 
 
-_ELEMENTWISE = ("pass", "same", "clamp", "threshold", "smooth", "barrier", "add", "maximum", "mul", "div")
+_ELEMENTWISE = ("pass", "same", "clamp", "smooth", "barrier", "add", "maximum", "mul", "div")
 _ANY = ("any: no call depends on them",)
 _MOST_SIZES = 8  # tried beside the usual ones, because the code of the model compares with them
 
 
 # Kinds of operations whose scale rules give the same for inputs of every size, without the number of axes at the end.
-_ANY_SIZE = """pass same clamp threshold smooth barrier linear embedding batch_norm layer_norm
+_ANY_SIZE = """pass same clamp smooth barrier linear embedding batch_norm layer_norm
     rms_norm group_norm mean sum extreme resample conv convt max_pool avg_pool adaptive_max_pool adaptive_avg_pool"""
 
 
