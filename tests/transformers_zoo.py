@@ -24,6 +24,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -39,7 +40,7 @@ import pathcond
 from pathcond.apply import scale_parameters_
 from pathcond.output_check import trial
 from pathcond.registry import tiny_model, tiny_sizes
-from tests.cases import change, changes_under_random_scales, outputs_in_mode
+from tests.cases import CastsToFloat64, change, changes_under_random_scales, outputs_in_mode
 
 hf: Any = transformers  # its configuration classes take more than their signatures tell
 ROOT = Path(__file__).parents[1]
@@ -475,7 +476,15 @@ def check_causal(model_type: str) -> CausalModel:
     graph = groups[0]._source[-1]
     drawn = torch.randint(4, (graph.units,), generator=torch.Generator().manual_seed(0))
     u = math.log(2) * torch.tensor([-2.0, -1.0, 1.0, 2.0], dtype=torch.float64)[drawn]
-    with trial(model, example_input, graph.params) as check:
+    wide = tree_map(lambda x: x.double() if x.is_floating_point() else x, example_input)
+    casts: Any = CastsToFloat64()
+    try:
+        with torch.no_grad(), casts:
+            model.double()(**wide)
+    except Exception:  # noqa: BLE001 - some kernels know no float64
+        model.float()
+        wide, casts = example_input, nullcontext()
+    with casts, trial(model, wide, graph.params) as check:
         scale_parameters_(check.model, graph, u, force=False)
         change = check.change()
         kind = str(next(check.model.parameters()).dtype).removeprefix("torch.")

@@ -162,7 +162,7 @@ def page(facts: dict[str, Any], found: list[dict[str, Any]]) -> str:
         "sparse attention, query heads that share values and, for entries that are skipped there, heads with values "
         "of their own. The library's own code resolves its entries; experts are made linear by llm-compressor. The "
         "scales are random powers of two. `change` is the largest change of an output, relative to the largest output, "
-        "in float64.",
+        "in float32, where products with powers of two are not rounded.",
         "`exact` means that the scales agree with the graph of the model, in eval and in training mode, and that no "
         "change was measured ([scale groups](scale-groups.md)). To check your own list: `pathcond verify CONFIG "
         "MAPPING`; to get an exact one for a model: `pathcond mappings CONFIG`.",

@@ -312,14 +312,15 @@ def groups_to_cle_pairs(groups: Iterable[ScaleGroup]) -> list[tuple[str, str]]:
     The second may be a depthwise convolution.
     """
     pairs = []
-    for group in groups:
+    for model, group in [(group._source[0], group) for group in groups if group._source]:
         parts = (*group.producers, *group.consumers)
         weights = [part for part in parts if len(part.shape) > 1]
         modules = [{part.module for part in side} for side in (group.producers, group.consumers)]
-        whole = all(_whole(part, group.channels) for part in parts)
-        named = all(part.parameter.endswith(".weight") for part in weights)
-        if whole and named and modules == [{part.module} for part in weights]:
-            pairs.append((weights[0].module, weights[1].module))
+        named = all(part.parameter == f"{part.module}.weight" for part in weights)
+        if named and modules == [{part.module} for part in weights] and all(_whole(p, group.channels) for p in parts):
+            axes = [_axes_of(model.get_submodule(part.module), len(part.shape)) for part in weights]
+            if [part.axis for part in weights] == [axes[0][0], axes[1][1]]:
+                pairs.append((weights[0].module, weights[1].module))
     return pairs
 
 

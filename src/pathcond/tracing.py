@@ -707,15 +707,18 @@ class Recorder:
         These had one outcome in all passes, though the sizes were not the same in all.
         """
         found = [name for (name, _), passes in self.unseen.items() if len(passes) > 1]
-        texts = [f"asks for the {n} of a tensor" if isinstance(n, str) else "has a loop, whose length" for n in found]
+        texts = [
+            f"asks for the {n} of a tensor, which changes" if isinstance(n, str) else "has a loop whose length changes"
+            for n in found
+        ]
         texts += [
-            f"compares a number made from a size ({code.co_filename.rsplit('/', 1)[-1]}:{line})"
+            f"compares a number made from a size ({code.co_filename.rsplit('/', 1)[-1]}:{line}), which changes"
             for (code, _, line), seen in self.decisions.items()
             if len({outcome for _, outcome, _ in seen}) == 1 and len(seen) > len({number for number, *_ in seen})
         ]
         return [
-            f"the forward pass {text}, which changes with the size of the input: where it chooses between branches, "
-            "only the branches taken were recorded. Give inputs of every size that matters as pathcond.Inputs(...)"
+            f"the forward pass {text} with the size of the input: where it chooses between branches, only the "
+            "branches taken were recorded. Give inputs of every size that matters as pathcond.Inputs(...)"
             for text in dict.fromkeys(texts)
         ]
 

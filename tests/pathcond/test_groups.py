@@ -117,6 +117,14 @@ def test_convolutions_are_exported_as_pairs_that_can_be_verified() -> None:
     assert all(check.exact for check in pathcond.verify_mapping(model, x, pairs))
 
 
+def test_layers_that_multiply_by_the_transposed_weight_are_no_pair() -> None:
+    layers = {"a": nn.Linear(4, 4), "b": nn.Linear(3, 4), "c": nn.Linear(4, 2)}
+    model = Lambda(lambda s, x: s.c(F.relu(s.b(x) @ s.a.weight)), **layers)
+    groups = pathcond.scale_groups(model, torch.randn(2, 3))
+    assert len(groups.free) == 2
+    assert pathcond.groups_to_cle_pairs(groups) == pathcond.groups_to_awq_mappings(groups) == []
+
+
 MAPPINGS: list[tuple[Any, str, str]] = [
     ({"smooth_layer": "up", "balance_layers": ["down"]}, "exact", ""),
     (SimpleNamespace(smooth_layer="re:up$", balance_layers=["re:d.*n$"]), "exact", ""),
