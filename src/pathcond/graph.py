@@ -669,7 +669,8 @@ def _number(
         number[torch.cat((shared, each))] = sum(sizes) + torch.arange(1, len(found) + 1, dtype=torch.int32)
         step[each] = len(each)
         sizes.append(len(shared) + len(each) * layer.experts)
-    return number[root.abs()].mul_(root.sign()), step, sizes, by_module
+    del why, sides, entered, left, roots, by_expert  # large; and index_select needs no copy of the indices as int64
+    return number.index_select(0, root.abs()).mul_(root.sign_()), step, sizes, by_module
 
 
 def _layers(s: ScalePropagation, number: Tensor, step: Tensor) -> dict[str, Tensor]:
