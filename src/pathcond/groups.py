@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, product, zip_longest
+from itertools import chain, pairwise, product, zip_longest
 from os.path import commonprefix
 from typing import Any, Literal
 
@@ -25,7 +25,7 @@ from pathcond.checks import PathCondError, RecordError, check_choice, check_flag
 from pathcond.graph import ParamScales, ScaleGraph, extract_graph
 from pathcond.isolation import on_cpu
 from pathcond.output_check import trial
-from pathcond.rules.base import distinct, owner
+from pathcond.rules.base import distinct, owner, runs
 
 _EXACT = 1.0e-9  # relative change of the output up to which a function counts as kept
 
@@ -206,37 +206,44 @@ def scale_groups(
 def _units_of_groups(graph: ScaleGraph) -> list[tuple[str, Tensor]]:
     """For each group the module that makes its units, and these, in order.
 
-    Units belong to one group if the same module makes them and the same parameters enter and leave them: if the random
-    numbers of all these have the same sum.
+    Units belong to one group if the same module makes them and the same parameters enter and leave them.
     """
-    makers = [(name, numbers.abs()) for name, numbers in graph.layers.items()]
-    # Of a module that makes channels twice the graph lists the first.
-    makers += [(owner(name), scales.row) for name, scales in graph.params.items()]
-    names = list(dict.fromkeys(name for name, _ in makers))
-    index, maker = {name: i for i, name in enumerate(names)}, torch.zeros(graph.units + 1, dtype=torch.int64)
-    for name, numbers in reversed(makers):
-        maker[distinct(numbers)] = index[name]
-    drawn = torch.Generator().manual_seed(0)
-    key = torch.randint(2**62, (len(names) + 1,), generator=drawn)[maker]
-    for scales in graph.params.values():
-        for numbers in (scales.row, -scales.row, scales.col, -scales.col):
-            key[distinct(numbers)] += torch.randint(2**62, (), generator=drawn)
-    _, group = key[1:].unique(return_inverse=True)
-    units = group.argsort(stable=True).to(torch.int32).split(group.bincount().tolist())
-    return [(names[maker[own[0] + 1]], own) for own in sorted(units, key=lambda own: int(own[0]))]
+    params = [(owner(name), scales) for name, scales in graph.params.items()]
+    makers = [(name, numbers, Tensor.abs) for name, numbers in graph.layers.items()]
+    makers += [(name, scales.row, Tensor.clone) for name, scales in params]
+    ends = [(name, end) for name, scales in params for end in (scales.row, scales.col)]
+    marks = [*makers, *((name, end, sign) for name, end in ends for sign in (Tensor.clone, Tensor.neg))]
+    changes: dict[int, list[int]] = {}  # by unit number: what begins or ends to touch the units from there on
+    for index, (_, numbers, side) in enumerate(marks):
+        for first, last in runs(distinct(side(numbers))).T.tolist():
+            changes.setdefault(first, []).append(index)
+            changes.setdefault(last + 1, []).append(index)
+    groups: dict[tuple[Any, ...], list[Tensor]] = {}
+    present = set[int]()
+    for first, end in pairwise(sorted(changes)):
+        present.symmetric_difference_update(changes[first])
+        if present:
+            key = (marks[min(present)][0], *sorted(index for index in present if index >= len(makers)))
+            groups.setdefault(key, []).append(torch.arange(first - 1, end - 1, dtype=torch.int32))
+    return [(maker, torch.cat(units)) for (maker, *_), units in groups.items()]
 
 
 def _members(graph: ScaleGraph, groups: list[Tensor]) -> list[tuple[list[ParamSlice], list[ParamSlice]]]:
     """The parts of parameters that enter and that leave each group."""
     found: list[tuple[list[ParamSlice], list[ParamSlice]]] = [([], []) for _ in groups]
-    group, channel = torch.zeros(2, graph.units + 1, dtype=torch.int32)  # by number; groups are counted from 1
+    starts = [(0, 0, 0)]  # of runs of units: number, group (counted from 1), and what makes numbers channels
     for index, units in enumerate(groups, 1):
-        group[units + 1], channel[units + 1] = index, torch.arange(len(units), dtype=torch.int32)
+        channel = 0
+        for start, end in runs(units + 1).T.tolist():
+            starts.append((start, index, channel - start))
+            channel += end + 1 - start
+    first, group, shift = torch.tensor(sorted(starts), dtype=torch.int32).T.contiguous()
     alike: dict[torch.Size, dict[int, Tensor]] = {}  # most layers share one tensor of channels
     for name, scales in graph.params.items():
         for side, numbers in enumerate((scales.row, scales.col)):
             axes = [axis for axis, size in enumerate(numbers.shape) if size > 1]
-            groups_of, channels = group[numbers.abs()], channel[numbers.abs()]
+            run = torch.searchsorted(first, numbers.abs(), right=True) - 1
+            groups_of, channels = group[run], numbers.abs() + shift[run]
             for index, sign in product(distinct(groups_of).tolist(), (1, -1)):
                 mask = (groups_of == index) & (numbers * sign > 0)
                 places = mask.reshape(-1).nonzero()[:, 0]
