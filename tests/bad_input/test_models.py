@@ -62,7 +62,7 @@ MODELS = {
     "sparse weights": (lambda: with_weight(lambda w: w.to_sparse()), X, PathCondError, r"dense parameters, got '1\.w"),
     "weights on meta": (lambda: mlp().to("meta"), X, PathCondError, r"'1\.weight' is on the meta device\. Load its"),
     "weights without a shape": (lambda: nn.Sequential(nn.LazyLinear(3)), X, PathCondError, "no shape yet.*Run the mod"),
-    "a layer without units": (lambda: nn.Sequential(nn.Linear(6, 0), nn.Linear(0, 2)), X, PathCondError, "entries"),
+    "a layer without units": (lambda: Lambda(lambda s, x: x @ s.w, w=(6, 0)), X, PathCondError, "entries"),
     "integer weights": (lambda: with_weight(lambda w: w.long()), X, RecordError, "expected a model that runs on the"),
     "weights made for inference": (under_inference, X, ApplyError, r"made in torch\.inference_mode"),
     "a model that fails": (by(boom), X, RecordError, "in module 'Lambda', at test_models.py.*boom"),
