@@ -194,12 +194,14 @@ def read_queue(folder: Path, chosen: Config, names: Sequence[str] = ()) -> Itera
         if name not in blocks:
             raise PaperError(f"{path}: no block {name!r}{_hint(name, list(blocks))}")
         block = _with_setup(blocks[name], name, content)
+        network = {"network": block.pop("network")} if "network" in block else {}
         kind = fields.DepthGrid if "hidden_layers" in block else fields.TrainingGrid
         kind = fields.CompressionGrid if "compressions" in block else kind
         # A setup may have settings that only figures use, such as smoothing.
         kept = {key: value for key, value in block.items() if key in kind.model_fields or key in blocks[name]}
         try:
-            yield from map(fields.named_by_optimiser, fields.grids(kind.model_validate(kept)))
+            for grid in fields.grids(kind.model_validate(kept)):
+                yield {**fields.named_by_optimiser(grid), **network}
         except ValidationError as error:
             raise PaperError("\n".join(explain(error, kept, f"{path}: {name}"))) from error
 

@@ -127,8 +127,13 @@ class Facts:
 
     def _without_added_seeds(self, experiment: str) -> list[str]:
         """Keys of an experiment's runs, without the seeds that only some methods have."""
-        added = (self.config.plain[experiment].get("more_seeds") or {}).get("seeds", ())
+        added = {seed for more in self.config.plain[experiment].get("more_seeds", ()) for seed in more["seeds"]}
         return [key for key in self.plan.asked[experiment] if self.provenance[key]["spec"].get("seed") not in added]
+
+    def seeds(self, experiment: str, method: str) -> int:
+        """Number of seeds of a method in the runs of an experiment."""
+        specs = [self.plan.specs[key] for key in self.plan.asked[experiment]]
+        return len({spec["seed"] for spec in specs if spec["method"] == method})
 
     def times(self, experiment: str) -> str:
         """Time that an experiment took, in words."""

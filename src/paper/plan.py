@@ -100,15 +100,16 @@ def _own(config: Config, name: str) -> dict[str, Spec]:
 def _batches(
     own: Mapping[str, Mapping[str, Spec]], specs: Mapping[str, Spec], sizes: Mapping[str, int], alone: Container[str]
 ) -> Iterator[Batch]:
-    """Group runs by the set of experiments that need them, then split each group by number and by cost.
+    """Group runs by the experiments of the paper that need them, else by ours; split groups by number and by cost.
 
-    So the jobs of an experiment compute no other runs, and a new run changes only the jobs of its own experiments. On a
-    GPU, runs of one shape in a job train together; the paper's convolutional networks take few runs per job, so that a
-    cluster can spread them. An experiment in `alone`, which has the machine for itself, is one job.
+    So the jobs of the paper's experiments compute no other runs, and yet runs of one shape are in few jobs: on a GPU
+    those of a job train together. The paper's convolutional networks take few runs per job, so that a cluster can
+    spread them. An experiment in `alone`, which has the machine for itself, is one job.
     """
     groups: dict[tuple[str, str, int], list[str]] = {}
     for name, spec in specs.items():
-        experiments = "+".join(e for e, found in own.items() if name in found)
+        asking = [e for e, found in own.items() if name in found]
+        experiments = "+".join([e for e in asking if EXPERIMENTS[e].where != "ours"] or asking)
         size = sizes["measured"]
         if spec["stage"] == "train":
             kind = spec["model"]["kind"]

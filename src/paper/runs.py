@@ -62,8 +62,7 @@ def training_specs(grid: Mapping[str, Any], preset: str, sweeps: int | None = No
 
     `sweeps` is for methods that rescale by sweeps of coordinate descent; None: the method's own number.
     """
-    model, more = grid["model"], grid.get("more_seeds") or {"methods": (), "seeds": ()}
-    rates = more.get("lrs") or grid["lrs"]
+    model = grid["model"]
     optional = {name: grid[name] for name in OPTIONAL if grid.get(name) is not None}
     for method in grid["methods"]:
         rescaling = describe(method)
@@ -74,7 +73,9 @@ def training_specs(grid: Mapping[str, Any], preset: str, sweeps: int | None = No
         for lr in grid["lrs"]:
             longer = (one["epochs"] for one in grid.get("longer", ()) if float(one["lr"]) == float(lr))
             epochs = next(longer, grid["epochs"])
-            for seed in [*grid["seeds"], *(more["seeds"] if method in more["methods"] and lr in rates else ())]:
+            more = [one for one in grid.get("more_seeds", ()) if method in one["methods"]]
+            added = [seed for one in more if lr in one.get("lrs", [lr]) for seed in one["seeds"]]
+            for seed in [*grid["seeds"], *added]:
                 yield {
                     "stage": "train",
                     "preset": preset,

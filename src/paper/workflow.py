@@ -247,6 +247,14 @@ def _described(settings: Mapping[str, Any]) -> list[str]:
     return found
 
 
+def _seeds(block: Mapping[str, Any]) -> list[int]:
+    """The seeds that all methods of a training grid have."""
+    more = block.get("more_seeds", ())
+    added = {seed: {name for one in more if seed in one["seeds"] for name in one["methods"]}
+             for one in more for seed in one["seeds"]}  # fmt: skip
+    return [*block["seeds"], *(seed for seed, methods in added.items() if methods >= set(block["methods"]))]
+
+
 def _amounts(blocks: Sequence[Mapping[str, Any]]) -> list[str]:
     """Images, epochs, seeds and the like in words; where blocks differ, all their values, but the most seeds alone."""
 
@@ -264,7 +272,7 @@ def _amounts(blocks: Sequence[Mapping[str, Any]]) -> list[str]:
             found.append(f"{' or '.join(f'{number:,}' for number in numbers)} {one}")
     if values("epochs") and (targets := values("target")):
         found.append(f"target {' or '.join(f'{100 * target:g}' for target in targets)}% train accuracy")
-    seeds = [(block.get("seeding"), block.get("precision"), block["seeds"]) for block in blocks if "seeds" in block]
+    seeds = [(block.get("seeding"), block.get("precision"), _seeds(block)) for block in blocks if "seeds" in block]
     if seeds:
         same: dict[Any, set[int]] = {}
         for *start, of_block in seeds:

@@ -38,7 +38,7 @@ VALUES = {
     "a layer of no units": (E + "autoencoder.compressions", [40], "compressions: expected at most 13, which"),
     "nesterov alone": (E + "mlp_depth.optimiser", {"name": "sgd", "nesterov": True}, "expected momentum above 0 with"),
     "another rate": (E + "cifar_nv_lrs.longer", [{"lr": 0.5, "epochs": 9}], "longer: expected learning rates of lrs"),
-    "another method": (E + "cifar_nv.more_seeds", {"methods": ["half"], "seeds": [2]}, "more_seeds.methods: expected"),
+    "another method": (E + "cifar_nv.more_seeds", [{"methods": ["half"], "seeds": [2]}], "seeds.methods: expected"),
     "two of a kind": (E + "cifar_nv_all.other_starts", {"setup": "cifar_nv", "seeding": "torch"}, "expected another"),
     "few neurons": (E + "regimes.neurons", 2, "neurons: expected at least one per layer"),
     "no variance": (E + "theory.cases", {"odd": {"widths": [2, 2, 2], "biases": True}}, "expected either a or"),

@@ -7,6 +7,7 @@ import pytest
 
 from paper import config, results, runs
 from paper import plan as plans
+from paper.experiments import practice
 from tests import golden
 
 KEPT = json.loads(golden.FILE.read_text())
@@ -50,7 +51,8 @@ def test_every_run_asked_for_is_recorded_and_every_recorded_run_has_a_reason():
     chosen, recorded = config.read(golden.ROOT, "paper"), golden.ROOT / "results/paper"
     plan = plans.plan(chosen)
     assert [key for key, spec in plan.specs.items() if results.problem(recorded / f"{key}.csv", spec)] == []
-    grids = config.read_queue(golden.ROOT, chosen)
+    grids = list(config.read_queue(golden.ROOT, chosen))
+    assert {grid["network"] for grid in grids if "schedule" in grid} <= set(practice.NETWORKS)
     queue = {runs.key(spec) for grid in grids for spec in runs.training_specs(grid, "paper", chosen.top.sweeps)}
     there = {path.relative_to(recorded).with_suffix("").as_posix() for path in recorded.glob("*/*/**/*.csv")}
     assert {key for key in there if key.startswith(("train/", "measure/"))} <= set(plan.specs) | queue

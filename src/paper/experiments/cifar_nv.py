@@ -24,18 +24,18 @@ class MoreSeeds(Block):
 class CurveGrid(TrainingGrid):
     """One network, whose curves are smoothed: `smoothing` is the weight of the newest value in the average.
 
-    `more_seeds` are seeds that only some methods have.
+    `more_seeds` are seeds that only some methods have. Figures draw those that all have.
     """
 
     smoothing: Fraction
-    more_seeds: MoreSeeds | None = None
+    more_seeds: list[MoreSeeds] = []
 
     @model_validator(mode="after")
     def _more_seeds_are_more(self) -> CurveGrid:
-        if self.more_seeds is not None:
-            if unknown := [name for name in self.more_seeds.methods if name not in self.methods]:
+        for more in self.more_seeds:
+            if unknown := [name for name in more.methods if name not in self.methods]:
                 raise ValueError(f"more_seeds.methods: expected some of methods {self.methods}, got {unknown}")
-            if again := [seed for seed in self.more_seeds.seeds if seed in self.seeds]:
+            if again := [seed for seed in more.seeds if seed in self.seeds]:
                 raise ValueError(f"more_seeds.seeds: expected none of seeds {self.seeds}, got {again}")
         return self
 

@@ -20,6 +20,7 @@ class Settings(Block):
 
     mlp: DepthGrid
     no_batchnorm: DepthGrid
+    no_batchnorm_seeds: DepthGrid | None = None
     silu: DepthGrid
     autoencoder: CompressionGrid
 

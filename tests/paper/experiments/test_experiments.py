@@ -11,7 +11,7 @@ import pytest
 from matplotlib import pyplot
 from pydantic import ValidationError
 
-from paper import aggregate, plotting, verdicts
+from paper import aggregate, plotting, verdicts, workflow
 from paper.cli import PaperError
 from paper.experiments import EXPERIMENTS
 from paper.runs import training_specs
@@ -66,7 +66,10 @@ def test_figure_claims_and_keys(name):
 
 
 def test_more_seeds_of_some_methods_are_trained_and_judged_but_not_drawn():
-    block = {**blocks("tiny")["cifar_nv"], "more_seeds": {"methods": ["pathcond"], "seeds": [7]}}
+    block = {**blocks("tiny")["cifar_nv"], "more_seeds": [{"methods": ["pathcond"], "seeds": [7]}]}
+    others = {"methods": ["baseline", "enorm"], "seeds": [7, 8]}
+    assert "2 seeds" in workflow.note("tiny", block)
+    assert "3 seeds" in workflow.note("tiny", {**block, "more_seeds": [*block["more_seeds"], others]})
     (grid,) = EXPERIMENTS["cifar_nv"].grids(EXPERIMENTS["cifar_nv"].settings.model_validate(block))
     seeds = {}
     for spec in training_specs(grid, "tiny"):
