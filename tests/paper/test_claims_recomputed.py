@@ -138,7 +138,7 @@ def test_controls(depth):
     for lr in ("0.001", "0.01", "0.03", "0.1"):
         runs = ended(f"mlp_{depth}x500_no_bn", lr)
         ratio, *missed = epochs_ratio(runs)
-        assert len(ratio) == 5
+        assert len(ratio) == 11
         close(f"{depth} hidden layers, lr {lr}", ratio, "controls_no_batchnorm", missed)
         if lr == "0.001":
             gain = pair(runs, "pathcond", "baseline", "final_train")

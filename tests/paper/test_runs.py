@@ -6,6 +6,7 @@ import pytest
 
 from paper import config, runs
 from paper import plan as plans
+from paper.experiments import EXPERIMENTS
 
 ROOT = Path(__file__).parents[2]
 PLANS = {preset: plans.plan(config.read(ROOT, preset)) for preset in ("paper", "preview", "tiny")}
@@ -31,8 +32,10 @@ def test_every_run_is_computed_by_one_job(preset: str):
     keys = [key for batch in plan.batches.values() for key in batch.keys]
     assert sorted(keys) == sorted(plan.specs)
     for experiment, asked in plan.asked.items():
-        jobs = plan.batches_of(experiment)
-        assert {key for batch in jobs for key in batch.keys} == set(asked), "nothing that it does not ask for"
+        computed = {key for batch in plan.batches_of(experiment) for key in batch.keys}
+        assert computed >= set(asked)
+        if EXPERIMENTS[experiment].where != "ours":  # ours read whole jobs of the paper's experiments
+            assert computed == set(asked), "nothing that it does not ask for"
 
 
 def test_a_new_run_changes_the_jobs_of_its_experiments_alone():
