@@ -24,7 +24,7 @@ NETWORKS = {"sgd": "mnist_mlp", "adamw": "mnist_mlp_adamw", "vgg": "vgg11_bn"}  
 
 
 _BLOCKS = """sgd_0 sgd_half sgd_1 sgd_2 sgd_2_lower adamw_0 adamw_half adamw_1 adamw_2 vgg_0 vgg_1 vgg_2
-    vgg_2_lower"""  # network or optimizer, sigma, and lower rates
+    vgg_2_lower sgd_0_more adamw_0_more adamw_0_baseline"""  # network or optimizer, sigma; lower rates, more seeds
 _GRIDS: dict[str, Any] = dict.fromkeys(_BLOCKS.split(), (TrainingGrid | None, None))
 Settings = create_model("Settings", __base__=Block, __doc__="Training grids by network and sigma.", **_GRIDS)
 
