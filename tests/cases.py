@@ -366,6 +366,35 @@ def _transformer(s: Any, x: Tensor) -> Tensor:
     return s.head(s.norm3(x + s.down(F.relu(s.up(s.norm2(x))))))
 
 
+def _written_by_mask(s: Any, h: Tensor, x: Tensor) -> Tensor:
+    h = h.clone()
+    h[h > 0.5] = 0.0
+    return s.fc2(h)
+
+
+def _empty_then_filled(s: Any, h: Tensor, x: Tensor) -> Tensor:
+    filled = torch.empty_like(h)
+    filled[:] = h
+    return s.fc2(filled)
+
+
+def _data_replaced(s: Any, h: Tensor, x: Tensor) -> Tensor:
+    """As where averaged weights are swapped in."""
+    own, s.fc2.weight.data = s.fc2.weight.data, s.w.data
+    made = s.fc2(h)
+    s.fc2.weight.data = own
+    return made
+
+
+def _lists_written(s: Any, h: Tensor, x: Tensor) -> Tensor:
+    weights = [p.data for p in s.fc2.parameters()]
+    own = [t.clone() for t in weights]
+    torch._foreach_copy_(weights, [s.w, s.v])
+    made = s.fc2(h)
+    torch._foreach_copy_(weights, own)
+    return made
+
+
 def _int_copy(s: Any, h: Tensor, x: Tensor) -> Tensor:
     q = torch.zeros(3, 8, dtype=torch.long)
     q[:] = h * 10
@@ -618,6 +647,19 @@ CASES = [
     Case("bias_by_row", 8, 0, tail(lambda s, h, x: F.relu(torch.addmm(s.b[:3, None], h, s.w)), b=(8,), w=(8, 5)),
          (3, 6)),
     Case("bias_without_axes", 1, 0, tail(lambda s, h, x: s.fc2(F.relu(torch.add(h, s.b))), b=()), (3, 6)),
+    Case("bias_as_factor", 0, 8, tail(lambda s, h, x: s.fc2(F.relu(h * s.b + s.b)), b=(3, 8)), (3, 6)),
+    Case("number_as_factor", 0, 8, tail(lambda s, h, x: s.fc2(F.relu(h + s.b) * s.b), b=()), (3, 6)),
+    Case("entry_as_factor", 0, 8, tail(lambda s, h, x: s.fc2(h) * s.fc2.weight[0, 0]), (3, 6)),
+    Case("boolean_factor", 8, 0, tail(lambda s, h, x: s.fc2(h * (torch.arange(8) > 2))), (3, 6)),
+    Case("eight_bits", 0, 8, tail(lambda s, h, x: s.fc2(h.to(torch.float8_e4m3fn).to(h))), (3, 6)),
+    Case("written_by_mask", 0, 8, tail(_written_by_mask), (3, 6)),
+    Case("data_replaced", 0, 8, tail(_data_replaced, w=(5, 8)), (3, 6)),
+    Case("lists_written", 0, 8, tail(_lists_written, w=(5, 8), v=(5,)), (3, 6)),
+    Case("empty_then_filled", 8, 0, tail(_empty_then_filled), (3, 6)),
+    Case("rows_by_number", 8, 0, tail(
+        lambda s, h, x: s.fc2(h.gather(0, torch.tensor([0, 0, 2])[:, None].expand(-1, 8)))), (3, 6)),
+    Case("added_to_a_part", 0, 8, tail(
+        lambda s, h, x: s.fc2(h.scatter_add(0, torch.tensor([0, 2, 2])[:, None].expand(-1, 4), x[:, :4]))), (3, 6)),
     Case("empty_start", 8, 0, tail(lambda s, h, x: s.fc2(torch.cat([torch.empty(0), h], 1))), (3, 6)),
     Case("zeros_into_a_layer", 8, 8, tail(
         lambda s, h, x: s.fc2(h + F.linear(h.new_zeros(3, 5), s.w) * s.b), w=(8, 5), b=(8,)), (3, 6)),

@@ -153,7 +153,7 @@ def scaled_diag_g(
     first = dtype or (torch.float64 if wide else torch.float32)
     try:
         p = passes(first)
-    except IndexError:  # the model's own indices into the batch
+    except (IndexError, RuntimeError):  # the model's own indices into the batch
         if single is example_input:
             raise
         return scaled_diag_g(model, example_input, pooling, statistics, smooth, graph, dtype, batch=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import warnings
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -27,7 +28,17 @@ from pathcond.checks import (
     check_shapes,
     shared_memory,
 )
-from pathcond.inputs import Sizes, as_arguments, examples_in, left_out, map_tensors, other_sizes, sizes_past, tensors_in
+from pathcond.inputs import (
+    Sizes,
+    as_arguments,
+    attributes_of,
+    examples_in,
+    left_out,
+    map_tensors,
+    other_sizes,
+    sizes_past,
+    tensors_in,
+)
 from pathcond.isolation import on_cpu
 from pathcond.rules import TABLE
 from pathcond.rules.base import FROZEN, GROUP, ZERO, ParamView, Reason, ScalePropagation, Use, distinct, runs
@@ -142,7 +153,7 @@ class ScaleGraph:
         return not self.exact_for.modes
 
     def check_fits(self, model: nn.Module) -> None:
-        """Raise if a model is not the one that the graph was extracted from, or one that computes the same.
+        """Raise if a model is not the one that the graph was extracted from, or one that does the same in eval mode.
 
         Raises:
             ApplyError: its parameters have other names or shapes, or its forward pass calls other operations.
@@ -342,23 +353,39 @@ def _is_chain(trace: Trace) -> bool:
 
 
 def _settings(model: nn.Module) -> list[Any]:
-    """What a pass may depend on: classes, plain attributes, integer tensors, functions, hooks, memory."""
+    """What a pass may depend on: classes, attributes and what they hold, integer tensors, functions, hooks, memory."""
     found: list[Any] = [p.data_ptr() for p in model.parameters()]
+    seen = set[int]()
     for name, module in model.named_modules():
-        own = {(key,): value for key, value in vars(module).items() if key != "training"}
-        inside = {(*key, k): x for key, box in own.items() if isinstance(box, dict) for k, x in box.items()}
-        counters = ("_buffers", "num_batches_tracked")
-        held = {key: id(x) if key == counters else _fingerprint(x) for key, x in (own | inside).items()}
-        found += [name, type(module), held]
+        held = {key: value for key, value in vars(module).items() if key not in ("training", "_buffers")}
+        held |= {key: id(b) if key in _STATISTICS else b for key, b in module._buffers.items()}
+        found += [name, type(module), id(type(module).forward), *held, *(_fingerprint(x, seen) for x in held.values())]
     return found
 
 
-def _fingerprint(x: Any) -> Any:
-    """What tells an attribute from others: its value, the entries of an integer tensor, or the object itself."""
-    if isinstance(x, Tensor) and not (x.is_meta or x.is_floating_point() or x.is_complex()):
+_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # buffers that change with each batch
+
+
+def _fingerprint(x: Any, seen: set[int], depth: int = 0) -> Any:
+    """What tells an attribute from others: its value, the entries of integers, what containers and objects hold.
+
+    Of other tensors it is the number of writes to them. Each object is followed once, to some depth.
+    """
+    if isinstance(x, (int, float, str)):
+        return x
+    if isinstance(x, Tensor):
+        if x.is_meta or x.is_floating_point() or x.is_complex():
+            return id(x), 0 if x.is_inference() or isinstance(x, nn.Parameter) else x._version
         weights = torch.arange(x.numel(), dtype=torch.float64, device=x.device).add(1).sin()
         return id(x), float(x.detach().reshape(-1).double() @ weights)
-    return x if isinstance(x, (int, float, str)) else id(x)
+    if hasattr(x, "tobytes"):  # an array of NumPy
+        return hash(x.tobytes())
+    held = x if isinstance(x, (dict, list, tuple, set, deque)) else attributes_of(x)
+    if not held or id(x) in seen or depth > 3 or len(seen) > 10_000:
+        return id(x)
+    seen.add(id(x))
+    parts = [*dict.keys(held), *dict.values(held)] if isinstance(held, dict) else held  # a subclass may load entries
+    return id(x), [_fingerprint(part, seen, depth + 1) for part in parts]
 
 
 def _identity(model: nn.Module, trace: Trace) -> str:

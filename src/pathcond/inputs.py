@@ -19,8 +19,8 @@ from torch.utils.data import DataLoader, Dataset
 from pathcond.checks import PathCondError
 
 _OPAQUE = (
-    nn.Module, type, ModuleType, FunctionType, MethodType, partial, torch.Generator, torch.dtype, DataLoader, Dataset,
-    Iterator,
+    int, float, nn.Module, type, ModuleType, FunctionType, MethodType, partial, torch.Generator, torch.dtype,
+    DataLoader, Dataset, Iterator,
 )  # fmt: skip
 _DEEPEST = 4  # objects within objects that are searched for tensors
 
@@ -90,7 +90,7 @@ def map_tensors(change: Callable[[Tensor], Any], tree: Any, inside: frozenset[in
         for key, item in tree.items():
             made[key] = map_tensors(change, item, inside)
         return made
-    held = _attributes(tree)
+    held = attributes_of(tree)
     if not held or id(tree) in inside or len(inside) > _DEEPEST:
         return tree
     mapped = {name: map_tensors(change, item, inside | {id(tree)}) for name, item in held.items()}
@@ -115,7 +115,7 @@ def tensors_in(tree: Any, deepest: float = _DEEPEST, other: Callable[[Any], None
         elif id(item) not in seen:
             seen.add(id(item))
             box = isinstance(item, (tuple, list, dict, set, frozenset, deque))
-            parts = item if box else _attributes(item) if depth <= deepest else {}
+            parts = item if box else attributes_of(item) if depth <= deepest else {}
             if parts is None:
                 other(item)
             else:
@@ -124,7 +124,7 @@ def tensors_in(tree: Any, deepest: float = _DEEPEST, other: Callable[[Any], None
     return found
 
 
-def _attributes(thing: Any) -> dict[str, Any] | None:
+def attributes_of(thing: Any) -> dict[str, Any] | None:
     """The fields of a dataclass, or the attributes of another object; None for one that has none or is not searched."""
     slots = [getattr(kind, "__slots__", ()) for kind in type(thing).__mro__]
     if isinstance(thing, _OPAQUE) or not (hasattr(thing, "__dict__") or any(slots)):

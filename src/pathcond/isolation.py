@@ -24,6 +24,7 @@ from pathcond.inputs import as_arguments, map_tensors, tensors_in
 
 _BOXES = (list, dict, set, deque)
 _SIMPLE = frozenset({int, float, bool, str, type(None), nn.Parameter, torch.dtype, torch.device, torch.Size})
+_OUTSIDE = (int, float, nn.Module, ModuleType)  # not followed
 _MOST = 20_000  # objects visited, besides a hundred per module: attributes may lead into a whole program
 
 
@@ -77,7 +78,7 @@ def state_of(model: nn.Module) -> _State:
         pending, most = deque[Any](things), len(seen) + _MOST + 100 * len(modules)
         while pending and len(seen) < most:
             thing = pending.popleft()
-            if type(thing) in _SIMPLE or id(thing) in seen or isinstance(thing, (nn.Module, ModuleType)):
+            if type(thing) in _SIMPLE or id(thing) in seen or isinstance(thing, _OUTSIDE):
                 continue
             if isinstance(thing, (type, FunctionType)):
                 code += [] if follows_code else [thing]
@@ -173,6 +174,7 @@ def isolated(model: nn.Module, training: bool | None, fake: bool = False) -> Ite
     devices = sorted({p.device.index for p in model.parameters() if p.is_cuda and not fake})
     numpy, (python, arrays) = sys.modules.get("numpy"), random_states()
     saved = [(t, t.detach().clone()) for t in found.tensors if not (fake or t.is_inference())]
+    rewind = [_at_its_place(x) for x in found.generators]
     state = replace(found)
     try:
         for thing, name, _, value in settings:
@@ -200,8 +202,20 @@ def isolated(model: nn.Module, training: bool | None, fake: bool = False) -> Ite
         random.setstate(python)
         if numpy:
             numpy.random.set_state(arrays)
+        for back in rewind:
+            back()
         for thing, name, value, _ in settings:
             setattr(thing, name, value)
+
+
+def _at_its_place(generator: Any) -> Callable[[], object]:
+    """What sets a random generator back to its present state; nothing does so for counters."""
+    if isinstance(generator, random.Random):
+        return partial(generator.setstate, generator.getstate())
+    if hasattr(generator, "set_state"):  # of NumPy's older kind
+        return partial(generator.set_state, generator.get_state())
+    bits = getattr(generator, "bit_generator", generator)
+    return partial(setattr, bits, "state", bits.state) if hasattr(bits, "state") else lambda: None
 
 
 def random_states() -> tuple[Any, Any]:

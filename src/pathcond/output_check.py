@@ -71,7 +71,7 @@ class Check:
                 f"expected a model that runs after it was rescaled as it did before, got {type(error).__name__}: "
                 f"{error}. The weights were restored. Pass check=False, or a submodule without the part that failed."
             ) from error
-        if graph.approximate or change <= self._rounding():
+        if graph.approximate or change <= self._rounding(graph):
             return change, self._remarks()
         noise = self.noise(_MARGIN * change)
         if noise >= _MARGIN * change:
@@ -132,12 +132,13 @@ class Check:
             "the output is the same for every example, as with a head of zeros: the check of the output shows nothing",
         )
 
-    def _rounding(self) -> float:
+    def _rounding(self, graph: ScaleGraph) -> float:
         """A change that rounding explains without more runs: 1e-5 in float32, 1e-14 in float64.
 
         Deep networks amplify rounding, over the model zoo up to 2e-4 in float32; for these it is measured.
         """
         formats = {t.dtype for t in (*self.model.parameters(), *self.before) if t.is_floating_point()}
+        formats |= {v.dtype for v in graph.trace.values if v.dtype.is_floating_point} if graph.trace else set()
         kind = next(self.model.parameters()).device.type
         formats |= {torch.get_autocast_dtype(kind)} if torch.is_autocast_enabled(kind) else set()
         return min(0.02, 64 * max(torch.finfo(dtype).eps for dtype in formats))

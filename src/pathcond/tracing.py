@@ -398,6 +398,11 @@ def _may_write(function: Any, kwargs: Any) -> bool:
     return bool(in_place) or "out" in kwargs or name in ("__setitem__", "detach", "Tensor.data")
 
 
+def _writes_lists(function: Any) -> bool:
+    """Whether a function writes to all tensors of a list; the versions of fake tensors do not tell."""
+    return name_of(function).startswith("_foreach") and name_of(function).endswith("_")
+
+
 def is_random(function: Any) -> bool:
     """Whether a function draws random numbers, by its name."""
     words = ("rand", "bernoulli", "multinomial", "normal", "uniform", "poisson", "dropout", "exponential", "geometric")
@@ -447,6 +452,7 @@ class Tape(TorchFunctionMode):
         self.comparisons: list[Comparison] = []
         self.unseen: dict[str, list[Any]] = defaultdict(list)  # what the model's code learned of sizes as plain numbers
         self.turns: Counter[Any] = Counter()  # calls by the place in the model's code
+        self.failed: dict[str, None] = {}  # calls that raised an error
         self.decisions: list[tuple[Any, bool, Any]] = []  # comparisons of sizes: place, outcome, what was compared
 
     def new_value(self, tensor: Tensor | Value, leaf: Leaf | None = None) -> int:
@@ -547,6 +553,10 @@ class Tape(TorchFunctionMode):
                 result = written_out(*args, **kwargs)
             self.turns = turns
             return result
+        if func == Tensor.data.__set__:  # pyright: ignore
+            if args[0].shape != args[1].shape:
+                raise RuntimeError("`data` is replaced by a tensor of another shape")
+            return self.call(Tensor.copy_, args, {})
         if func is Tensor.__dlpack__:
             raise RuntimeError("a tensor goes through DLPack")
         place = _caller("pathcond.", "torch.")
@@ -561,7 +571,7 @@ class Tape(TorchFunctionMode):
             refs_in = tree_map(self._recorded, (args, kwargs))
             result = _without_running(func, args, kwargs)
             result = func(*args, **kwargs) if result is None else result
-            changed = _written(tensors, before)
+            changed = flatten(args[:1]) if _writes_lists(func) else _written(tensors, before)
             if isinstance(result, tuple | list):
                 self.unseen["number of parts"].append(len(result))
             if changed or flatten(result):
@@ -570,6 +580,9 @@ class Tape(TorchFunctionMode):
             else:  # a query, such as torch.numel
                 self.sized, result = True, _watched(result, next(iter(tensors), None), self)
             return result
+        except Exception:
+            self.failed[name_of(func)] = None
+            raise
         finally:
             self.depth -= 1
 
@@ -655,12 +668,16 @@ class Recorder:
         self.stored: dict[str, None] = {}
         self.comparisons: list[Comparison] = []
         self.draws = self.sized = self.counts = False
+        self.failed: dict[str, None] = {}
+        self.classes: dict[str, None] = {}
         self.unseen: dict[tuple[Any, bool | None], set[Any]] = defaultdict(set)
         self.decisions: dict[Any, set[Any]] = defaultdict(set)  # by place: number in a pass, outcome, what was compared
         self.home = next((p.device for p in model.parameters() if not p.is_meta), torch.device("cpu"))
         for kind, named in (("param", model.named_parameters()), ("buffer", model.named_buffers())):
             for name, tensor in named:
                 self.tensors[name] = _fake(self.fake, tensor)
+                if type(tensor) not in (Tensor, nn.Parameter, FakeTensor):
+                    self.classes[f"'{name}' is a {type(tensor).__name__}"] = None
                 self.leaves[id(tensor)] = self.leaves[id(self.tensors[name])] = Leaf(kind, name)
 
     def record(self, example_input: Any, training: bool | None = None, sizes: Sizes | None = None) -> list[Trace]:
@@ -698,6 +715,10 @@ class Recorder:
             "branches taken were recorded": self.draws,
             "the forward pass changes numbers that it keeps, such as a counter: where they choose between branches, "
             "only those of the first two calls were recorded": self.counts,
+            f"the forward pass handles an error of {', '.join([*self.failed][:3])}, which real values may not raise: "
+            "another branch may be taken then": bool(self.failed),
+            f"parameter {', '.join([*self.classes][:3])}: code that asks for the class of a parameter, and operations "
+            "that the class changes, were not recorded": bool(self.classes),
         }
         return [doubt for doubt, found in doubts.items() if found]
 
@@ -753,6 +774,7 @@ class Recorder:
                 traces = [replace(t, kept=(*reread.union(both.data.intersection(kept)),)) for t in traces]
             self.draws |= drawn != state.states()
             self.sized |= tape.sized
+            self.failed |= tape.failed
             self.comparisons += tape.comparisons
             turns: Counter[Any] = Counter()
             for place, outcome, compared in tape.decisions:
@@ -832,7 +854,8 @@ def _fake(
         meta = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
         if sizes:
             meta = meta.new_empty([sizes.get(axis, n) for axis, n in enumerate(tensor.shape)])
-        made = FakeTensor(mode, meta, device)
+        made = FakeTensor(mode, meta, device).requires_grad_(tensor.requires_grad)
+    vars(made).update(vars(tensor))
     made._is_param = isinstance(tensor, nn.Parameter)  # type: ignore[attr-defined]
     return made
 
@@ -966,7 +989,7 @@ class Constants:
             return
         self._cache |= dict.fromkeys(call.outs)
         inputs = {r: tensor for r in call.reads if (tensor := self._cache[r]) is not None}
-        if call.mutates:
+        if call.mutates or _may_write(call.fn, call.kwargs):
             inputs = {r: tensor.clone() for r, tensor in inputs.items()}
         cuda = sorted({t.device.index for t in inputs.values() if t.is_cuda})
         with torch.no_grad(), torch.random.fork_rng(devices=cuda), caller_device():

@@ -361,19 +361,6 @@ def test_a_forward_pass_that_stops_leaves_the_weights(call, error, raised, words
         pathcond.rescale_(model, data())
 
 
-def test_an_interrupt_while_weights_are_written(monkeypatch):
-    model = net()
-
-    def half(model, *_, **__):
-        with torch.no_grad():
-            model.a.weight.mul_(2.0)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("pathcond.rescale.scale_parameters_", half)
-    with unchanged(model), pytest.raises(KeyboardInterrupt):
-        pathcond.rescale_(model, data())
-
-
 def test_outputs_with_few_digits_left_or_rounded():
     torch.manual_seed(0)
     deep = [layer for _ in range(105) for layer in (nn.Linear(16, 16, bias=False), nn.ReLU())]
@@ -385,3 +372,4 @@ def test_outputs_with_few_digits_left_or_rounded():
         torch.manual_seed(seed)
         model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3), Lambda(lambda s, h: (h * 127).round()))
         pathcond.rescale_(model, torch.randn(1, 3, 48, 48))
+        pathcond.rescale_(net(lambda s, x: s.b(F.relu(s.a(x)).bfloat16().float())), data())

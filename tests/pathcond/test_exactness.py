@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import copy
 import math
+import operator
 import warnings
 from collections import deque
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -93,16 +96,10 @@ READ_IN_PART: dict[str, tuple[Callable[[], nn.Module], Any, tuple[Any, ...]]] = 
     "batch of one in channels": (lambda: net(
         lambda s, x: s.b(F.relu(s.a(x)).permute(1, 0, 2).reshape(6, -1).t()), a=nn.Conv1d(8, 6, 1)),
         normal(1, 8, 3), (normal(2, 8, 3, seed=1),)),
-    "batch folded into channels": (lambda: net(
-        lambda s, x: s.b(F.relu(s.a(x)).view(6, -1).t()), a=nn.Conv1d(8, 6, 1)),
-        normal(1, 8, 3), (normal(2, 8, 3, seed=1),)),
     "heads of one token": (lambda: net(_heads, c=linear(6, 6)), one_token, (tokens, longer)),
     "channels by length": (lambda: net(
         lambda s, x: s.b(h := F.relu(s.a(x))).mean(1) + h[..., : x.shape[1]].sum((1, 2), keepdim=True)[:, 0]),
         one_token, (tokens, longer, normal(2, 6, 8))),
-    "channel by length": (lambda: net(
-        lambda s, x: s.b(h := F.relu(s.a(x))).mean(1) + h[..., x.shape[1]].sum(1, keepdim=True)), one_token,
-        (tokens, longer)),
     "filled up to the largest length": (lambda: net(
         lambda s, x: s.b(torch.cat((h := F.relu(s.a(x)), h.new_ones(x.shape[0], 7 - x.shape[1], 6)), 1))),
         normal(2, 7, 8), (tokens, longer)),
@@ -258,6 +255,34 @@ def test_branches_on_sizes_are_seen_or_said(way):
     assert_kept(model, pathcond.extract_graph(model, pathcond.Inputs(few, many)), few, many)
 
 
+class Special(nn.Parameter):
+    """A parameter of another class."""
+
+
+def _caught(s: Any, x: Tensor) -> bool:
+    try:
+        return bool(x.sum() < math.inf)
+    except RuntimeError:
+        return False
+
+
+BRANCHES = {  # on what fake tensors may not show: a test of the code, and what is said
+    "requires_grad": (lambda s, x: s.a.weight.requires_grad, ""),
+    "attribute": (lambda s, x: getattr(s.a.weight, "tag", False), ""),
+    "class": (lambda s, x: isinstance(s.b.weight, Special), "'b.weight' is a Special"),
+    "error": (_caught, "handles an error of"),
+}
+
+
+@pytest.mark.parametrize("name", BRANCHES)
+def test_branches_on_tensors_are_seen_or_said(name):
+    test, said = BRANCHES[name]
+    model, x = net(lambda s, x: s.b((torch.tanh if test(s, x) else F.relu)(s.a(x)))), normal(3, 8)
+    model.a.weight.tag, model.b.weight = True, (Special if name == "class" else nn.Parameter)(model.b.weight.detach())
+    with pytest.warns(pathcond.PathCondWarning, match=said) if said else nullcontext():
+        assert (pathcond.extract_graph(model, x).units == 0) == (not said)
+
+
 # ---- graphs of other models
 
 
@@ -286,12 +311,13 @@ def ordered(order: Any = None) -> Lambda:
     """A network whose hidden channels are reordered by a buffer, or by an array that is no tensor."""
 
     def forward(s, x):
-        h = s.act(s.a(x))[:, s.order]
+        h = s.acts[0](s.config.act(s.act(s.a(x))))[:, s.order][:, s.places.long()]
         return s.b(torch.cat((h[:, :3], torch.tanh(h[:, 3:])), 1))
 
     model = net(forward)
     model.register_buffer("order", order) if isinstance(order, Tensor) else setattr(model, "order", order)
-    model.act, model.options = F.relu, {}
+    model.act, model.options, model.acts, model.config = F.relu, {}, [F.relu], SimpleNamespace(act=F.relu)
+    model.register_buffer("places", torch.arange(6.0))
     return model
 
 
@@ -299,6 +325,9 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "function": lambda model: setattr(model, "act", torch.tanh),
     "hook": lambda model: model.a.register_forward_hook(lambda module, given, out: out.tanh()),
     "forward": lambda model: setattr(model.a, "forward", lambda x: torch.tanh(x[:, :6])),
+    "function in a list": lambda model: operator.setitem(model.acts, 0, torch.tanh),
+    "function in an object": lambda model: setattr(model.config, "act", torch.tanh),
+    "places": lambda model: model.places.copy_(torch.arange(6.0).roll(2)),
     "indices": lambda model: model.order.data.copy_(torch.arange(6).roll(2)),
     "memory": lambda model: setattr(model.b.weight, "data", model.a.weight.data[:2, :6]),
 }

@@ -1,7 +1,6 @@
 """Scale graphs: which units are free, which are frozen and why, and that any scales keep the function."""
 
 import copy
-from typing import Any
 
 import pytest
 import torch
@@ -10,7 +9,6 @@ from torch import Tensor, nn
 
 import pathcond
 from pathcond import graph
-from pathcond.rules.base import ScalePropagation
 from tests.cases import BY_NAME, Lambda, assert_function_kept, mlp, outputs, random_scales
 
 X = torch.randn(3, 5, dtype=torch.float64)
@@ -39,21 +37,6 @@ def test_a_trace_that_depends_on_no_size_serves_inputs_of_others(name, monkeypat
         found = case.graph.trace_of(model, x)
         assert found.calls == trace.calls
         assert [value.shape for value in found.values] == [value.shape for value in trace.values]
-
-
-def test_the_passes_of_a_model_share_their_groups(monkeypatch: pytest.MonkeyPatch):
-    """Else the memory of a graph would grow with the number of modes and sizes that are recorded."""
-    grown = []
-
-    def propagate(s: ScalePropagation, *given: Any, **more: Any) -> None:
-        original(s, *given, **more)
-        grown.append((s.count, len(s.ties), len(s.frozen), sum(map(len, s.uses.values()))))
-
-    original = graph._propagate
-    monkeypatch.setattr(graph, "_propagate", propagate)
-    pathcond.extract_graph(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), torch.ones(2, 3, 8))
-    assert len(grown) > 2
-    assert len(set(grown)) == 1
 
 
 @pytest.mark.parametrize("name", ["residual_conv", "tied_autoencoder", "channel_shuffle", "mlp_bn"])

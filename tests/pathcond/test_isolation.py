@@ -220,6 +220,7 @@ STATES = {  # what a network does with its hidden layer, and its free units
     "container": (_alternate(lambda s: s.box.append(1) or len(s.box)), 0),
     "target on the memory of what is read": (_target, 4),
     "object": (_holds(lambda s, h: (setattr(s.state, "last", h), s.state.all["h"].append(h))), 0),
+    "size": (_holds(lambda s, h: setattr(s, "n", h.shape[1])), 8),
     "nested": (_holds(lambda s, h: s.nested["k"].append((h, [h]))), 0),
     "subclass": (_holds(lambda s, h: s.attributes.update(h=h)), 0),
 }
@@ -288,6 +289,8 @@ def test_state_that_decides_later_calls_is_said(turn):
     model.turns = turns.get(turn)
     with pytest.warns(pathcond.PathCondWarning, match="counter" if turn == "number" else "random numbers"):
         assert pathcond.extract_graph(model, X).units == 8
+    fresh = {"generator": np.random.default_rng(0), "random": random.Random(0)}.get(turn)  # noqa: S311
+    assert fresh is None or model.turns.random() == fresh.random()
 
 
 # ---- caches, objects, hooks

@@ -38,6 +38,10 @@ def pass_paths(p: PathSums, call: Call, a: Arguments) -> None:
 
 
 def _same_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
+    made = s.trace.values[call.outs[0]].dtype
+    if made.is_floating_point and made.itemsize == 1:
+        s.freeze_through(call, f"is rounded to {made}")
+        return
     s.set_result(call, s.parameter(a["input"]) or s.groups(a["input"]))
 
 
@@ -182,6 +186,7 @@ def _mul_parameter(s: ScalePropagation, call: Call, data: Ref, other: Ref, view:
     """A parameter with one entry a channel scales it, like a depthwise layer; any other is a constant factor."""
     shape, groups = s.shape(other.id), s.groups(data)
     if sum(n > 1 for n in shape) != 1:
+        s.freeze_parameter(view.name, Reason(call.where, f"parameter '{view.name}' is a factor in `{call.name}`"))
         s.set_result(call, groups)
         return
     row = s.new_groups(math.prod(shape), view).reshape(shape)
@@ -235,7 +240,9 @@ OPERATIONS = [
         "barrier", "input", freezes("crosses {}, which is not homogeneous"), barrier_paths,
     ),
     *entries("rsqrt reciprocal", "reciprocal", "input", freezes("enters {}, as in a normalization"), _reciprocal_paths),
-    *entries("zeros zeros_like new_zeros zero_", "zeros", "input", _zero_scales, _zero_paths),
+    *entries(
+        "zeros zeros_like new_zeros zero_ empty empty_like new_empty", "zeros", "input", _zero_scales, _zero_paths
+    ),
     *entries(
         "add __radd__ __add__ __iadd__ sub subtract __sub__ __isub__ rsub __rsub__",
         "add", "input other alpha", add_scales, add_paths, constant=_weight_offset,

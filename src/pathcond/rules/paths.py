@@ -46,7 +46,7 @@ class Scaled:
 
     def at(self, log: float) -> Tensor:
         """The entries divided by ``exp(log)``, where ``log`` is at least that of the tensor."""
-        return self.t if self.log == log else self.t * math.exp(self.log - log)
+        return self.t if self.log == log else self.t * math.exp(min(self.log - log, 700.0))
 
     def __add__(self, other: Scaled) -> Scaled:
         log = max(self.log, other.log)
@@ -246,13 +246,15 @@ class PathSums:
         return any(isinstance(x, Ref) and self.constant(x) is None for x in arguments)
 
     def square(self, x: Any) -> Scaled:
-        """Squared entries of a constant or parameter; infinite entries count as zero."""
+        """Squared entries of a constant or parameter; infinite entries of constants, or nearly so, count as zero."""
         tensor, leaf = self.known(x), self.trace.values[x.id].leaf if isinstance(x, Ref) else None
+        tensor = tensor.to(self.dtype) if tensor.dtype is torch.bool else tensor
         top = self.largest.get(leaf.name) if leaf else None
         if top is None:
             top = float(tensor.abs().amax()) if tensor.numel() else 0.0
-        if math.isinf(top) or math.isnan(top):  # a mask of -inf, say: parameters are checked before
-            tensor = torch.where(tensor.isfinite(), tensor, 0.0)
+        most = torch.finfo(tensor.dtype).max / 2 if tensor.is_floating_point() else math.inf
+        if not top < most and not self.is_parameter(x):  # a mask of -inf, or of the least number there is
+            tensor = torch.where(tensor.abs() < most, tensor, 0.0)
             top = float(tensor.abs().amax())
         if not top > 0:
             return Scaled(torch.zeros(tensor.shape, dtype=self.dtype, device=self.device), -math.inf)

@@ -101,6 +101,10 @@ def _scatter_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
         return
     base, added = s.groups(a["input"]), s.groups(source)
     kept = [axis for axis in range(base.ndim) if axis != dim % max(base.ndim, 1)]
+    whole, part = s.shape(a["input"].id), s.shape(source.id)
+    if any(whole[axis] != part[axis] for axis in kept):
+        s.freeze_through(call, f"is added to a part by `{call.name}`")
+        return
     base, added = (s.collapse(groups, kept, mixed_positions(call)) for groups in (base, added))
     s.set_result(call, s.tie(base, added, mixed_positions(call)))
 

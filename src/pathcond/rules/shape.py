@@ -145,6 +145,9 @@ def _piece_of(view: ParamView, whole: Tensor, piece: Tensor) -> ParamView | None
 
 def move_paths(p: PathSums, call: Call, a: Arguments, assign: bool = False) -> None:
     """Run the call itself: on path sums, squared constants among the data, and plain constants as indices."""
+    if assign and refs([a["index"]]):
+        p.barrier(call)
+        return
     named = [r.id for r in refs([*call.args, call.kwargs])]
     keys = ("tensors", "input", "value", "src", "source")
     places = refs(call.args[:2] if call.fn is WRITE else [a.get(key) for key in keys])
