@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,8 +93,29 @@ def _own(config: Config, name: str) -> dict[str, Spec]:
         found = measurement_specs(experiment, settings, config.preset)
     else:
         grids = experiment.grids(settings)
-        found = (spec for grid in grids for spec in training_specs(grid, config.preset, config.top.sweeps))
+        found = [spec for grid in grids for spec in training_specs(grid, config.preset, config.top.sweeps)]
+        _refuse_mixed(experiment, found)
     return {key(spec): spec for spec in found}
+
+
+_FREE = {"method", "rescaling", "lr", "seed"}  # in which all runs of a network may differ
+
+
+def _refuse_mixed(experiment: Experiment, specs: Iterable[Spec]) -> None:
+    """Raise a PaperError if a table would mix runs of one network that differ in a setting that it does not show."""
+    seen: dict[tuple, Spec] = {}
+    for spec in specs:
+        network = (spec["network"], spec["epochs"], *(spec.get(name) for name in experiment.distinct))
+        for runs, free in ((network, _FREE), ((*network, spec["method"]), _FREE - {"rescaling"})):
+            other = seen.setdefault(runs, spec)
+            if differ := [name for name in {**other, **spec} if name not in free and other.get(name) != spec.get(name)]:
+                expected = f"the same {', '.join(differ)} in all runs of {network[0]} with {network[1]} epochs"
+                (one, first), (two, second) = (([s.get(n) for n in differ], key(s)) for s in (other, spec))
+                way_out = "Give the blocks that ask for them the same settings."
+                raise PaperError(
+                    f"experiments.{experiment.name}: expected {expected}, got {one} in {first} and {two} in {second}: "
+                    f"the table would mix them. {way_out}"
+                )
 
 
 def _batches(

@@ -6,6 +6,7 @@ import pytest
 
 from paper import config, runs
 from paper import plan as plans
+from paper.cli import PaperError
 from paper.experiments import EXPERIMENTS
 
 ROOT = Path(__file__).parents[2]
@@ -36,6 +37,25 @@ def test_every_run_is_computed_by_one_job(preset: str):
         assert computed >= set(asked)
         if EXPERIMENTS[experiment].where != "ours":  # ours read whole jobs of the paper's experiments
             assert computed == set(asked), "nothing that it does not ask for"
+
+
+def test_runs_that_a_table_would_mix_are_refused():
+    grid = config.read(ROOT, "tiny").plain["practice"]["resnet18"]
+    for name, block, says in (
+        (
+            "tuned",
+            {"mlp_more": {"batch": 16}},
+            r"the same batch in all runs of mlp_2x16 .* \[32\] in train/.* \[16\] in",
+        ),
+        (
+            "practice",
+            {"resnet18_more": {**grid, "seeds": [0, 2], "optimiser": {"name": "sgd"}}},
+            "the same optimiser in",
+        ),
+        ("default", {"bounded": {"setup": "mlp_cifar", "methods": ["half"], "clamp": 2.0}}, "the same rescaling in"),
+    ):
+        with pytest.raises(PaperError, match=rf"experiments.{name}: expected {says}"):
+            plans.plan(config.read(ROOT, "tiny", {"experiments": {name: block}}))
 
 
 def test_a_new_run_changes_the_jobs_of_its_experiments_alone():

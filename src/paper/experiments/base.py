@@ -37,6 +37,7 @@ class Experiment:
     parts: Callable[[Any], Iterable[Part]] | None = None  # each is one result; None for one part `all`
     grids: Callable[[Any], Iterable[Mapping[str, Any]]] | None = None  # the training grids
     table: Callable[[Runs, Mapping[str, Any]], pd.DataFrame] = joined  # what is drawn and judged, from its runs
+    distinct: tuple[str, ...] = ()  # settings by which its table tells runs of one network and method apart
     exclusive: bool = False  # whether it measures time, and so runs alone on the machine
     precision: str = "float64"  # of the measurement in words, for the provenance
     also: tuple[str, ...] = ()  # other experiments whose runs its table reads

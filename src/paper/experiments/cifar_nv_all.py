@@ -164,4 +164,5 @@ EXPERIMENT = Experiment(
     claims=_CLAIMS,
     grids=grids_of_blocks,
     table=table,
+    distinct=DISTINCT,
 )

@@ -273,4 +273,5 @@ EXPERIMENT = Experiment(
     claims=_CLAIMS,
     grids=all_grids,
     table=table,
+    distinct=("unequal",),
 )

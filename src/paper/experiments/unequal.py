@@ -100,4 +100,5 @@ EXPERIMENT = Experiment(
     claims=_CLAIMS,
     grids=all_grids,
     table=table,
+    distinct=("unequal",),
 )
