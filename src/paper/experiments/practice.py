@@ -22,6 +22,7 @@ from paper import settings as fields
 from paper.experiments.base import Experiment, Runs
 from paper.lazy import pd
 from paper.methods import METHODS
+from paper.runs import training_specs
 from paper.verdicts import AT_LEAST, AT_MOST, EDGE, Claim, Estimate, above, at_least, at_most, some
 
 BASELINE, DEFAULT = "baseline", "half"  # DEFAULT: what the library does to networks without shortcuts
@@ -43,15 +44,49 @@ _BUDGETS = ("", "_more", "_8", "_8_more", "_32")  # ends of the names of grids: 
 _GRIDS: dict[str, Any] = {
     f"{network}{end}": (fields.TrainingGrid | None, None) for end in _BUDGETS for network in NETWORKS
 }
-Settings = create_model("Settings", __base__=fields.Block, __doc__="Training grids by network and budget.", **_GRIDS)
+
+
+class Grids(fields.Block):
+    """Training grids whose methods are compared; a block's name tells its network."""
+
+    @staticmethod
+    def network(block: str) -> str:
+        """The network of a block."""
+        return next(network for network in NETWORKS if block.startswith(network))
+
+    def grids(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Names of the blocks that are there, and their training grids under the names of their networks."""
+        for name in type(self).model_fields:
+            if (grid := getattr(self, name)) is not None:
+                yield name, {**fields.plain(grid), "network": self.network(name)}
+
+    @fields.model_validator(mode="after")
+    def _can_be_compared(self) -> Grids:
+        cases: dict[tuple, dict[tuple, set[int]]] = {}  # seeds by method and rate
+        for name, grid in self.grids():
+            kind = "mlp" if "mlp" in grid["network"] else grid["network"].removesuffix("_bn")
+            if (got := grid["model"]["kind"]) != kind:
+                raise ValueError(f"{name}.model.kind: expected {kind}, as the name of the block says, got {got}")
+            for spec in training_specs(grid, ""):
+                case = cases.setdefault((spec["network"], spec["epochs"], spec.get("unequal", 0)), {})
+                case.setdefault((spec["method"], spec["lr"]), set()).add(spec["seed"])
+        if not cases:
+            raise ValueError("expected at least one training grid, got null for all")
+        for (network, epochs, sigma), seeds in cases.items():
+            where = f"{network}, {epochs} epochs, sigma {sigma:g}: expected"
+            if BASELINE not in (methods := list(dict.fromkeys(method for method, _ in seeds))):
+                raise ValueError(f"{where} {BASELINE} among the methods, to compare the others with it, got {methods}")
+            if not set.intersection(*seeds.values()):
+                raise ValueError(f"{where} a seed that all methods have at all learning rates, got none; add one")
+        return self
+
+
+Settings = create_model("Settings", __base__=Grids, __doc__="Training grids by network and budget.", **_GRIDS)
 
 
 def all_grids(settings: Any) -> Iterator[dict[str, Any]]:
     """The training grids of the networks that are there."""
-    for name in _GRIDS:
-        if (grid := getattr(settings, name)) is not None:
-            network = next(network for network in NETWORKS if name.startswith(network))
-            yield {**fields.plain(grid), "network": network}
+    return (grid for _, grid in settings.grids())
 
 
 # The table

@@ -7,17 +7,17 @@ function does not change. docs/hypotheses.md has the hypotheses, committed befor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from pydantic import create_model
 
 from paper import plotting
 from paper.experiments.base import Experiment
-from paper.experiments.practice import DEFAULT, GAIN, LABELS, gain, gains, key, table
+from paper.experiments.practice import DEFAULT, GAIN, LABELS, Grids, all_grids, gain, gains, key, table
 from paper.lazy import pd
 from paper.methods import METHODS
-from paper.settings import Block, TrainingGrid, plain
+from paper.settings import TrainingGrid
 from paper.verdicts import Claim, Estimate, above, some
 
 NETWORKS = {"sgd": "mnist_mlp", "adamw": "mnist_mlp_adamw", "vgg": "vgg11_bn"}  # by the first word of a block
@@ -26,14 +26,18 @@ NETWORKS = {"sgd": "mnist_mlp", "adamw": "mnist_mlp_adamw", "vgg": "vgg11_bn"}  
 _BLOCKS = """sgd_0 sgd_half sgd_1 sgd_2 sgd_2_lower adamw_0 adamw_half adamw_1 adamw_2 vgg_0 vgg_1 vgg_2
     vgg_2_lower sgd_0_more adamw_0_more adamw_0_baseline"""  # network or optimizer, sigma; lower rates, more seeds
 _GRIDS: dict[str, Any] = dict.fromkeys(_BLOCKS.split(), (TrainingGrid | None, None))
-Settings = create_model("Settings", __base__=Block, __doc__="Training grids by network and sigma.", **_GRIDS)
 
 
-def all_grids(settings: Any) -> Iterator[dict[str, Any]]:
-    """The training grids that are there, under the names of their networks."""
-    for name in _GRIDS:
-        if (grid := getattr(settings, name)) is not None:
-            yield {**plain(grid), "network": NETWORKS[name.partition("_")[0]]}
+class UnequalGrids(Grids):
+    """Training grids whose networks are those of the first words of their names."""
+
+    @staticmethod
+    def network(block: str) -> str:
+        """The network of a block."""
+        return NETWORKS[block.partition("_")[0]]
+
+
+Settings = create_model("Settings", __base__=UnequalGrids, __doc__="Training grids by network and sigma.", **_GRIDS)
 
 
 def plot(table: pd.DataFrame) -> plotting.Figure:
