@@ -39,6 +39,12 @@ VALUES = {
     "nesterov alone": (E + "mlp_depth.optimiser", {"name": "sgd", "nesterov": True}, "expected momentum above 0 with"),
     "another rate": (E + "cifar_nv_lrs.longer", [{"lr": 0.5, "epochs": 9}], "longer: expected learning rates of lrs"),
     "another method": (E + "cifar_nv.more_seeds", [{"methods": ["half"], "seeds": [2]}], "seeds.methods: expected"),
+    "a rate of new seeds": (
+        E + "cifar_nv.more_seeds", [{"methods": ["baseline"], "seeds": [8], "lrs": [0.5]}], "seeds.lrs: expected some",
+    ),
+    "another network": (E + "practice.resnet18.model.kind", "vgg11", "resnet18.model.kind: expected resnet18, as the"),
+    "no baseline": (E + "practice.resnet18.methods", ["half"], "sigma 0: expected baseline among the methods"),
+    "no grid": (E + "unequal", {}, "unequal: expected at least one training grid, got null for all."),
     "two of a kind": (E + "cifar_nv_all.other_starts", {"setup": "cifar_nv", "seeding": "torch"}, "expected another"),
     "few neurons": (E + "regimes.neurons", 2, "neurons: expected at least one per layer"),
     "no variance": (E + "theory.cases", {"odd": {"widths": [2, 2, 2], "biases": True}}, "expected either a or"),

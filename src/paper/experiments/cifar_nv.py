@@ -35,6 +35,8 @@ class CurveGrid(TrainingGrid):
         for more in self.more_seeds:
             if unknown := [name for name in more.methods if name not in self.methods]:
                 raise ValueError(f"more_seeds.methods: expected some of methods {self.methods}, got {unknown}")
+            if unknown := [lr for lr in more.lrs or () if lr not in self.lrs]:
+                raise ValueError(f"more_seeds.lrs: expected some of lrs {self.lrs}, got {unknown}")
             if again := [seed for seed in more.seeds if seed in self.seeds]:
                 raise ValueError(f"more_seeds.seeds: expected none of seeds {self.seeds}, got {again}")
         return self
