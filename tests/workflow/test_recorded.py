@@ -54,6 +54,8 @@ def test_a_fresh_clone_plans_tables_claims_and_figures_alone(clone: Tree):
         {job.split()[0] for job in jobs(run(clone, *words).stdout)}
         for words in (["-n"], ["-n", "-F", "--until", "aggregate", "--workflow-profile", "none"])
     )
+    due = jobs(run(clone, "-n", "--config", 'experiments={"mlp_depth": {"epochs": 90}}').stdout)
+    assert {job for job in due if job.startswith("train")} == {"train mlp_depth"}
     assert plain <= {"aggregate", "claim", "claims", "figure", "page", "all"}
     assert {"download", "init", "rescale", "train", "measure", "measure_time"} <= forced
 

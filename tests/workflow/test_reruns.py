@@ -114,6 +114,8 @@ def test_edited_modules(tree: Tree):
         assert set(tree.due()) == redone, path
         file.write_text(text)
         os.utime(file, (later, later))
+    shutil.rmtree(tree.folder / "results/data")
+    assert tree.due() == {}, "nor are data needed once the runs exist"
 
 
 def test_a_deleted_or_damaged_run_is_named_with_the_command_that_computes_it(tree: Tree):

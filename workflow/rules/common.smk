@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
+from snakemake.io import IOFile
 from snakemake.logging import logger
 from snakemake_interface_executor_plugins.settings import DeploymentMethod
 
@@ -107,27 +108,40 @@ SAME_SETTINGS = (
 )
 
 
-def inputs(output, files):
+def inputs(rules, output, files):
     """Inputs of a job that writes an index: ancient once the index exists, so that nothing computes it again.
 
     Without an index they are plain. Snakemake does not look at the jobs behind one that runs again, for example after
-    a kill; of these it runs only jobs that have an input from it that is not ancient.
+    a kill; of these it runs only jobs that have an input from it that is not ancient, or that does not exist. So a job
+    whose index came with the repository has no inputs that do not exist, unless it or one of them is forced. One that
+    ran here keeps all, as other inputs would make it run again; and a report or a graph shows all.
     """
-    return list(map(ancient, files)) if Path(output).exists() else files
+    if not Path(output).exists():
+        return files
+    whole = (
+        not workflow.execution_settings
+        or workflow.persistence.input(IOFile(output))
+        or any(
+            again(workflow, rule, [output, *files])
+            for rule in (*rules, "download", "init", "rescale")
+        )
+    )
+    return [ancient(file) for file in files if whole or Path(file).exists()]
 
 
 source = shlex.quote(f"{CHECKOUT}/src")
 prefix = f"set -euo pipefail; export PYTHONPATH={source}:${{{{PYTHONPATH:-}}}}; "
-if not {DeploymentMethod.CONDA, DeploymentMethod.APPTAINER}.intersection(
-    workflow.deployment_settings.deployment_method
-):
+METHODS = workflow.deployment_settings.deployment_method
+if not {DeploymentMethod.CONDA, DeploymentMethod.APPTAINER}.intersection(METHODS):
     # Jobs use the Python that runs Snakemake, even if its environment is not activated.
     prefix += f"export PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH; "
 shell.prefix(prefix)
 
 
-# For --sdm apptainer; built by `apptainer build pathcond.sif containers/apptainer.def`.
-container: f"{CHECKOUT}/pathcond.sif"
+if DeploymentMethod.APPTAINER in METHODS:  # which takes no path with a space
+
+    # Built by `apptainer build pathcond.sif containers/apptainer.def`.
+    container: f"{CHECKOUT}/pathcond.sif"
 
 
 wildcard_constraints:

@@ -2,7 +2,9 @@ rule measure:
     """Measure the missing parts of an experiment that trains nothing; all of them, if the job is forced."""
     input:
         lambda wildcards: inputs(
-            expand(MEASURE, **wildcards)[0], FLOW.inputs("measure", wildcards.batch)
+            ["measure", "measure_time"],
+            expand(MEASURE, **wildcards)[0],
+            FLOW.inputs("measure", wildcards.batch),
         ),
     output:
         update(MEASURE),

@@ -2,6 +2,7 @@ rule rescale:
     """Save the rescaling of start weights: log-scales, objective per sweep, residual and time."""
     input:
         lambda wildcards: inputs(
+            ["rescale"],
             expand(RESCALE, **wildcards)[0],
             [FLOW.starts(wildcards.family, rescaled=False)],
         ),

@@ -6,7 +6,9 @@ rule train:
     """
     input:
         lambda wildcards: inputs(
-            expand(TRAIN, **wildcards)[0], FLOW.inputs("train", wildcards.batch)
+            ["train"],
+            expand(TRAIN, **wildcards)[0],
+            FLOW.inputs("train", wildcards.batch),
         ),
     output:
         update(TRAIN),
