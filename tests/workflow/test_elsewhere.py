@@ -15,7 +15,7 @@ CHAIN = {"measure toy", "aggregate toy", "figure toy", "claim toy", "toy"}
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> Tree:
-    return Tree.fresh(tmp_path_factory.mktemp("sources") / "tree", ("toy",))
+    return Tree.fresh(tmp_path_factory.mktemp("sources") / "a tree", ("toy",))
 
 
 def test_another_working_directory_with_and_without_a_configuration(sources: Tree, tmp_path: Path):
