@@ -65,8 +65,10 @@ def _locked(path: Path) -> Iterator[int]:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        except FileNotFoundError:  # another process removed the empty folder in between
-            continue
+        except FileNotFoundError:
+            if path.parent.exists():  # such as /proc, which takes no files
+                raise
+            continue  # another process removed the empty folder in between
         try:
             with suppress(OSError):  # a file system without locks
                 fcntl.flock(file, fcntl.LOCK_EX)
