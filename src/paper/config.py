@@ -13,7 +13,7 @@ import sys
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -65,6 +65,10 @@ class Top(fields.Block):
     networks: dict[fields.Name, fields.Network]
     setups: dict[fields.Name, dict[str, Any]]
     experiments: dict[str, dict[str, Any]]
+
+
+class _Named(fields.Block):
+    network: fields.Name
 
 
 @dataclass(frozen=True)
@@ -193,17 +197,24 @@ def read_queue(folder: Path, chosen: Config, names: Sequence[str] = ()) -> Itera
     for name in names or blocks:
         if name not in blocks:
             raise PaperError(f"{path}: no block {name!r}{_hint(name, list(blocks))}")
-        block = _with_setup(blocks[name], name, content)
-        network = {"network": block.pop("network")} if "network" in block else {}
+        if not isinstance(blocks[name], Mapping):
+            raise PaperError(f"{path}: {name}: expected keys and values, got {blocks[name]!r:.80}.")
+        block = _with_setup(blocks[name], f"{path}: {name}", content)
+        named = {"network": block.pop("network")} if "network" in block else {}
         kind = fields.DepthGrid if "hidden_layers" in block else fields.TrainingGrid
         kind = fields.CompressionGrid if "compressions" in block else kind
         # A setup may have settings that only figures use, such as smoothing.
         kept = {key: value for key, value in block.items() if key in kind.model_fields or key in blocks[name]}
         try:
-            for grid in fields.grids(kind.model_validate(kept)):
-                yield {**fields.named_by_optimiser(grid), **network}
+            if named:
+                _Named.model_validate(named)
+            found = [{**fields.named_by_optimiser(grid), **named} for grid in fields.grids(kind.model_validate(kept))]
         except ValidationError as error:
-            raise PaperError("\n".join(explain(error, kept, f"{path}: {name}"))) from error
+            raise PaperError("\n".join(explain(error, {**kept, **named}, kind, f"{path}: {name}"))) from error
+        if named and len(found) > 1:
+            got = f"expected none for a block of {len(found)} networks, got {named['network']!r}"
+            raise PaperError(f"{path}: {name}.network: {got}. Leave it out, or make a block of each.")
+        yield from found
 
 
 def check(content: Mapping[str, Json]) -> Config:
@@ -213,7 +224,7 @@ def check(content: Mapping[str, Json]) -> Config:
     try:
         top = Top.model_validate(content)
     except ValidationError as error:
-        mistakes += explain(error, content)
+        mistakes += explain(error, content, Top)
     given = content.get("experiments")
     blocks: Mapping[str, Json] = given if isinstance(given, Mapping) else {}
     for name in blocks:
@@ -229,7 +240,7 @@ def check(content: Mapping[str, Json]) -> Config:
             block = _resolved(blocks[name], f"experiments.{name}", content, experiment.settings)
             settings[name] = experiment.settings.model_validate(block)
         except ValidationError as error:
-            mistakes += explain(error, block, f"experiments.{name}")
+            mistakes += explain(error, block, experiment.settings, f"experiments.{name}")
         except PaperError as error:
             mistakes.append(str(error))
     if top is not None and not mistakes:
@@ -251,7 +262,7 @@ def _resolved(block: Mapping[str, Json], where: str, content: Mapping[str, Json]
     is_table = entry is not None and typing.get_origin(entry.annotation) is dict
     if is_table and isinstance(names, list) and isinstance(networks, Mapping):
         for name in names:
-            if name not in networks:
+            if name not in list(networks):
                 raise PaperError(f"{where}.networks: no network {name!r}{_hint(str(name), list(networks))}")
         block["networks"] = {name: networks[name] for name in names}
     return block
@@ -261,25 +272,25 @@ def _with_setup(block: Mapping[str, Json], where: str, content: Mapping[str, Jso
     if "setup" not in block:
         return dict(block)
     setups, name = content.get("setups"), block["setup"]
-    if not isinstance(setups, Mapping) or name not in setups:
-        known = list(setups) if isinstance(setups, Mapping) else []
-        raise PaperError(f"{where}.setup: expected one of {', '.join(known)}, got {name!r}{_hint(str(name), known)}")
-    return merged(setups[name], {key: value for key, value in block.items() if key != "setup"})
+    if name not in (known := list(setups) if isinstance(setups, Mapping) else []):
+        raise PaperError(f"{where}.setup: expected one of {', '.join(known)}, got {name!r}{_near(str(name), known)}")
+    return merged(content["setups"][name], {key: value for key, value in block.items() if key != "setup"})
 
 
 # Messages
 
 
-def explain(error: ValidationError, content: Json, where: str = "") -> list[str]:
+def explain(error: ValidationError, content: Json, model: type[BaseModel], where: str = "") -> list[str]:
     """Every mistake that pydantic found in the content, as "dotted.path: expected this, got that; hint"."""
     found = []
-    missing: dict[str, list[str]] = {}
+    schema, missing = model.model_json_schema(), dict[str, list[str]]()
     for entry in error.errors():
         path = _place(content, entry["loc"])
         if entry["type"] == "missing":
             missing.setdefault(_dotted(where, path), []).append(str(entry["loc"][-1]))
         elif entry["type"] == "extra_forbidden":
-            near = _near(path[-1], _known(), "; config/schema.json lists the keys.")
+            known = _keys(schema, entry["loc"][:-1], schema.get("$defs", {}))
+            near = _near(path[-1], [*known, *["setup"] * bool(where)], "; config/schema.json lists the keys.")
             found.append(f"{_dotted(where, path[:-1])}: unknown key {path[-1]!r}{near}")
         else:
             found.append(f"{_dotted(where, path)}: {_reason(entry)}")
@@ -345,12 +356,17 @@ def _place(content: Json, path: Sequence[str | int]) -> list[str]:
     return kept
 
 
-@cache
-def _known() -> list[str]:
-    """Every key that a configuration can have."""
-    blocks = schema()
-    return sorted({key for block in (blocks, *blocks["$defs"].values(), *blocks["properties"]["experiments"]
-                                     ["properties"].values()) for key in block.get("properties", ())})  # fmt: skip
+def _keys(block: Json, path: Sequence[str | int], defs: Json) -> list[str]:
+    """The keys of the block at pydantic's path of a mistake, in a JSON Schema."""
+    if "$ref" in block:
+        return _keys(defs[block["$ref"].rpartition("/")[2]], path, defs)
+    if not path:
+        return list(block.get("properties", ()))
+    kinds = {kind: {"$ref": name} for kind, name in block.get("discriminator", {}).get("mapping", {}).items()}
+    steps = [{**block.get("properties", {}), **kinds}.get(path[0]), block.get("items")]
+    steps += [block.get("additionalProperties"), *block.get("patternProperties", {}).values()]
+    inner = [_keys(step, path[1:], defs) for step in steps if isinstance(step, dict)]
+    return sum(inner or [_keys(one, path, defs) for one in block.get("anyOf", ())], [])
 
 
 # The configuration for editors

@@ -276,7 +276,9 @@ def main() -> None:
     task.add_argument("--indices", action="store_true", help="write the indices of complete batches, delete others")
     given = parser.parse_args()
     if given.queue is not None:
-        chosen = config.read(given.folder, given.preset)
+        if given.experiments or given.indices:
+            raise PaperError("--queue: expected --output alone, got --experiments or --indices too. Leave one out.")
+        chosen = config.read(given.folder, given.preset, cli.read_object(given.over, "--over"))
         specs = [spec for grid in config.read_queue(given.folder, chosen, given.queue)
                  for spec in training_specs(grid, chosen.preset, chosen.top.sweeps)]  # fmt: skip
         results.write_json(given.output, list({key(spec): spec for spec in specs}.values()))

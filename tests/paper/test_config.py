@@ -2,11 +2,12 @@
 
 import copy
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
-from paper import config
+from paper import config, plan
 from paper.cli import PaperError
 
 ROOT = Path(__file__).parents[2]
@@ -38,6 +39,8 @@ VALUES = {
     "a layer of no units": (E + "autoencoder.compressions", [40], "compressions: expected at most 13, which"),
     "nesterov alone": (E + "mlp_depth.optimiser", {"name": "sgd", "nesterov": True}, "expected momentum above 0 with"),
     "another rate": (E + "cifar_nv_lrs.longer", [{"lr": 0.5, "epochs": 9}], "longer: expected learning rates of lrs"),
+    "no name of a network": (E + "bcd.networks", [["mlp"]], "bcd.networks: no network ['mlp']; did you mean"),
+    "a key of others": (E + "mlp_depth.more_seeds", [], "mlp_depth: unknown key 'more_seeds'; did you mean 'seeds'?"),
     "another method": (E + "cifar_nv.more_seeds", [{"methods": ["half"], "seeds": [2]}], "seeds.methods: expected"),
     "a rate of new seeds": (
         E + "cifar_nv.more_seeds", [{"methods": ["baseline"], "seeds": [8], "lrs": [0.5]}], "seeds.lrs: expected some",
@@ -75,14 +78,6 @@ def put(content, path, value):
         del content[last]
     else:
         content[last] = value
-
-
-def test_one_edit_changes_all_experiments_of_a_setup():
-    chosen = config.read(ROOT, "paper", {"setups": {"mlp_cifar": {"batch": 64}}})
-    plain = chosen.plain
-    assert [plain[name]["batch"] for name in ("mlp_depth", "mlp_depth_gelu")] == [64] * 2
-    assert plain["controls"]["mlp"]["batch"] == 64
-    assert plain["cifar_nv"]["batch"] == 128
 
 
 @pytest.mark.parametrize("name", VALUES)
@@ -126,6 +121,43 @@ def test_a_preset_of_your_own_is_a_file_and_an_unknown_one_is_refused(tmp_path):
     (tmp_path / "config").mkdir()
     (tmp_path / "config.yaml").write_text((ROOT / "config.yaml").read_text())
     (tmp_path / "config/mine.yaml").write_text(json.dumps({"setups": {"mlp_cifar": {"epochs": 7}}}))
-    assert config.read(tmp_path, "mine").plain["mlp_depth"]["epochs"] == 7
+    plain = config.read(tmp_path, "mine").plain  # one edit of a setup changes all of its experiments
+    assert [block["epochs"] for block in (plain["mlp_depth"], plain["controls"]["mlp"], plain["cifar_nv"])] == [
+        7,
+        7,
+        128,
+    ]
     with pytest.raises(PaperError, match=r"preset: expected one of paper, preview, tiny, got 'papr'; did you mean"):
         config.read(ROOT, "papr")
+
+
+def test_wrong_blocks_of_the_queue_and_options_beside_it_are_named(tmp_path, monkeypatch):
+    (tmp_path / "workflow").mkdir()
+    for block, says in (
+        (None, "mine: expected keys and values, got None"),
+        ({"setup": ["mlp_cifar"]}, "mine.setup: expected one of mlp_cifar"),
+        ({"setup": "cifar_nv", "network": "../../x"}, "mine.network: expected a name such as mlp_2x16, got '../../x'"),
+        (
+            {"setup": "mlp_cifar", "network": "mine"},
+            "mine.network: expected none for a block of 7 networks, got 'mine'",
+        ),
+    ):
+        (tmp_path / "workflow/queue.yaml").write_text(json.dumps({"mine": block}))
+        with pytest.raises(PaperError, match=says):
+            list(config.read_queue(tmp_path, config.read(ROOT)))
+    over = {"setups": {"mlp_cifar": {"epochs": 7}}}
+    program = [
+        "plan",
+        "--queue",
+        "mlp_depth_gelu",
+        "--over",
+        json.dumps(over),
+        "--output",
+        str(tmp_path / "specs.json"),
+    ]
+    monkeypatch.setattr(sys, "argv", program)
+    plan.main()
+    assert {spec["epochs"] for spec in json.loads((tmp_path / "specs.json").read_text())} == {7}
+    monkeypatch.setattr(sys, "argv", [*program, "--experiments", "toy"])
+    with pytest.raises(PaperError, match="--queue: expected --output alone"):
+        plan.main()
