@@ -72,6 +72,8 @@ TABLES = {
         "report", ["--folder", ROOT, "--preset", "tiny", *OUT], "claims.json: expected a file, got none"
     ),
     "specs of an unknown preset": ("plan", ["--folder", ROOT, "--preset", "big", *OUT], "preview, tiny, got 'big'"),
+    "a folder that takes no files": ("plan", ["--preset", "tiny", "--output", "/proc/made"], "cannot write /proc/made"),
+    "the queue and experiments": ("plan", ["--queue", "--experiments", "toy", *OUT], "expected --output alone"),
     "recorded runs, but not one": ("verify", ["--count", "0"], "expected --count of 1 or more"),
     "start weights of nothing": ("initial", ["init", "mlq", "--preset", "tiny", "--index", "i"], "mlp_gelu"),
 }  # fmt: skip

@@ -98,9 +98,8 @@ def test_mlps_by_depth(depth):
 def test_mlps_over_depths():
     runs = {depth: ended(f"mlp_{depth}x500", "0.001") for depth in DEPTHS}
     for column, case in (("best_test", "best epoch"), ("final_test", "last epoch")):
-        gains = pd.DataFrame(
-            {d: pair(r, "pathcond", "baseline", column).diff(axis=1)["second"] for d, r in runs.items()}
-        )
+        pairs = {d: pair(r, "pathcond", "baseline", column) for d, r in runs.items()}
+        gains = pd.DataFrame({d: found.diff(axis=1)["second"] for d, found in pairs.items()})
         close(case, -100 * gains.mean(axis=1), "mlp_generalization")
     scales = pd.DataFrame({d: r[r["method"] == "pathcond"].set_index("seed")["scale"] for d, r in runs.items()})
     ranks = scales.apply(lambda row: stats.spearmanr(row.index, row).statistic, axis=1)

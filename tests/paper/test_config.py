@@ -47,6 +47,11 @@ VALUES = {
     ),
     "another network": (E + "practice.resnet18.model.kind", "vgg11", "resnet18.model.kind: expected resnet18, as the"),
     "no baseline": (E + "practice.resnet18.methods", ["half"], "sigma 0: expected baseline among the methods"),
+    "no seed of all": (
+        E + "practice.resnet18_more",
+        {"setup": "practice", "model": {"kind": "resnet18", "image": 8}, "optimiser": {"name": "sgd"}, "seeds": [9]},
+        "resnet18, 2 epochs, sigma 0: expected a seed that all methods have at all learning rates, got none; add one",
+    ),
     "no grid": (E + "unequal", {}, "unequal: expected at least one training grid, got null for all."),
     "two of a kind": (E + "cifar_nv_all.other_starts", {"setup": "cifar_nv", "seeding": "torch"}, "expected another"),
     "few neurons": (E + "regimes.neurons", 2, "neurons: expected at least one per layer"),
@@ -101,9 +106,7 @@ def test_all_mistakes_are_listed():
 
 
 def test_numbers_may_be_text():
-    content = copy.deepcopy(TINY)
-    put(content, E + "toy.lr", "2e-2")
-    put(content, E + "toy.steps", "3e2")
+    content = config.merged(TINY, {"experiments": {"toy": {"lr": "2e-2", "steps": "3e2"}}})
     assert config.check(content).plain == config.check(TINY).plain
 
 
@@ -122,42 +125,24 @@ def test_a_preset_of_your_own_is_a_file_and_an_unknown_one_is_refused(tmp_path):
     (tmp_path / "config.yaml").write_text((ROOT / "config.yaml").read_text())
     (tmp_path / "config/mine.yaml").write_text(json.dumps({"setups": {"mlp_cifar": {"epochs": 7}}}))
     plain = config.read(tmp_path, "mine").plain  # one edit of a setup changes all of its experiments
-    assert [block["epochs"] for block in (plain["mlp_depth"], plain["controls"]["mlp"], plain["cifar_nv"])] == [
-        7,
-        7,
-        128,
-    ]
+    blocks = plain["mlp_depth"], plain["controls"]["mlp"], plain["cifar_nv"]
+    assert [block["epochs"] for block in blocks] == [7, 7, 128]
     with pytest.raises(PaperError, match=r"preset: expected one of paper, preview, tiny, got 'papr'; did you mean"):
         config.read(ROOT, "papr")
 
 
-def test_wrong_blocks_of_the_queue_and_options_beside_it_are_named(tmp_path, monkeypatch):
+def test_wrong_blocks_of_the_queue_are_named_and_it_takes_other_values(tmp_path, monkeypatch):
     (tmp_path / "workflow").mkdir()
     for block, says in (
         (None, "mine: expected keys and values, got None"),
         ({"setup": ["mlp_cifar"]}, "mine.setup: expected one of mlp_cifar"),
         ({"setup": "cifar_nv", "network": "../../x"}, "mine.network: expected a name such as mlp_2x16, got '../../x'"),
-        (
-            {"setup": "mlp_cifar", "network": "mine"},
-            "mine.network: expected none for a block of 7 networks, got 'mine'",
-        ),
+        ({"setup": "mlp_cifar", "network": "one"}, "network: expected none for a block of 7 networks, got 'one'"),
     ):
         (tmp_path / "workflow/queue.yaml").write_text(json.dumps({"mine": block}))
         with pytest.raises(PaperError, match=says):
             list(config.read_queue(tmp_path, config.read(ROOT)))
-    over = {"setups": {"mlp_cifar": {"epochs": 7}}}
-    program = [
-        "plan",
-        "--queue",
-        "mlp_depth_gelu",
-        "--over",
-        json.dumps(over),
-        "--output",
-        str(tmp_path / "specs.json"),
-    ]
-    monkeypatch.setattr(sys, "argv", program)
+    over, output = json.dumps({"setups": {"mlp_cifar": {"epochs": 7}}}), tmp_path / "specs.json"
+    monkeypatch.setattr(sys, "argv", ["", "--queue", "mlp_depth_gelu", "--over", over, "--output", str(output)])
     plan.main()
-    assert {spec["epochs"] for spec in json.loads((tmp_path / "specs.json").read_text())} == {7}
-    monkeypatch.setattr(sys, "argv", [*program, "--experiments", "toy"])
-    with pytest.raises(PaperError, match="--queue: expected --output alone"):
-        plan.main()
+    assert {spec["epochs"] for spec in json.loads(output.read_text())} == {7}

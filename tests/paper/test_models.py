@@ -17,16 +17,13 @@ BLOCKS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("model", "parameters", "units"),
-    [
-        ({"kind": "mlp"}, 2_044_010, 1_500),
-        ({"kind": "cifar_nv"}, 2_618_378, 1_792),
-        ({"kind": "resnet18_c"}, 11_528_266, 3_904),
-        ({"kind": "resnet18_c", "held": True}, 11_528_266, 3_392),
-        ({"kind": "autoencoder", "compression": 4}, 326_977, 441),
-    ],
-)
+@pytest.mark.parametrize(("model", "parameters", "units"), [
+    ({"kind": "mlp"}, 2_044_010, 1_500),
+    ({"kind": "cifar_nv"}, 2_618_378, 1_792),
+    ({"kind": "resnet18_c"}, 11_528_266, 3_904),
+    ({"kind": "resnet18_c", "held": True}, 11_528_266, 3_392),
+    ({"kind": "autoencoder", "compression": 4}, 326_977, 441),
+])  # fmt: skip
 def test_sizes_of_the_paper(model, parameters, units):
     module = models.build(model)
     assert models.parameters(module) == parameters
@@ -68,17 +65,13 @@ def test_they_take_images_and_are_of_the_usual_size(kind):
     assert models.parameters(module) / 1e6 == pytest.approx(SIZES[kind], abs=0.06)
 
 
-@pytest.mark.parametrize(
-    "model",
-    [
-        {"kind": "vgg11", "width": 0.125, "batchnorm": False, "image": 32},
-        {"kind": "resnet18", "width": 0.125, "image": 16},
-        {"kind": "densenet", "image": 16},
-        {"kind": "mobilenetv1", "image": 16},
-        GPT,
-    ],
-    ids=lambda model: model["kind"],
-)
+@pytest.mark.parametrize("model", [
+    {"kind": "vgg11", "width": 0.125, "batchnorm": False, "image": 32},
+    {"kind": "resnet18", "width": 0.125, "image": 16},
+    {"kind": "densenet", "image": 16},
+    {"kind": "mobilenetv1", "image": 16},
+    GPT,
+], ids=lambda model: model["kind"])  # fmt: skip
 def test_the_rescaling_keeps_their_function(model):
     module = models.make(model, 0).double().eval()
     x = TOKENS if model is GPT else torch.randn(4, *models.input_shape(model), dtype=torch.float64)

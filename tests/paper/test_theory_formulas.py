@@ -18,10 +18,7 @@ WIDTHS = (3, 5, 2, 4, 2)
 
 
 networks = st.lists(st.integers(1, 5), min_size=2, max_size=6).flatmap(
-    lambda widths: st.tuples(
-        st.just(widths),
-        st.lists(st.floats(1e-3, 10), min_size=len(widths) - 1, max_size=len(widths) - 1),
-    )
+    lambda n: st.tuples(st.just(n), st.lists(st.floats(1e-3, 10), min_size=len(n) - 1, max_size=len(n) - 1))
 )
 
 

@@ -99,15 +99,11 @@ def test_what_training_magnifies_is_allowed(recorded, tmp_path, monkeypatch, mov
     assert len(rates) == 1
 
 
-@pytest.mark.parametrize(
-    "alter",
-    [
-        lambda table: table.assign(loss=table["loss"] * (1 + 0.001 * (table.index == 7))),
-        lambda table: table.assign(run=table["run"].where(table.index != 7, "other")),
-        lambda table: table.drop(index=7),
-    ],
-    ids=["number", "text", "shorter"],
-)
+@pytest.mark.parametrize("alter", [
+    lambda table: table.assign(loss=table["loss"] * (1 + 0.001 * (table.index == 7))),
+    lambda table: table.assign(run=table["run"].where(table.index != 7, "other")),
+    lambda table: table.drop(index=7),
+], ids=["number", "text", "shorter"])  # fmt: skip
 def test_an_altered_measurement_differs(recorded, tmp_path, alter):
     found = checks(recorded, tmp_path, TOY, 0, alter=alter)
     assert not found.agrees
@@ -116,11 +112,8 @@ def test_an_altered_measurement_differs(recorded, tmp_path, alter):
 
 def test_what_can_be_made_again():
     conv, timed = named("cifar_nv/enorm-lr0.001-seed0"), named("timing_depth/")
-    assert verify.comparable(RUN, CPU)
-    assert verify.comparable(TOY, CPU)
-    assert not verify.comparable(conv, CPU)
-    assert verify.comparable(conv, torch.device("cuda"))
-    assert not verify.comparable(timed, torch.device("cuda"))
+    assert [verify.comparable(spec, CPU) for spec in (RUN, TOY, conv)] == [True, True, False]
+    assert [verify.comparable(spec, torch.device("cuda")) for spec in (conv, timed)] == [True, False]
 
 
 def test_the_program(recorded, tmp_path, monkeypatch, capsys):

@@ -37,10 +37,8 @@ def test_a_job_reads_data_start_weights_and_rescalings_whether_or_not_its_runs_e
     one = flow()
     batch = batch_of(one)
     starts = [one.starts("mlp_gelu", rescaled) for rescaled in (False, True)]
-    assert [re.sub("-[0-9a-f]{12}", "", name) for name in starts] == [
-        "results/tiny/init/mlp_gelu.json",
-        "results/tiny/rescale/mlp_gelu.json",
-    ]
+    expected = [f"results/tiny/{stage}/mlp_gelu.json" for stage in ("init", "rescale")]
+    assert [re.sub("-[0-9a-f]{12}", "", name) for name in starts] == expected
     expected = ["results/data/generated.pt", *starts]
     assert one.inputs("train", batch.name) == expected
     assert one.work("train", batch.name, "") == "6 of 6 runs are computed"

@@ -35,8 +35,5 @@ def test_accounts_have_the_word_and_without_them_the_queue(ask):
     assert ask(*BY_NAME, squeue=QUEUE, ahead=[OURS]) == (0, FROM_QUEUE), "it does not ask itself for ever"
     assert ask(*BY_NAME, sacct="echo no accounts >&2; exit 1", squeue=QUEUE) == (0, FROM_QUEUE)
     assert ask(*BY_NAME, sacct='echo "accounts $@"', squeue=QUEUE) == (0, f"accounts {' '.join(BY_NAME)}\n")
-
-
-def test_other_questions_fail_as_they_would(ask):
-    assert ask("--version", squeue=QUEUE) == (1, "")
+    assert ask("--version", squeue=QUEUE) == (1, ""), "other questions fail as they would"
     assert ask(*BY_NAME, squeue="exit 3") == (3, "")

@@ -60,10 +60,8 @@ def test_a_claim_is_judged_and_put_into_words():
     assert found["rule"] == "quantity; at least 1: reproduced"
     cases = {2.0: Estimate(1.5, 1.2, math.inf, AT_LEAST), 3.0: None, "x": Estimate(0.5, 0.4, 0.6, note="lr 1")}
     found = judged(claim(cases, unit="times", cases="depth"), "e", pd.DataFrame(), True, "t.csv")
-    assert (found["verdict"], found["ours"]) == (
-        "mixed",
-        "times, by depth: 2: >= 1.50 [>= 1.20]; x: 0.50 [0.40, 0.60] (lr 1)",
-    )
+    assert found["verdict"] == "mixed"
+    assert found["ours"] == "times, by depth: 2: >= 1.50 [>= 1.20]; x: 0.50 [0.40, 0.60] (lr 1)"
     assert found["answers"] == {"2": "yes", "x": "no"}
     assert Estimate.of([1.5], AT_LEAST).words == ">= 1.50"  # one seed shows no spread
     assert Estimate.of([1.5, 2.0], AT_MOST).words == "<= 1.75 [<= 4.93]"
@@ -92,17 +90,14 @@ def runs(method, reached, ends=None, **columns):
 HALF = float(stats.t.ppf(0.975, 1)) * 0.25  # of two values half apart
 
 
-@pytest.mark.parametrize(
-    ("slow", "fast", "value", "low", "high", "bound"),
-    [
-        ([60.0, 80.0], [40.0, 40.0], 1.75, 1.75 - HALF, 1.75 + HALF, ""),
-        ([60.0], [40.0], 1.5, -math.inf, math.inf, ""),
-        ([NEVER, 80.0], [40.0, 40.0], 2.125, 2.125 - HALF / 2, math.inf, AT_LEAST),
-        ([45.0, 90.0], [NEVER, 90.0], 0.75, -math.inf, 0.75 + HALF, AT_MOST),
-        ([60.0, 80.0, 90.0], [40.0], 1.5, -math.inf, math.inf, ""),  # seeds without a partner do not count
-        ([0.0], [0.0], 1.0, -math.inf, math.inf, ""),  # the start itself
-    ],
-)
+@pytest.mark.parametrize(("slow", "fast", "value", "low", "high", "bound"), [
+    ([60.0, 80.0], [40.0, 40.0], 1.75, 1.75 - HALF, 1.75 + HALF, ""),
+    ([60.0], [40.0], 1.5, -math.inf, math.inf, ""),
+    ([NEVER, 80.0], [40.0, 40.0], 2.125, 2.125 - HALF / 2, math.inf, AT_LEAST),
+    ([45.0, 90.0], [NEVER, 90.0], 0.75, -math.inf, 0.75 + HALF, AT_MOST),
+    ([60.0, 80.0, 90.0], [40.0], 1.5, -math.inf, math.inf, ""),  # seeds without a partner do not count
+    ([0.0], [0.0], 1.0, -math.inf, math.inf, ""),  # the start itself
+])  # fmt: skip
 def test_ratio_of_epochs(slow, fast, value, low, high, bound):
     found = verdicts.epochs_ratio(pd.concat([runs("baseline", slow), runs("pathcond", fast)]))
     assert (found.bound, found.note) == (bound, "")

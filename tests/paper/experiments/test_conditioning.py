@@ -47,14 +47,11 @@ def test_path_kernel_against_listed_paths():
         conditioning.path_jacobian(models.make({**SMALL, "batchnorm": True}, 0))
 
 
-@pytest.mark.parametrize(
-    ("model", "training"),
-    [
-        ({"kind": "mlp", "inputs": 5, "hidden": [4, 3], "outputs": 3}, False),
-        ({"kind": "mlp", "inputs": 5, "hidden": [4, 3], "outputs": 3}, True),
-        ({"kind": "autoencoder", "inputs": 9, "compression": 2}, False),
-    ],
-)
+@pytest.mark.parametrize(("model", "training"), [
+    ({"kind": "mlp", "inputs": 5, "hidden": [4, 3], "outputs": 3}, False),
+    ({"kind": "mlp", "inputs": 5, "hidden": [4, 3], "outputs": 3}, True),
+    ({"kind": "autoencoder", "inputs": 9, "compression": 2}, False),
+])  # fmt: skip
 def test_ntk_against_torch_func(model, training):
     module = models.make(model, 0).double().train(training)
     with torch.no_grad():
@@ -81,17 +78,14 @@ def curve(epochs, accuracies=None, losses=None):
     return rows if accuracies is None else rows.assign(train_accuracy=accuracies)
 
 
-@pytest.mark.parametrize(
-    ("slow", "fast", "expected"),
-    [
-        (curve(4, [0, 0.2, 0.4, 0.6, 0.9]), curve(4, [0, 0.5, 0.9, 0.9, 0.9]), (2.0, False)),
-        (curve(4, [0, 0.2, 0.4, 0.6, 0.7]), curve(4, [0, 0.9, 0.9, 0.9, 0.9]), (4.0, True)),  # the baseline misses it
-        (curve(4, [0, 0.9, 0.9, 0.9, 0.9]), curve(4, [0, 0.2, 0.4, 0.6, 0.7]), (math.nan, False)),
-        (curve(4, losses=[9, 8, 7, 6, 5]), curve(4, losses=[9, 5, 4, 3, 2]), (4.0, False)),
-        (curve(4, losses=[9, 5, 4, 3, 2]), curve(4, losses=[9, 8, 7, 6, 5]), (0.25, False)),
-        (curve(2, [0.95, 1, 1]), curve(2, [0.95, 1, 1]), (1.0, False)),  # the start itself
-    ],
-)
+@pytest.mark.parametrize(("slow", "fast", "expected"), [
+    (curve(4, [0, 0.2, 0.4, 0.6, 0.9]), curve(4, [0, 0.5, 0.9, 0.9, 0.9]), (2.0, False)),
+    (curve(4, [0, 0.2, 0.4, 0.6, 0.7]), curve(4, [0, 0.9, 0.9, 0.9, 0.9]), (4.0, True)),  # the baseline misses it
+    (curve(4, [0, 0.9, 0.9, 0.9, 0.9]), curve(4, [0, 0.2, 0.4, 0.6, 0.7]), (math.nan, False)),
+    (curve(4, losses=[9, 8, 7, 6, 5]), curve(4, losses=[9, 5, 4, 3, 2]), (4.0, False)),
+    (curve(4, losses=[9, 5, 4, 3, 2]), curve(4, losses=[9, 8, 7, 6, 5]), (0.25, False)),
+    (curve(2, [0.95, 1, 1]), curve(2, [0.95, 1, 1]), (1.0, False)),  # the start itself
+])  # fmt: skip
 def test_speedups(slow, fast, expected):
     trained = [(rows, {"spec": {"network": "n", "method": m}}) for m, rows in (("baseline", slow), ("pathcond", fast))]
     measured = pd.DataFrame({"network": ["n"], "seed": [0], "hidden_layers": [2], "compression": [None]})

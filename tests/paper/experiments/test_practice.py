@@ -38,14 +38,11 @@ def test_rates_are_chosen_on_validation_images_not_on_test_images():
     assert estimate.note == ""
 
 
-@pytest.mark.parametrize(
-    ("baseline", "half", "low", "high"),
-    [
-        ((5, 1, 1), (1, 5, 1), -math.inf, 1.0),
-        ((1, 5, 1), (1, 1, 5), 1.0, math.inf),
-        ((1, 1, 5), (5, 1, 1), -math.inf, math.inf),
-    ],
-)
+@pytest.mark.parametrize(("baseline", "half", "low", "high"), [
+    ((5, 1, 1), (1, 5, 1), -math.inf, 1.0),
+    ((1, 5, 1), (1, 1, 5), 1.0, math.inf),
+    ((1, 1, 5), (5, 1, 1), -math.inf, math.inf),
+])  # fmt: skip
 def test_a_rate_at_an_end_bounds_the_gain_from_one_side(baseline, half, low, high):
     accuracy = {"baseline": (1, 1, 1), "half": (2, 2, 2)}
     found = practice.best(runs({"baseline": baseline, "half": half}, accuracy))

@@ -45,15 +45,12 @@ def rates(column="reached", **methods):
     return pd.DataFrame(rows)
 
 
-@pytest.mark.parametrize(
-    ("by_rate", "lr", "at_end"),
-    [
-        ({1e-3: 50, 1e-2: 30, 1e-1: 40}, 1e-2, False),
-        ({1e-3: 30, 1e-2: 31, 1e-1: 90, 1.0: 31}, 1e-3, True),
-        ({1e-3: 40, 1e-2: [20, NEVER], 1e-1: 90}, 1e-3, True),  # every seed must get there
-        ({1e-3: [30, 34], 1e-2: [34, 28]}, 1e-2, True),  # by the mean
-    ],
-)
+@pytest.mark.parametrize(("by_rate", "lr", "at_end"), [
+    ({1e-3: 50, 1e-2: 30, 1e-1: 40}, 1e-2, False),
+    ({1e-3: 30, 1e-2: 31, 1e-1: 90, 1.0: 31}, 1e-3, True),
+    ({1e-3: 40, 1e-2: [20, NEVER], 1e-1: 90}, 1e-3, True),  # every seed must get there
+    ({1e-3: [30, 34], 1e-2: [34, 28]}, 1e-2, True),  # by the mean
+])  # fmt: skip
 def test_best_rate(by_rate, lr, at_end):
     found = tuned.best(rates(pathcond=by_rate), EPOCHS)
     assert (found.lr, found.at_end) == (lr, at_end)

@@ -190,10 +190,8 @@ def test_a_folder_in_the_way_is_refused_before_training(kind, place, call, monke
     way = {"csv": table, "json": table.with_suffix(".json"), "index": index, "checkpoint": kept}[kind]
     way.mkdir(parents=True)
     status, said = call(*place.words(SHORT[:1], "--index", index))
-    assert (status, said) == (
-        2,
-        f"error: {way}: expected a file or nothing, got a folder. Move it elsewhere, or remove it.\n",
-    )
+    assert status == 2
+    assert said == f"error: {way}: expected a file or nothing, got a folder. Move it elsewhere, or remove it.\n"
 
 
 def test_an_index_lists_all_runs_and_needs_no_torch_where_they_exist(place, call):
