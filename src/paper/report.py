@@ -47,6 +47,7 @@ def pages(flow: Workflow) -> Iterator[tuple[str, str]]:
         loader=jinja2.FileSystemLoader(flow.folder / TEMPLATES), autoescape=True, undefined=jinja2.StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
+    environment.globals["marks"] = MARKS
     template = environment.get_template("page.html.j2")
     plan, chosen = flow.plan, flow.config
     claims = results.read_json(folder / "claims.json")
@@ -60,58 +61,48 @@ def pages(flow: Workflow) -> Iterator[tuple[str, str]]:
         tables[name], shown[name] = results.read_table(full), base64.b64encode(picture).decode()
         table = short(tables[name])
         yield f"{name}.csv", written(table.iloc[:: -(-len(table) // LONGEST_FILE) or 1])
-        yield (
-            f"{name}.html",
-            template.render(
-                kind="experiment",
-                name=name,
-                title=experiment.title,
-                place="Ours" if experiment.where == "ours" else f"{experiment.where} of the paper",
-                caption=flow.caption(name),
-                picture=shown[name],
-                full=full.as_posix(),
-                claims=[claim for claim in claims if claim["experiment"] == name],
-                judged=flow.judged(name),
-                marks=MARKS,
-                settings=list(flat(chosen.plain[name])),
-                cost=cost(provenance[key] for key in plan.asked[name]),
-                columns=list(table.columns),
-                numbers=[[_cell(value) for value in row] for row in table.itertuples(index=False)]
-                if len(table) <= LONGEST_TABLE
-                else [],
-            ),
+        rows = table.itertuples(index=False) if len(table) <= LONGEST_TABLE else ()
+        text = template.render(
+            kind="experiment",
+            name=name,
+            title=experiment.title,
+            place="Ours" if experiment.where == "ours" else f"{experiment.where} of the paper",
+            caption=flow.caption(name),
+            picture=shown[name],
+            full=full.as_posix(),
+            claims=[claim for claim in claims if claim["experiment"] == name],
+            judged=flow.judged(name),
+            settings=list(flat(chosen.plain[name])),
+            cost=cost(provenance[key] for key in plan.asked[name]),
+            columns=list(table.columns),
+            numbers=[[_cell(value) for value in row] for row in rows],
         )
+        yield f"{name}.html", text
     page = dashboard.page(
         environment, claims, tables, lambda name: f"data:image/webp;base64,{shown[name]}", None, flow.preset
     )
     yield "dashboard.html", page
     yield "landing.html", LANDING.format(html.escape(page, quote=False).replace("'", "&#39;"))
-    yield (
-        "claims.html",
-        template.render(
-            kind="claims", title="Claims and verdicts", claims=claims, counted=counted(claims), marks=MARKS
-        ),
-    )
+    text = template.render(kind="claims", title="Claims and verdicts", claims=claims, counted=counted(claims))
+    yield "claims.html", text
     top = chosen.top.model_dump(mode="json", exclude={"setups", "experiments"})
     settings = [*flat(top), *flat({"experiments": chosen.plain})]
-    text = template.render(kind="configuration", title="Configuration", settings=settings, marks=MARKS)
+    text = template.render(kind="configuration", title="Configuration", settings=settings)
     yield "configuration.html", text
-    yield (
-        "runtimes.html",
-        template.render(
-            kind="runtimes",
-            title="Runtimes",
-            runs=len(provenance),
-            seconds=sum(entry["seconds"] for entry in provenance.values()),
-            cost=cost(provenance.values()),
-            rows=_summed(
-                ((key.rpartition("/")[0], *(str(entry.get(name) or "") for name in FACTS)), entry["seconds"])
-                for key, entry in provenance.items()
-            ),
-            folder=folder.as_posix(),
-            marks=MARKS,
-        ),
+    facts = (
+        ((key.rpartition("/")[0], *(str(entry.get(name) or "") for name in FACTS)), entry["seconds"])
+        for key, entry in provenance.items()
     )
+    text = template.render(
+        kind="runtimes",
+        title="Runtimes",
+        runs=len(provenance),
+        seconds=sum(entry["seconds"] for entry in provenance.values()),
+        cost=cost(provenance.values()),
+        rows=_summed(facts),
+        folder=folder.as_posix(),
+    )
+    yield "runtimes.html", text
 
 
 def short(table: pd.DataFrame) -> pd.DataFrame:

@@ -344,13 +344,10 @@ class TrainingGrid(TrainingSetup):
     @model_validator(mode="after")
     def _goes_together(self) -> TrainingGrid:
         model = self.model
+        coder = isinstance(model, Autoencoder) and model.compression is None
         for axis, swept, expected in (
             ("hidden_layers", isinstance(model, MLP) and model.width is not None, "an mlp with a width"),
-            (
-                "compressions",
-                isinstance(model, Autoencoder) and model.compression is None,
-                "an autoencoder without one",
-            ),
+            ("compressions", coder, "an autoencoder without one"),
         ):
             if swept != bool(got := getattr(self, axis, [])):
                 text = f"expected a list if, and only if, model is {expected}, got {got} for {plain(model)}"

@@ -190,13 +190,7 @@ def joined(answers: Iterable[Answer]) -> Answer:
     return SOME if NO not in found else MIXED if YES in found else NO
 
 
-def judged(
-    claim: Claim,
-    experiment: str,
-    table: pd.DataFrame,
-    is_paper: bool,
-    artifact: str,
-) -> dict[str, Any]:
+def judged(claim: Claim, experiment: str, table: pd.DataFrame, is_paper: bool, artifact: str) -> dict[str, Any]:
     """A claim with our numbers, and with the verdict if the settings are the paper's.
 
     Args:

@@ -299,11 +299,8 @@ class TimeLeft(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Called with each event of Snakemake."""
         now = time.monotonic()
-        if (
-            self.left.pop(getattr(record, "job_id", None), None) is None
-            or now - self.told < TELL_EVERY
-            or not self.left
-        ):
+        share = self.left.pop(getattr(record, "job_id", None), None)
+        if share is None or now - self.told < TELL_EVERY or not self.left:
             return
         rest = sum(self.left.values())
         seconds = (now - self.began) * rest / (self.total - rest)

@@ -22,13 +22,9 @@ TABLE_1: dict[str, tuple[int, int, str]] = {
     "vgg16": (138_357_544, 12_416, "5.89e+54"),
 }
 NAMES = {
-    "mlp": "MLP 3×500",
-    "cifar_nv": "CIFAR-NV",
-    "resnet18": "ResNet-18",
-    "resnet34": "ResNet-34",
-    "resnet50": "ResNet-50",
-    "vgg16": "VGG-16",
-}
+    "mlp": "MLP 3×500", "cifar_nv": "CIFAR-NV", "resnet18": "ResNet-18", "resnet34": "ResNet-34",
+    "resnet50": "ResNet-50", "vgg16": "VGG-16",
+}  # fmt: skip
 # Heading, place of the column's edge from 0 to 1, alignment.
 COLUMNS = (
     ("network", 0.0, "left"),

@@ -263,34 +263,20 @@ def candidates(table: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 GAIN = "test accuracy minus that of the baseline, each at the rate with its best validation accuracy, paired by seed"
+_HYPOTHESES = (
+    ("plain", "plain networks with BatchNorm gain test accuracy in two epochs, and less in eight",
+     f"{GAIN}; and the gain in two epochs minus that in eight", _plain, above(0.0)),
+    ("depthwise", "networks of depthwise convolutions gain test accuracy in two and in eight epochs", GAIN,
+     estimates(DEFAULT, DEPTHWISE), above(0.0)),
+    ("residual", "residual networks and transformers gain less than half a point", GAIN,
+     estimates(DEFAULT, RESIDUAL), at_most(0.5)),
+    ("no_harm", "no network gets worse", GAIN, estimates(DEFAULT), at_least(0.0)),
+)  # fmt: skip
 _CLAIMS = tuple(
     Claim.ours(
         f"practice_{name}", f"With half of ten sweeps {text}", quantity, found, yes, unit="points", cases="network"
     )
-    for name, text, quantity, found, yes in (
-        (
-            "plain",
-            "plain networks with BatchNorm gain test accuracy in two epochs, and less in eight",
-            f"{GAIN}; and the gain in two epochs minus that in eight",
-            _plain,
-            above(0.0),
-        ),
-        (
-            "depthwise",
-            "networks of depthwise convolutions gain test accuracy in two and in eight epochs",
-            GAIN,
-            estimates(DEFAULT, DEPTHWISE),
-            above(0.0),
-        ),
-        (
-            "residual",
-            "residual networks and transformers gain less than half a point",
-            GAIN,
-            estimates(DEFAULT, RESIDUAL),
-            at_most(0.5),
-        ),
-        ("no_harm", "no network gets worse", GAIN, estimates(DEFAULT), at_least(0.0)),
-    )
+    for name, text, quantity, found, yes in _HYPOTHESES
 )
 
 

@@ -347,43 +347,22 @@ _CLAIMS = (
         unit="is the largest |u|",
     ),
 )
-# Errors in printed formulas: id, name of the formula, claim, what the paper says.
+# Errors in printed formulas: id, name of the formula, what the paper says, claim.
 _ERRATA = (
-    (
-        "theory_no_biases",
-        "without_biases",
-        "Proposition 5.1 is the formula of networks with biases, though it is stated for those without",
-        "stated without biases",
-    ),
-    (
-        "theory_general",
-        "expected_ak",
-        "Expected diagonal of the weights for any variances by layer: the printed product must leave out one more "
-        "factor",
-        "formula (appendix)",
-    ),
-    (
-        "theory_small_variance",
-        "small_variance",
-        "The limit of small variance at constant width misses terms in the first two layers",
-        "a^(L-k) / n in all layers (main text)",
-    ),
-    (
-        "theory_small_variance_widths",
-        "small_variance_widths",
-        "The limit of small variance at varying width misses a factor in layer 1",
-        "limit (appendix)",
-    ),
-    (
-        "theory_large_variance_widths",
-        "large_variance_widths",
-        "The limit of large variance at varying width misses a factor from layer 1 on",
-        "limit (appendix)",
-    ),
-)
+    ("theory_no_biases", "without_biases", "stated without biases",
+     "Proposition 5.1 is the formula of networks with biases, though it is stated for those without"),
+    ("theory_general", "expected_ak", "formula (appendix)",
+     "Expected diagonal of the weights for any variances by layer: the printed product must leave out one more factor"),
+    ("theory_small_variance", "small_variance", "a^(L-k) / n in all layers (main text)",
+     "The limit of small variance at constant width misses terms in the first two layers"),
+    ("theory_small_variance_widths", "small_variance_widths", "limit (appendix)",
+     "The limit of small variance at varying width misses a factor in layer 1"),
+    ("theory_large_variance_widths", "large_variance_widths", "limit (appendix)",
+     "The limit of large variance at varying width misses a factor from layer 1 on"),
+)  # fmt: skip
 _CLAIMS += tuple(
     Claim(id, text, paper, _OFF, _printed(name), at_least(FAR), ERRATUM, unit="standard errors")
-    for id, name, text, paper in _ERRATA
+    for id, name, paper, text in _ERRATA
 )
 
 
