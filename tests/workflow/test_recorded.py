@@ -55,7 +55,7 @@ def test_a_fresh_clone_plans_tables_claims_and_figures_alone(clone: Tree):
         for words in (["-n"], ["-n", "-F", "--until", "aggregate", "--workflow-profile", "none"])
     )
     due = jobs(run(clone, "-n", "--config", 'experiments={"mlp_depth": {"epochs": 90}}').stdout)
-    assert {job for job in due if job.startswith("train")} == {"train mlp_depth"}
+    assert {job for job in due if job.startswith("train")} == {"train mlp_depth", "train mlp_depth_lrs"}
     assert plain <= {"aggregate", "claim", "claims", "figure", "page", "all"}
     assert {"download", "init", "rescale", "train", "measure", "measure_time"} <= forced
 
