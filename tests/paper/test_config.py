@@ -49,7 +49,8 @@ VALUES = {
     "no baseline": (E + "practice.resnet18.methods", ["half"], "sigma 0: expected baseline among the methods"),
     "no seed of all": (
         E + "practice.resnet18_more",
-        {"setup": "practice", "model": {"kind": "resnet18", "image": 8}, "optimiser": {"name": "sgd"}, "seeds": [9]},
+        {"setup": "practice", "model": {"kind": "resnet18", "image": 8}, "optimiser": {"name": "sgd"}, "lrs": [1.0],
+         "seeds": [9]},
         "resnet18, 2 epochs, sigma 0: expected a seed that all methods have at all learning rates, got none; add one",
     ),
     "no grid": (E + "unequal", {}, "unequal: expected at least one training grid, got null for all."),
