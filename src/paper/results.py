@@ -61,14 +61,14 @@ def replacing(path: Path) -> Iterator[Path]:
 @contextmanager
 def _locked(path: Path) -> Iterator[int]:
     """The open, empty file at `path`, which no other process writes."""
-    while True:
+    for left in reversed(range(10_000)):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        except FileNotFoundError:
-            if path.parent.exists():  # such as /proc, which takes no files
+        except FileNotFoundError:  # another process removed the empty folder in between
+            if not left:  # or it takes no files, as /proc
                 raise
-            continue  # another process removed the empty folder in between
+            continue
         try:
             with suppress(OSError):  # a file system without locks
                 fcntl.flock(file, fcntl.LOCK_EX)
