@@ -31,9 +31,9 @@ QUEUE = 'echo squeue "$@"'
 
 
 def test_accounts_have_the_word_and_without_them_the_queue(ask):
+    assert ask("--version", squeue=QUEUE) == (1, ""), "other questions fail as they would"
+    assert ask(*BY_NAME, squeue="exit 3") == (3, "")
     assert ask(*BY_NAME, squeue=QUEUE) == (0, FROM_QUEUE)
     assert ask(*BY_NAME, squeue=QUEUE, ahead=[OURS]) == (0, FROM_QUEUE), "it does not ask itself for ever"
     assert ask(*BY_NAME, sacct="echo no accounts >&2; exit 1", squeue=QUEUE) == (0, FROM_QUEUE)
     assert ask(*BY_NAME, sacct='echo "accounts $@"', squeue=QUEUE) == (0, f"accounts {' '.join(BY_NAME)}\n")
-    assert ask("--version", squeue=QUEUE) == (1, ""), "other questions fail as they would"
-    assert ask(*BY_NAME, squeue="exit 3") == (3, "")
