@@ -855,7 +855,7 @@ def _fake(
         if sizes:
             meta = meta.new_empty([sizes.get(axis, n) for axis, n in enumerate(tensor.shape)])
         made = FakeTensor(mode, meta, device).requires_grad_(tensor.requires_grad)
-    vars(made).update(vars(tensor))
+    vars(made).update(vars(tensor) | vars(made))  # attributes of the user's
     made._is_param = isinstance(tensor, nn.Parameter)  # type: ignore[attr-defined]
     return made
 
