@@ -181,12 +181,12 @@ def gains(place: Any, rows: pd.DataFrame, names: Sequence[Any], column: str) -> 
 
 
 def key(figure: Any, rows: pd.DataFrame) -> None:
-    """Legend of the methods, and what an open marker means."""
-    methods = [name for name in plotting.methods(rows) if name != BASELINE]
-    looks = [METHODS[name] for name in methods]
+    """Legend of the methods, and what an open marker means if there is one."""
+    looks = [METHODS[name] for name in plotting.methods(rows) if name != BASELINE]
     handles = [plotting.handle(color=m.colour, marker=m.marker, linestyle="", label=m.label) for m in looks]
     figure.legend(handles=handles, loc="outside upper center", ncols=len(handles))
-    plotting.note(figure, "open: the best rate of the method or of the baseline is the smallest or largest one tried")
+    if bool((rows["at_end"] | rows["baseline_at_end"]).any()):
+        plotting.note(figure, "open: the best rate of the method or baseline is the smallest or largest one tried")
 
 
 def plot(table: pd.DataFrame) -> plotting.Figure:
