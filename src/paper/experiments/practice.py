@@ -40,7 +40,7 @@ NETWORKS = (*PLAIN, *DEPTHWISE, *RESIDUAL, *HELD_OUT)
 CHAINS = (*PLAIN, "mobilenetv1", *HELD_OUT)  # networks without shortcuts
 
 
-_BUDGETS = ("", "_more", "_8", "_8_more", "_32")  # ends of the names of grids: 2, 8 and 32 epochs; more seeds or rates
+_BUDGETS = ("", "_more", "_8", "_8_more", "_32", "_32_more")  # ends of the names of grids
 _GRIDS: dict[str, Any] = {
     f"{network}{end}": (fields.TrainingGrid | None, None) for end in _BUDGETS for network in NETWORKS
 }
