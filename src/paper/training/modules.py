@@ -39,7 +39,6 @@ def chain(module: nn.Module) -> list[nn.Linear | nn.Conv2d]:
     return layers
 
 
-LONG = 32  # epochs from which on networks other than the paper's are compiled
 # Reductions over images and pixels are slow as compiled by default; tuning them costs seconds, once.
 _TUNED: dict[str, Any] = {"max_autotune_pointwise": True}
 
@@ -68,8 +67,6 @@ class ModuleTrainer(Trainer):
         default = "bfloat16" if self.spec["model"]["kind"] == "cifar_nv" else "tf32"
         precision = self.spec.get("precision", default) if self.gpu else "float32"
         self.bfloat16, self.precision = precision == "bfloat16", PRECISIONS[precision]
-        # In shorter runs, compiling and trying all of cuDNN's algorithms take longer than they save.
-        tuned = paper or self.bfloat16 and self.spec["epochs"] >= LONG
         measured = self.spec["rescaling"].get("statistics") == "input"
         with tf32(False):
             batch = self._normalised(splits.train.images[:RESCALE_BATCH]) if measured else None
@@ -79,12 +76,13 @@ class ModuleTrainer(Trainer):
         self.parameters = models.parameters(self.module)
         if self.bfloat16:
             self.module = self.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-            torch.backends.cudnn.benchmark, torch.backends.cudnn.benchmark_limit = tuned, 0
+            # cuDNN tries all algorithms for the paper's network, but none for networks that train for a short time.
+            torch.backends.cudnn.benchmark, torch.backends.cudnn.benchmark_limit = paper, 0
         if self.gpu:
             torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
             torch.backends.cudnn.allow_tf32 = precision != "float32"
         self.forward: Callable[[Tensor], Tensor] = self.module
-        if self.gpu and tuned and not eager:
+        if self.gpu and paper and not eager:
             self.forward = torch.compile(self.module, options=_TUNED)
         scheduled = "schedule" in self.spec
         self.optimisers = optimisers(
