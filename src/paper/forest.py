@@ -65,6 +65,8 @@ ROWS = {
         *_rows("Common networks, 2 epochs, half of ten sweeps", "practice_no_harm", _COMMON),
         *_rows("Common networks, 8 epochs, half of ten sweeps", "practice_no_harm",
                {label: f"{label}, 8 epochs" for label in _COMMON}),
+        *_rows("Common networks, 32 epochs, half of ten sweeps", "practice_no_harm",
+               {label: f"{label}, 32 epochs" for label in ("VGG-11-BN", "VGG-16-BN")}),
         *_rows("Unequal starts (sigma 2), scales without bound", "unequal_gain", _MNIST),
     ),
 }  # fmt: skip

@@ -466,11 +466,6 @@ def loss_ratio(rows: pd.DataFrame, low: str = PATHCOND, high: str = BASELINE) ->
     return None if pairs.empty or values.isna().any() else Estimate.of(values, digits=3)
 
 
-def loss_ratios(rows: pd.DataFrame, column: str, low: str = PATHCOND, high: str = BASELINE) -> Estimates:
-    """Ratios of final losses of two methods by the values of a column."""
-    return {value: loss_ratio(part, low, high) for value, part in by(rows, column)}
-
-
 def accuracy_gain(
     rows: pd.DataFrame, first: str = PATHCOND, second: str = BASELINE, value: str = "best_test_accuracy"
 ) -> Estimate:

@@ -27,8 +27,8 @@ def smaller(rows: pd.DataFrame) -> Estimates:
     """Ratios of final losses, baseline and ENorm over PathCond, by compression."""
     found: Estimates = {}
     for method, name in ((BASELINE, ""), ("enorm", "ENorm, ")):
-        ratios = verdicts.loss_ratios(rows, "compression", high=method) if method in set(rows["method"]) else {}
-        found |= {f"{name}{factor:g}": ratio for factor, ratio in ratios.items()}
+        for factor, part in verdicts.by(rows, "compression") if method in set(rows["method"]) else ():
+            found[f"{name}{factor:g}"] = verdicts.loss_ratio(part, high=method)
     return found
 
 

@@ -29,13 +29,8 @@ def _smaller(table: pd.DataFrame) -> Estimates:
     return {
         f"lr {lr:g}, compression {factor}": ratio
         for lr, rows in by(runs(table), "lr")
-        for factor, ratio in smaller(of_methods(rows)).items()
+        for factor, ratio in smaller(rows[rows["method"].isin([BASELINE, PATHCOND])]).items()
     }
-
-
-def of_methods(rows: pd.DataFrame) -> pd.DataFrame:
-    """The runs of the baseline and of PathCond."""
-    return rows[rows["method"].isin([BASELINE, PATHCOND])]
 
 
 _CLAIMS = (

@@ -41,7 +41,6 @@ class Settings(Block):
     cifar_nv: CurveGrid
     cifar_nv_more: CurveGrid | None = None
     cifar_nv_seeds: CurveGrid | None = None
-    cifar_nv_largest: CurveGrid | None = None
 
 
 def table(runs: Runs, settings: Mapping[str, Any]) -> pd.DataFrame:
