@@ -75,7 +75,7 @@ def training_specs(grid: Mapping[str, Any], preset: str, sweeps: int | None = No
             epochs = next(longer, grid["epochs"])
             more = [one for one in grid.get("more_seeds", ()) if method in one["methods"]]
             added = [seed for one in more if lr in one.get("lrs", [lr]) for seed in one["seeds"]]
-            for seed in [*grid["seeds"], *added]:
+            for seed in dict.fromkeys([*grid["seeds"], *added]):
                 yield {
                     "stage": "train",
                     "preset": preset,

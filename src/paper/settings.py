@@ -332,6 +332,15 @@ class TrainingSetup(Protocol):
         return self
 
 
+class MoreSeeds(Block):
+    """Seeds that some methods have besides those of all, at some learning rates and depths or at all."""
+
+    methods: MethodNames
+    seeds: SeedList
+    lrs: LearningRates | None = None
+    hidden_layers: Distinct[PositiveInt] | None = None
+
+
 class TrainingGrid(TrainingSetup):
     """Every method at every learning rate from every seed; `clamp` bounds every abs(u) of the rescaling."""
 
@@ -339,7 +348,17 @@ class TrainingGrid(TrainingSetup):
     lrs: LearningRates
     longer: list[Longer] = Field(default=[])
     seeds: SeedList
+    more_seeds: list[MoreSeeds] = Field(default=[])
     clamp: Positive | None = None
+
+    @model_validator(mode="after")
+    def _more_seeds_are_more(self) -> TrainingGrid:
+        for more in self.more_seeds:
+            for name in ("methods", "lrs"):
+                there: list[Any] = getattr(self, name)
+                if unknown := [value for value in getattr(more, name) or () if value not in there]:
+                    raise ValueError(f"more_seeds.{name}: expected some of {name} {there}, got {unknown}")
+        return self
 
     @model_validator(mode="after")
     def _goes_together(self) -> TrainingGrid:
@@ -400,11 +419,12 @@ class CompressionGrid(TrainingGrid):
 def grids(settings: TrainingGrid) -> Iterator[dict[str, Any]]:
     """One training grid per network: `network` (its name), `model`, and the other settings of the grid."""
     block = plain(settings)
-    axes = ("hidden_layers", "compressions", "target", "shown", "smoothing")
+    axes = ("hidden_layers", "compressions", "target", "shown", "smoothing", "more_seeds")
     common = {name: value for name, value in block.items() if name not in ("model", *axes)}
     for network, model in networks(block):
-        start = f"_gain{block['gain']:g}" if "gain" in block else ""
-        yield {"network": f"{network}{start}", "model": model, **common}
+        start, depth = f"_gain{block['gain']:g}" if "gain" in block else "", len(model.get("hidden", ()))
+        more = [one for one in block.get("more_seeds", ()) if depth in one.get("hidden_layers", [depth])]
+        yield {"network": f"{network}{start}", "model": model, **common, "more_seeds": more}
 
 
 def grids_of_blocks(settings: Block) -> Iterator[dict[str, Any]]:

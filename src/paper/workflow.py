@@ -252,7 +252,8 @@ def _seeds(block: Mapping[str, Any]) -> list[int]:
     more = block.get("more_seeds", ())
     added = {seed: {name for one in more if seed in one["seeds"] for name in one["methods"]}
              for one in more for seed in one["seeds"]}  # fmt: skip
-    return [*block["seeds"], *(seed for seed, methods in added.items() if methods >= set(block["methods"]))]
+    shared = (seed for seed, methods in added.items() if methods >= set(block["methods"]))
+    return list(dict.fromkeys([*block["seeds"], *shared]))
 
 
 def _amounts(blocks: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -40,7 +40,7 @@ VALUES = {
     "nesterov alone": (E + "mlp_depth.optimiser", {"name": "sgd", "nesterov": True}, "expected momentum above 0 with"),
     "another rate": (E + "cifar_nv_lrs.longer", [{"lr": 0.5, "epochs": 9}], "longer: expected learning rates of lrs"),
     "no name of a network": (E + "bcd.networks", [["mlp"]], "bcd.networks: no network ['mlp']; did you mean"),
-    "a key of others": (E + "mlp_depth.more_seeds", [], "mlp_depth: unknown key 'more_seeds'; did you mean 'seeds'?"),
+    "a key of others": (E + "mlp_depth.smoothing", 0.2, "mlp_depth: unknown key 'smoothing'"),
     "another method": (E + "cifar_nv.more_seeds", [{"methods": ["half"], "seeds": [2]}], "seeds.methods: expected"),
     "a rate of new seeds": (
         E + "cifar_nv.more_seeds", [{"methods": ["baseline"], "seeds": [8], "lrs": [0.5]}], "seeds.lrs: expected some",
@@ -143,7 +143,7 @@ def test_wrong_blocks_of_the_queue_are_named_and_it_takes_other_values(tmp_path,
         (tmp_path / "workflow/queue.yaml").write_text(json.dumps({"mine": block}))
         with pytest.raises(PaperError, match=says):
             list(config.read_queue(tmp_path, config.read(ROOT)))
-    over, output = json.dumps({"setups": {"mlp_cifar": {"epochs": 7}}}), tmp_path / "specs.json"
-    monkeypatch.setattr(sys, "argv", ["", "--queue", "mlp_depth_gelu", "--over", over, "--output", str(output)])
+    over, output = json.dumps({"setups": {"mlp_cifar": {"batch": 7}}}), tmp_path / "specs.json"
+    monkeypatch.setattr(sys, "argv", ["", "--queue", "optimisers_exact", "--over", over, "--output", str(output)])
     plan.main()
-    assert {spec["epochs"] for spec in json.loads(output.read_text())} == {7}
+    assert {spec["batch"] for spec in json.loads(output.read_text())} == {7}

@@ -54,13 +54,13 @@ def test_training_without_a_gpu_is_refused_with_its_cost(flow):
     batch = batch_of(one)
     wildcards, params = SimpleNamespace(batch=batch.name), SimpleNamespace(again="")
     job = SimpleNamespace(rule=SimpleNamespace(name="train"), wildcards=wildcards, params=params)
-    said = r"63 runs are to be trained \(mlp_2x500_gelu, .*no GPU here.*on an H200.*on a CPU core.*device=cpu.*preset="
+    said = r"210 runs are to be trained \(mlp_2x500_gelu, .*no GPU here.*on an H200.*on a CPU core.*device=cpu.*preset="
     with pytest.raises(PaperError, match=f"(?s){said}"):
         one.refuse([job])
     write(one, batch)
     one.refuse([job])
     job.params.again = "--again 1"
-    with pytest.raises(PaperError, match="63 runs are to be trained"):
+    with pytest.raises(PaperError, match="210 runs are to be trained"):
         one.refuse([job])
 
 

@@ -9,37 +9,14 @@ from paper import plotting, verdicts
 from paper.aggregate import LACKING, LEARNT, trained
 from paper.experiments.base import Experiment, Runs
 from paper.lazy import pd
-from paper.settings import Block, Fraction, LearningRates, MethodNames, SeedList, TrainingGrid, grids, model_validator
+from paper.settings import Fraction, TrainingGrid, grids
 from paper.verdicts import LR, Claim, Estimate, NotMeasured, at_least
 
 
-class MoreSeeds(Block):
-    """Seeds that some methods have besides those of all, at some learning rates or at all."""
-
-    methods: MethodNames
-    seeds: SeedList
-    lrs: LearningRates | None = None
-
-
 class CurveGrid(TrainingGrid):
-    """One network, whose curves are smoothed: `smoothing` is the weight of the newest value in the average.
-
-    `more_seeds` are seeds that only some methods have. Figures draw those that all have.
-    """
+    """One network, whose curves are smoothed: `smoothing` is the weight of the newest value in the average."""
 
     smoothing: Fraction
-    more_seeds: list[MoreSeeds] = []
-
-    @model_validator(mode="after")
-    def _more_seeds_are_more(self) -> CurveGrid:
-        for more in self.more_seeds:
-            if unknown := [name for name in more.methods if name not in self.methods]:
-                raise ValueError(f"more_seeds.methods: expected some of methods {self.methods}, got {unknown}")
-            if unknown := [lr for lr in more.lrs or () if lr not in self.lrs]:
-                raise ValueError(f"more_seeds.lrs: expected some of lrs {self.lrs}, got {unknown}")
-            if again := [seed for seed in more.seeds if seed in self.seeds]:
-                raise ValueError(f"more_seeds.seeds: expected none of seeds {self.seeds}, got {again}")
-        return self
 
 
 def table(runs: Runs, settings: Mapping[str, Any]) -> pd.DataFrame:
@@ -48,7 +25,7 @@ def table(runs: Runs, settings: Mapping[str, Any]) -> pd.DataFrame:
 
 
 def of_shared_seeds(table: pd.DataFrame) -> pd.DataFrame:
-    """The table without the rows of seeds that some method lacks; means over seeds stay as they are."""
+    """The table without the rows of seeds that some method lacks, to be drawn; means over seeds stay as they are."""
     rows = table[table["seed"].notna()]
     count = rows.groupby("seed")["method"].nunique()
     return table[~table["seed"].isin(count.index[count < rows["method"].nunique()])]

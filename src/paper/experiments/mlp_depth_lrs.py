@@ -16,7 +16,6 @@ class Settings(Block):
     mlp: DepthGrid
     mlp_seeds: DepthGrid | None = None
     mlp_dense: DepthGrid | None = None
-    mlp_eight: DepthGrid | None = None
 
 
 def plot(table: pd.DataFrame) -> plotting.Figure:

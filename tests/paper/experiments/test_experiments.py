@@ -65,8 +65,16 @@ def test_figure_claims_and_keys(name):
         aggregate.check_counts(name, rows, part, experiment.keys)
 
 
+def test_more_seeds_at_some_depths():
+    more = [{"methods": ["baseline"], "seeds": [5], "hidden_layers": [2, 9]}]
+    grids = EXPERIMENTS["mlp_depth"].settings.model_validate({**blocks("tiny")["mlp_depth"], "more_seeds": more})
+    found = {(s["network"], s["method"]) for g in EXPERIMENTS["mlp_depth"].grids(grids)
+             for s in training_specs(g, "tiny") if s["seed"] == 5}  # fmt: skip
+    assert found == {("mlp_2x16", "baseline")}
+
+
 def test_more_seeds_of_some_methods_are_trained_and_judged_but_not_drawn():
-    block = {**blocks("tiny")["cifar_nv"], "more_seeds": [{"methods": ["pathcond"], "seeds": [7]}]}
+    block = {**blocks("tiny")["cifar_nv"], "more_seeds": [{"methods": ["pathcond"], "seeds": [1, 7]}]}
     others = {"methods": ["baseline", "enorm"], "seeds": [7, 8]}
     assert "2 seeds" in workflow.note("tiny", block)
     assert "3 seeds" in workflow.note("tiny", {**block, "more_seeds": [*block["more_seeds"], others]})
