@@ -357,7 +357,8 @@ class TrainingGrid(TrainingSetup):
             for name in ("methods", "lrs"):
                 there: list[Any] = getattr(self, name)
                 if unknown := [value for value in getattr(more, name) or () if value not in there]:
-                    raise ValueError(f"more_seeds.{name}: expected some of {name} {there}, got {unknown}")
+                    text = f"expected some of {name} {there}, got {unknown}"
+                    raise ValueError(f"more_seeds.{name}: {text}; give others, or more_seeds: [] for none")
         return self
 
     @model_validator(mode="after")
