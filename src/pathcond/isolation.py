@@ -62,9 +62,8 @@ class _State:
         return [x for place, _ in self.places.values() for x in _elements(place) if type(x) in (int, float, str)]
 
     def states(self) -> list[Any]:
-        """The states of random generators, with Python's and NumPy's, and of endless counters among the attributes."""
-        own = [repr(x) if isinstance(x, count) else pickle.dumps(x) for x in self.generators]
-        return [pickle.dumps(random_states()), *own]
+        """The states of random generators, and of endless counters among the attributes."""
+        return [repr(x) if isinstance(x, count) else pickle.dumps(x) for x in self.generators]
 
 
 def state_of(model: nn.Module) -> _State:
@@ -167,15 +166,15 @@ def isolated(model: nn.Module, training: bool | None, fake: bool = False) -> Ite
     found = known.get(id(model))
     if found is None or found.changes():
         found = known[id(model)] = state_of(model)
-    modules = [m for m in model.modules() if training is not None]
-    settings = [(m, "training", m.training, training) for m in modules if m.training != training]
+    settings = [(m, "training", m.training, training) for m in model.modules() if training not in (None, m.training)]
     configs = [getattr(m, "config", None) for m in model.modules()]
     settings += [(config, "use_cache", True, False) for config in configs if getattr(config, "use_cache", None) is True]
     devices = sorted({p.device.index for p in model.parameters() if p.is_cuda and not fake})
-    numpy, (python, arrays) = sys.modules.get("numpy"), random_states()
+    numpy = sys.modules.get("numpy")
+    shared = [random.getstate.__self__, *([numpy.random.get_state.__self__] if numpy else [])]  # one of each library
     saved = [(t, t.detach().clone()) for t in found.tensors if not (fake or t.is_inference())]
-    rewind = [_at_its_place(x) for x in found.generators]
-    state = replace(found)
+    state = replace(found, generators=[*shared, *found.generators])
+    rewind = [_at_its_place(x) for x in state.generators]
     try:
         for thing, name, _, value in settings:
             setattr(thing, name, value)
@@ -199,9 +198,6 @@ def isolated(model: nn.Module, training: bool | None, fake: bool = False) -> Ite
             for tensor, content in saved:
                 if not torch.equal(tensor, content):  # writes through `data` leave no trace in its version
                     tensor.copy_(content)
-        random.setstate(python)
-        if numpy:
-            numpy.random.set_state(arrays)
         for back in rewind:
             back()
         for thing, name, value, _ in settings:
@@ -216,12 +212,6 @@ def _at_its_place(generator: Any) -> Callable[[], object]:
         return partial(generator.set_state, generator.get_state())
     bits = getattr(generator, "bit_generator", generator)
     return partial(setattr, bits, "state", bits.state) if hasattr(bits, "state") else lambda: None
-
-
-def random_states() -> tuple[Any, Any]:
-    """The random states of Python and, if it is loaded, NumPy."""
-    numpy = sys.modules.get("numpy")
-    return random.getstate(), numpy.random.get_state() if numpy else None
 
 
 @contextmanager
@@ -267,5 +257,4 @@ def on_cpu(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 def caller_device() -> AbstractContextManager[object]:
     """A context in which the default device is that of the caller of an :func:`on_cpu` function."""
-    device = _asked.get()
-    return nullcontext() if device is None else device
+    return _asked.get() or nullcontext()
