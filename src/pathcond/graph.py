@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import warnings
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -42,7 +42,7 @@ from pathcond.inputs import (
 from pathcond.isolation import on_cpu
 from pathcond.rules import TABLE
 from pathcond.rules.base import FROZEN, GROUP, ZERO, ParamView, Reason, ScalePropagation, Use, distinct, runs
-from pathcond.tracing import Call, Constants, Recorder, Ref, Trace, Value, flatten, record, refs, run, signature
+from pathcond.tracing import Call, Constants, Recorder, Ref, Trace, flatten, record, refs, run, signature
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,16 +168,15 @@ class ScaleGraph:
                 lambda t: t.to(next(iter(own))) if t.is_floating_point() and own and t.dtype not in own else t,
                 self.arguments,
             )
-            try:
+            with suppress(RecordError):  # nothing to compare: a model that does not take the stored arguments
                 found = _identity(model, record(model, arguments, training=False))
-            except RecordError:  # nothing to compare: a model that does not take the stored arguments
-                found = self.signature
-            parts = zip(found.split(), self.signature.split(), strict=False)
-            if not all(own == other or "?" in (own, other) for own, other in parts):
-                raise ApplyError(
-                    "expected a model whose forward pass calls the operations that the graph was extracted from, got "
-                    "others, or others in between: its scales may change the function. Extract a graph of this model."
-                )
+                parts = zip(found.split(), self.signature.split(), strict=False)
+                if not all(own == other or "?" in (own, other) for own, other in parts):
+                    raise ApplyError(
+                        "expected a model whose forward pass calls the operations that the graph was extracted from, "
+                        "got others, or others in between: its scales may change the function. Extract a graph of this "
+                        "model."
+                    )
         known[self.signature] = settings
 
     def trace_of(self, model: nn.Module, example_input: Any) -> Trace:
@@ -280,7 +279,7 @@ def extract_graph(
                 continue
             modes[name] = None
             for trace in found:
-                if not any(_same(trace, other) for other in traces):
+                if trace not in traces:  # else the same groups would follow
                     _propagate(s, trace, Constants(trace, model))
             traces += found
     doubts += recorder.doubts()
@@ -309,17 +308,6 @@ def extract_graph(
     )
     _KNOWN.setdefault(model, {})[graph.signature] = _settings(model)
     return graph
-
-
-def _same(trace: Trace, other: Trace) -> bool:
-    """Whether two passes made the same calls on the same values, so that the same groups follow."""
-
-    def facts(value: Value) -> Any:
-        return value.shape, value.dtype, value.leaf and (value.leaf.kind, value.leaf.name, id(value.leaf.tensor))
-
-    ends = (trace.calls, trace.inputs, trace.outputs, trace.kept)
-    same = ends == (other.calls, other.inputs, other.outputs, other.kept)
-    return same and [*map(facts, trace.values)] == [*map(facts, other.values)]
 
 
 def _resized(trace: Trace, shapes: Sequence[tuple[int, ...]]) -> Trace:
@@ -579,9 +567,8 @@ def _components(count: int, ties: list[Tensor]) -> Tensor:
         for end in edges:
             root.scatter_reduce_(0, end, low, "amin")
         del low
-        above = root[root]
-        while not torch.equal(root, above):
-            root, above = above, above[above]
+        while not torch.equal(root, above := root[root]):
+            root = above
         edges = root[edges]
         edges = edges[:, edges[0] != edges[1]]
     found = torch.arange(count, dtype=GROUP)
@@ -646,10 +633,9 @@ def _assemble(model: nn.Module, s: ScalePropagation) -> dict[str, Any]:
             ends.append(shared[key])
         if any(bool(end.any()) for end in ends):
             params[name] = ParamScales(ends[0], ends[1], use.offset, use.bias)
-    counts: dict[tuple[str, str], int] = {}
+    counts = Counter[tuple[str, str]]()
     for entry in chain(*by_module.values()):
-        key = (entry.where, entry.reason)
-        counts[key] = counts.get(key, 0) + entry.channels
+        counts[entry.where, entry.reason] += entry.channels
     return {
         "units": sum(sizes),
         "layers": _layers(s, number, step),

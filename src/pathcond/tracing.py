@@ -56,6 +56,10 @@ class Leaf:
     name: str = ""
     tensor: Tensor | None = None
 
+    def __eq__(self, other: Any) -> bool:
+        same = isinstance(other, Leaf) and (self.kind, self.name) == (other.kind, other.name)
+        return same and self.tensor is other.tensor
+
 
 @dataclass(frozen=True, slots=True)
 class Value:
@@ -200,9 +204,8 @@ def _tracked(base: type) -> type:
 
         return call
 
-    kinds = {f"__{name}__": kind for kind, names in _KINDS.items() for name in names.split()} | {
-        "bit_length": "compute"
-    }
+    kinds = {f"__{name}__": kind for kind, names in _KINDS.items() for name in names.split()}
+    kinds["bit_length"] = "compute"
     methods = {name: tracked(name, kind) for name, kind in kinds.items() if hasattr(base, name)}
     return type(f"Tracked_{base.__name__}", (base,), methods)
 
@@ -983,9 +986,7 @@ class Constants:
         call, leaf = self.maker(value), self._values[value].leaf
         if call is None:
             tensor = None if leaf is None or leaf.kind == "input" else self._tensors.get(leaf.name, leaf.tensor)
-            if tensor is not None and (isinstance(tensor, FakeTensor) or tensor.is_meta):
-                tensor = None
-            self._cache[value] = None if tensor is None else tensor.detach()
+            self._cache[value] = None if isinstance(tensor, FakeTensor | None) or tensor.is_meta else tensor.detach()
             return
         self._cache |= dict.fromkeys(call.outs)
         inputs = {r: tensor for r in call.reads if (tensor := self._cache[r]) is not None}
