@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map
 
 from pathcond.checks import PathCondError, PathCondWarning, check_choice, optional_package
 from pathcond.groups import ScaleGroups, groups_to_awq_mappings, groups_to_cle_pairs, scale_groups, verify_mapping
@@ -146,7 +147,7 @@ def mappings_as(form: str, model: nn.Module, groups: ScaleGroups) -> str:
     if form == "pairs":
         shown: Any = groups_to_cle_pairs(free)
     elif form == "auto-round":
-        shown = [{key: _expressions(names) for key, names in m.items()} for m in found if _in_a_block(model, m)]
+        shown = [tree_map(lambda name: f"^{re.escape(name)}$", m) for m in found if _in_a_block(model, m)]
     else:
         parts = [
             {
@@ -167,10 +168,6 @@ def _in_a_block(model: nn.Module, mapping: dict[str, Any]) -> bool:
     readers = [model.get_submodule(name) for name in mapping["balance_layers"]]
     inside = block is not None and all(name.startswith(block[0]) for name in mapping["balance_layers"])
     return inside and all(isinstance(reader, nn.Linear) for reader in readers)
-
-
-def _expressions(names: Any) -> Any:
-    return f"^{re.escape(names)}$" if isinstance(names, str) else [_expressions(name) for name in names]
 
 
 def entries_in(path: Path) -> list[Any]:
@@ -202,9 +199,7 @@ def _check(options: argparse.Namespace) -> int:
     libraries = dict.fromkeys(name.split()[0] for name in registry.REGISTRIES)
     check_choice("--registry", options.registry, (*registry.REGISTRIES, *libraries))
     found = []
-    for name in registry.REGISTRIES:
-        if options.registry not in (name, name.split()[0]):
-            continue
+    for name in [name for name in registry.REGISTRIES if options.registry in (name, name.split()[0])]:
         for model in options.only or [*registry.listed_models(name), *options.also]:
             for finding in registry.check_registry(name, model):
                 found.append(asdict(finding))
@@ -228,10 +223,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             warnings.simplefilter("always", PathCondWarning)
             status = _run(options)
         texts = dict.fromkeys(str(note.message) for note in notes if issubclass(note.category, PathCondWarning))
-        for text in texts:
+        for text in [*texts, _OTHER_CALLS] if texts else []:
             print(f"note: {text}", file=sys.stderr)
-        if texts:
-            print(_OTHER_CALLS, file=sys.stderr)
     except PathCondError as error:
         print(f"pathcond: {error}", file=sys.stderr)
         return 2
@@ -244,7 +237,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 _OTHER_CALLS = (
-    "note: the model was called with one kind of input, text alone where it reads text. For others, such as text with "
+    "the model was called with one kind of input, text alone where it reads text. For others, such as text with "
     "images, call pathcond.scale_groups or pathcond.verify_mapping with such inputs."
 )
 

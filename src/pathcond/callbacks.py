@@ -57,10 +57,8 @@ class _Callback:
         options = ("objective", "clamp", "damping", "check", "trainable_only")
         given: dict[str, Any] = {name: getattr(self, name) for name in options}
         graph = self.reports[0].graph if self.reports else None
-        report = rescale_(
-            model.get_submodule(self.module or ""), example_input, optimizer=optimizer, graph=graph, **given
-        )
-        self.reports.append(report)
+        part = model.get_submodule(self.module or "")
+        self.reports.append(rescale_(part, example_input, optimizer=optimizer, graph=graph, **given))
 
 
 class _LightningRescale(_Callback):
@@ -74,14 +72,11 @@ class _LightningRescale(_Callback):
         """Rescale before the first batch of an epoch."""
         if batch_idx or not self._due(trainer.current_epoch):
             return
-        if len(trainer.optimizers) != 1:
-            raise PathCondError(
-                f"expected one optimizer, got {len(trainer.optimizers)}. Call pathcond.rescale_ itself."
-            )
+        optimizers, strategy = trainer.optimizers, trainer.strategy
+        if len(optimizers) != 1:
+            raise PathCondError(f"expected one optimizer, got {len(optimizers)}. Call pathcond.rescale_ itself.")
         example = self.inputs(batch) if self.inputs else batch[0] if isinstance(batch, (tuple, list)) else batch
-        self._rescale(
-            pl_module, trainer.strategy.batch_to_device(trainer.strategy.broadcast(example)), trainer.optimizers[0]
-        )
+        self._rescale(pl_module, strategy.batch_to_device(strategy.broadcast(example)), optimizers[0])
 
 
 class _TrainerRescale(_Callback):
@@ -115,7 +110,5 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(_CLASSES)}")
     ours, module, base = _CLASSES[name]
     parent = getattr(optional_package(module, name), base)
-    globals()[name] = type(
-        name, (ours, parent), {"__module__": __name__, "__doc__": f"{ours.__doc__}\n    {_Callback.__doc__}"}
-    )
-    return globals()[name]
+    about = {"__module__": __name__, "__doc__": f"{ours.__doc__}\n    {_Callback.__doc__}"}
+    return globals().setdefault(name, type(name, (ours, parent), about))

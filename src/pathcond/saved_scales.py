@@ -101,13 +101,11 @@ def _encoded(arguments: Any) -> str | None:
 
 def _decoded(text: str | None) -> Any:
     """The arguments, with tensors on the meta device."""
+
+    def tensor(facts: dict[str, Any]) -> Tensor:
+        return torch.empty(facts["shape"], dtype=getattr(torch, facts["dtype"].removeprefix("torch.")), device="meta")
+
     if text is None:
         return None
-    structure, leaves = json.loads(text)
-    leaves = [
-        torch.empty(x["shape"], dtype=getattr(torch, x["dtype"].removeprefix("torch.")), device="meta")
-        if isinstance(x, dict)
-        else x
-        for x in leaves
-    ]
+    structure, leaves = json.loads(text, object_hook=tensor)
     return tree_unflatten(leaves, treespec_loads(structure))
