@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import warnings
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -28,18 +28,8 @@ from pathcond.checks import (
     check_shapes,
     shared_memory,
 )
-from pathcond.inputs import (
-    Sizes,
-    as_arguments,
-    attributes_of,
-    examples_in,
-    left_out,
-    map_tensors,
-    other_sizes,
-    sizes_past,
-    tensors_in,
-)
-from pathcond.isolation import on_cpu
+from pathcond.inputs import Sizes, as_arguments, examples_in, left_out, map_tensors, other_sizes, sizes_past, tensors_in
+from pathcond.isolation import on_cpu, settings_of
 from pathcond.rules import TABLE
 from pathcond.rules.base import FROZEN, GROUP, ZERO, ParamView, Reason, ScalePropagation, Use, distinct, runs
 from pathcond.tracing import Call, Constants, Recorder, Ref, Trace, flatten, record, refs, run, signature
@@ -159,7 +149,7 @@ class ScaleGraph:
             ApplyError: its parameters have other names or shapes, or its forward pass calls other operations.
         """
         check_shapes(dict(model.named_parameters()), self.shapes)
-        settings, known = _settings(model), _KNOWN.setdefault(model, {})
+        settings, known = settings_of(model), _KNOWN.setdefault(model, {})
         if known.get(self.signature) == settings:
             return
         if self.signature and self.arguments is not None:
@@ -258,8 +248,7 @@ def extract_graph(
     check_flags(smooth=smooth, strict=strict)
     check_choice("batchnorm", batchnorm, ("affine", "exclude"))
     check_model(model, values=False)
-    alias = shared_memory(model)[0]
-    s = ScalePropagation(TABLE, batchnorm=batchnorm, smooth=smooth, strict=strict, alias=alias)
+    s = ScalePropagation(TABLE, batchnorm=batchnorm, smooth=smooth, strict=strict, alias=shared_memory(model)[0])
     examples = examples_in(example_input)
     doubts: list[str] = []
     traces: list[Trace] = []
@@ -306,7 +295,7 @@ def extract_graph(
         arguments=kwargs or args,
         chain=_is_chain(traces[0]),
     )
-    _KNOWN.setdefault(model, {})[graph.signature] = _settings(model)
+    _KNOWN.setdefault(model, {})[graph.signature] = settings_of(model)
     return graph
 
 
@@ -340,42 +329,6 @@ def _is_chain(trace: Trace) -> bool:
     return len(reads) == len({*reads})
 
 
-def _settings(model: nn.Module) -> list[Any]:
-    """What a pass may depend on: classes, attributes and what they hold, integer tensors, functions, hooks, memory."""
-    found: list[Any] = [p.data_ptr() for p in model.parameters()]
-    seen = set[int]()
-    for name, module in model.named_modules():
-        held = {key: value for key, value in vars(module).items() if key not in ("training", "_buffers")}
-        held |= {key: id(b) if key in _STATISTICS else b for key, b in module._buffers.items()}
-        found += [name, type(module), id(type(module).forward), *held, *(_fingerprint(x, seen) for x in held.values())]
-    return found
-
-
-_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # buffers that change with each batch
-
-
-def _fingerprint(x: Any, seen: set[int], depth: int = 0) -> Any:
-    """What tells an attribute from others: its value, the entries of integers, what containers and objects hold.
-
-    Of other tensors it is the number of writes to them. Each object is followed once, to some depth.
-    """
-    if isinstance(x, (int, float, str)):
-        return x
-    if isinstance(x, Tensor):
-        if x.is_meta or x.is_floating_point() or x.is_complex():
-            return id(x), 0 if x.is_inference() or isinstance(x, nn.Parameter) else x._version
-        weights = torch.arange(x.numel(), dtype=torch.float64, device=x.device).add(1).sin()
-        return id(x), float(x.detach().reshape(-1).double() @ weights)
-    if hasattr(x, "tobytes"):  # an array of NumPy
-        return hash(x.tobytes())
-    held = x if isinstance(x, (dict, list, tuple, set, deque)) else attributes_of(x)
-    if not held or id(x) in seen or depth > 3 or len(seen) > 10_000:
-        return id(x)
-    seen.add(id(x))
-    parts = [*dict.keys(held), *dict.values(held)] if isinstance(held, dict) else held  # a subclass may load entries
-    return id(x), [_fingerprint(part, seen, depth + 1) for part in parts]
-
-
 def _identity(model: nn.Module, trace: Trace) -> str:
     """Digests of a trace, of what shares memory, and of each index that no input reaches; ``?`` where it is unknown."""
     constants = Constants(trace, model)
@@ -389,7 +342,6 @@ def _identity(model: nn.Module, trace: Trace) -> str:
 _ELEMENTWISE = ("pass", "same", "clamp", "smooth", "barrier", "add", "maximum", "mul", "div")
 _ANY = ("any: no call depends on them",)
 _MOST_SIZES = 8  # tried beside the usual ones, because the code of the model compares with them
-
 
 # Kinds of operations whose scale rules give the same for inputs of every size, without the number of axes at the end.
 _ANY_SIZE = """pass same clamp smooth barrier linear embedding batch_norm layer_norm
@@ -633,12 +585,18 @@ def _assemble(model: nn.Module, s: ScalePropagation) -> dict[str, Any]:
             ends.append(shared[key])
         if any(bool(end.any()) for end in ends):
             params[name] = ParamScales(ends[0], ends[1], use.offset, use.bias)
+    layers: dict[str, Tensor] = {}
+    for layer in s.layers:  # a module called twice is listed once
+        groups = slice(layer.first, layer.first + layer.size)
+        if layer.name not in layers and bool(number[groups].any()):
+            experts = torch.arange(layer.experts, dtype=torch.int32)[:, None]
+            layers[layer.name] = (number[groups] + step[groups] * experts).reshape(-1)
     counts = Counter[tuple[str, str]]()
     for entry in chain(*by_module.values()):
         counts[entry.where, entry.reason] += entry.channels
     return {
         "units": sum(sizes),
-        "layers": _layers(s, number, step),
+        "layers": layers,
         "groups": tuple(size for size in sizes if size),
         "params": params,
         "frozen": tuple(Frozen(count, where, text) for (where, text), count in counts.items()),
@@ -686,18 +644,6 @@ def _number(
     return number.index_select(0, root.abs()).mul_(root.sign_()), step, sizes, by_module
 
 
-def _layers(s: ScalePropagation, number: Tensor, step: Tensor) -> dict[str, Tensor]:
-    """Unit numbers by module, for modules that have any; a module called twice is listed once."""
-    found: dict[str, Tensor] = {}
-    for layer in s.layers:
-        groups = slice(layer.first, layer.first + layer.size)
-        numbers = number[groups]
-        if layer.name not in found and bool(numbers.any()):
-            experts = torch.arange(layer.experts, dtype=torch.int32)[:, None]
-            found[layer.name] = (numbers + step[groups] * experts).reshape(-1)
-    return found
-
-
 def _frozen(s: ScalePropagation, root: Tensor, why: Tensor, left: Tensor) -> dict[str, tuple[Frozen, ...]]:
     """The frozen hidden channels by module and reason; one that several passes or calls make counts once."""
     reasons, later = list(s.frozen), [*s.begins, s.count][1]
@@ -711,14 +657,12 @@ def _frozen(s: ScalePropagation, root: Tensor, why: Tensor, left: Tensor) -> dic
             continue
         counted.setdefault(layer.name, []).append(carried)
         groups = carried.abs()
+        groups = groups[why[groups] < len(reasons)]  # the frozen ones
         for index, count in zip(*(t.tolist() for t in why[groups].unique(return_counts=True)), strict=True):
-            if index == len(reasons):
-                continue
-            reason = reasons[index]
-            if not reason.lost:
+            if not reasons[index].lost:
                 count = int(left[groups[why[groups] == index]].sum())
             if count:
-                entry = Frozen(count * layer.experts, reason.where or layer.name, reason.text)
+                entry = Frozen(count * layer.experts, reasons[index].where or layer.name, reasons[index].text)
                 by_module[layer.name] = (*by_module.get(layer.name, ()), entry)
     return by_module
 
@@ -730,8 +674,7 @@ def _freeze_unusual_parameters(model: nn.Module, s: ScalePropagation, traces: Se
     read = [buffers.get(leaf.name) if leaf.kind == "buffer" else leaf.tensor for leaf in leaves]
     real = {id(t): t for t in read if t is not None and not isinstance(t, FakeTensor) and t.layout == torch.strided}
     for name in shared_memory(model, list(real.values()))[1]:
-        text = f"parameter '{name}' shares memory with another tensor"
-        s.freeze_parameter(s.alias.get(name, name), Reason("", text))
+        s.freeze_parameter(s.alias.get(name, name), Reason("", f"parameter '{name}' shares memory with another tensor"))
     for name in [name for name, p in model.named_parameters() if not p.is_floating_point()]:
         s.freeze_parameter(name, Reason("", f"parameter '{name}' holds integers"))
 

@@ -20,11 +20,12 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from pathcond.inputs import as_arguments, map_tensors, tensors_in
+from pathcond.inputs import as_arguments, attributes_of, map_tensors, tensors_in
 
 _BOXES = (list, dict, set, deque)
 _SIMPLE = frozenset({int, float, bool, str, type(None), nn.Parameter, torch.dtype, torch.device, torch.Size})
 _OUTSIDE = (int, float, nn.Module, ModuleType)  # not followed
+_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # buffers that change with each batch
 _MOST = 20_000  # objects visited, besides a hundred per module: attributes may lead into a whole program
 
 
@@ -119,7 +120,7 @@ def _elements(place: Any) -> list[Any]:
         with suppress(ValueError):  # a variable that has no value yet
             return [place.cell_contents]
         return []
-    base: Any = next(kind for kind in _BOXES if isinstance(place, kind))
+    base: Any = next(kind for kind in (*_BOXES, tuple) if isinstance(place, kind))
     return list(base.__iter__(place))
 
 
@@ -139,6 +140,38 @@ def _refill(place: Any, then: list[Any]) -> None:
     else:
         place.clear()
         place.update(named or then) if isinstance(place, (dict, set)) else place.extend(then)
+
+
+def settings_of(model: nn.Module) -> list[Any]:
+    """What a pass may depend on: classes, attributes and what they hold, integer tensors, functions, hooks, memory."""
+    found: list[Any] = [p.data_ptr() for p in model.parameters()]
+    seen = set[int]()
+    for name, module in model.named_modules():
+        held = {key: value for key, value in vars(module).items() if key not in ("training", "_buffers")}
+        held |= {key: id(b) if key in _STATISTICS else b for key, b in module._buffers.items()}
+        found += [name, type(module), id(type(module).forward), *held, *(_fingerprint(x, seen) for x in held.values())]
+    return found
+
+
+def _fingerprint(x: Any, seen: set[int], depth: int = 0) -> Any:
+    """What tells an attribute from others: its value, the entries of integers, what containers and objects hold.
+
+    Of other tensors it is the number of writes to them. Each object is followed once, to some depth.
+    """
+    if isinstance(x, (int, float, str)):
+        return x
+    if isinstance(x, Tensor):
+        if x.is_meta or x.is_floating_point() or x.is_complex():
+            return id(x), 0 if x.is_inference() or isinstance(x, nn.Parameter) else x._version
+        weights = torch.arange(x.numel(), dtype=torch.float64, device=x.device).add(1).sin()
+        return id(x), float(x.detach().reshape(-1).double() @ weights)
+    if hasattr(x, "tobytes"):  # an array of NumPy
+        return hash(x.tobytes())
+    held = x if isinstance(x, (*_BOXES, tuple)) else attributes_of(x)
+    if not held or id(x) in seen or depth > 3 or len(seen) > 10_000:
+        return id(x)
+    seen.add(id(x))
+    return id(x), [_fingerprint(part, seen, depth + 1) for part in _elements(held)]
 
 
 def call_isolated(model: nn.Module, example_input: Any, training: bool | None) -> Any:
@@ -171,9 +204,10 @@ def isolated(model: nn.Module, training: bool | None, fake: bool = False) -> Ite
     settings += [(config, "use_cache", True, False) for config in configs if getattr(config, "use_cache", None) is True]
     devices = sorted({p.device.index for p in model.parameters() if p.is_cuda and not fake})
     numpy = sys.modules.get("numpy")
-    shared = [random.getstate.__self__, *([numpy.random.get_state.__self__] if numpy else [])]  # one of each library
+    libraries: list[Any] = [random, numpy.random] if numpy else [random]
     saved = [(t, t.detach().clone()) for t in found.tensors if not (fake or t.is_inference())]
-    state = replace(found, generators=[*shared, *found.generators])
+    # The functions of these modules are methods of one generator each.
+    state = replace(found, generators=[*(library.uniform.__self__ for library in libraries), *found.generators])
     rewind = [_at_its_place(x) for x in state.generators]
     try:
         for thing, name, _, value in settings:
@@ -182,9 +216,8 @@ def isolated(model: nn.Module, training: bool | None, fake: bool = False) -> Ite
             state.places = found.places | {id(place): (place, now) for place, _, now in found.changes()}
         with torch.no_grad(), torch.random.fork_rng(devices=devices):
             if not fake:
-                random.seed(0)
-                if numpy:
-                    numpy.random.seed(0)
+                for library in libraries:
+                    library.seed(0)
                 for generator in (torch.default_generator, *(torch.cuda.default_generators[i] for i in devices)):
                     generator.manual_seed(0)  # torch.manual_seed would seed all other devices too
             yield state
