@@ -174,7 +174,6 @@ def signature(trace: Trace, first: int = 0) -> str:
 
 Comparison = tuple[int, float, float]  # a size, the number made from it that was compared, what it was compared with
 
-
 _KINDS = {  # of methods of numbers; conversions are to what is not tracked
     "compute": """add radd sub rsub mul rmul floordiv rfloordiv mod rmod truediv rtruediv pow rpow neg abs round floor
         ceil trunc and rand or ror xor rxor lshift rlshift rshift rrshift divmod rdivmod""",
@@ -211,8 +210,8 @@ def _tracked(base: type) -> type:
 
 
 def _is_ours(frame: Any) -> bool:
-    """Whether code of torch or of this library runs in a frame, and not that of a model."""
-    return frame.f_globals.get("__name__", "").partition(".")[0] in ("torch", "pathcond")
+    """Whether code of torch or of this library, or contextlib, which wraps both, runs in a frame, not a model's."""
+    return frame.f_globals.get("__name__", "").partition(".")[0] in ("torch", "pathcond", "contextlib")
 
 
 _TRACKED = {base: _tracked(base) for base in (int, float)}
@@ -261,9 +260,9 @@ _QUERIES = _SIZED | {getattr(Tensor, name) for name in _METHODS.split()}
 _UNSEEN = {Tensor.__len__: "len()", Tensor.stride: "stride()", Tensor.untyped_storage: "storage"}
 _QUERIES |= {getattr(Tensor, name).__get__ for name in _ATTRIBUTES.split()}
 
+_SPLITS = {torch.split, Tensor.split, torch.split_with_sizes, Tensor.split_with_sizes}
 _NORMS = {F.batch_norm, torch.batch_norm, F.instance_norm, torch.instance_norm}
 _GROUPED = {f for f in (getattr(F, "grouped_mm", None), getattr(torch, "_grouped_mm", None)) if f is not None}
-
 
 # Functions that read only the shape, dtype and device of their first argument, and the one that takes a shape instead.
 _FILLED = ("zeros", "ones", "empty", "full")
@@ -280,9 +279,7 @@ def _composed(function: Any) -> Any:
     return copied
 
 
-def _rnn_relu_cell(
-    x: Tensor, h: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None
-) -> Tensor:
+def _rnn_relu_cell(x: Tensor, h: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Any = None, b_hh: Any = None) -> Tensor:
     return F.relu(F.linear(x, w_ih, b_ih) + F.linear(h, w_hh, b_hh))
 
 
@@ -340,9 +337,6 @@ def _values(tensor: FakeTensor) -> Any:
         return [_Count(tensor)] * tensor.shape[0]
 
 
-_SPLITS = {torch.split, Tensor.split, torch.split_with_sizes, Tensor.split_with_sizes}
-
-
 def _split_by_counts(x: Tensor, sizes: list[Any], dim: int = 0) -> list[Tensor]:
     """Parts of sizes that depend on values: entries that cannot be known, as many as fit."""
     whole, parts = x.shape[dim], len(sizes)
@@ -392,18 +386,10 @@ def _without_source(function: Any, arguments: Any, result: Any) -> tuple[Any, An
 
 
 def _may_write(function: Any, kwargs: Any) -> bool:
-    """Whether a call may write an argument, or make a tensor on its memory of which torch does not say so.
-
-    By the names that torch gives such functions.
-    """
+    """Whether a call may, by its name, write an argument or make a tensor on its memory without torch saying so."""
     name = name_of(function)
     in_place = (name.endswith("_") and not name.endswith("__")) or name.startswith("__i") or kwargs.get("inplace")
     return bool(in_place) or "out" in kwargs or name in ("__setitem__", "detach", "Tensor.data")
-
-
-def _writes_lists(function: Any) -> bool:
-    """Whether a function writes to all tensors of a list; the versions of fake tensors do not tell."""
-    return name_of(function).startswith("_foreach") and name_of(function).endswith("_")
 
 
 def is_random(function: Any) -> bool:
@@ -487,8 +473,7 @@ class Tape(TorchFunctionMode):
             except RuntimeError as error:  # memory of a fake tensor, whose origin is lost
                 raise RuntimeError("a tensor came through DLPack") from error
         value = known.value if known else self.new_value(fake, leaf)
-        made = self.known[id(fake)] = Known(fake, value, epoch=self._epoch(fake))
-        return made
+        return self.known.setdefault(id(fake), Known(fake, value, epoch=self._epoch(fake)))
 
     def is_leaf(self, tensor: Tensor) -> bool:
         """Whether a known tensor still holds what it held before the pass."""
@@ -497,9 +482,7 @@ class Tape(TorchFunctionMode):
     def _epoch(self, tensor: Tensor) -> int:
         return self.epochs.get(tensor.untyped_storage()._cdata, 0)
 
-    def add(
-        self, fn: Callable[..., Any], arguments: Any, result: Any, read: Sequence[Tensor], changed: Sequence[Tensor]
-    ) -> None:
+    def add(self, fn: Any, arguments: Any, result: Any, read: Sequence[Tensor], changed: Sequence[Tensor]) -> None:
         """Record a call with ``arguments`` as :class:`Ref` trees, that read some tensors and changed some of them."""
         returned = [t for t in flatten(result) if not any(t is c for c in changed)]
         outs = tuple(self.new_value(t) for t in (*returned, *changed))
@@ -535,10 +518,8 @@ class Tape(TorchFunctionMode):
             self.outside.append(tensor)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return self.call(func, args, kwargs or {})
-
-    def call(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run a torch function and record it, unless it is called by another, or reads no values."""
+        kwargs = kwargs or {}
         if self.depth:
             return func(*args, **kwargs)
         if func in _QUERIES:
@@ -551,15 +532,12 @@ class Tape(TorchFunctionMode):
             source = None if func is Tensor.size else args[0]
             return _watched(result, source, self) if func in _SIZED else result
         if (written_out := _written_out(func, args, kwargs)) is not None:
-            turns = self.turns.copy()
-            with self:
-                result = written_out(*args, **kwargs)
-            self.turns = turns
-            return result
+            with self, patch.object(self, "turns", Counter()):  # calls that are not the model's own
+                return written_out(*args, **kwargs)
         if func == Tensor.data.__set__:  # pyright: ignore
             if args[0].shape != args[1].shape:
                 raise RuntimeError("`data` is replaced by a tensor of another shape")
-            return self.call(Tensor.copy_, args, {})
+            return self.__torch_function__(Tensor.copy_, types, args)
         if func is Tensor.__dlpack__:
             raise RuntimeError("a tensor goes through DLPack")
         place = _caller("pathcond.", "torch.")
@@ -574,7 +552,9 @@ class Tape(TorchFunctionMode):
             refs_in = tree_map(self._recorded, (args, kwargs))
             result = _without_running(func, args, kwargs)
             result = func(*args, **kwargs) if result is None else result
-            changed = flatten(args[:1]) if _writes_lists(func) else _written(tensors, before)
+            name = name_of(func)
+            lists = name.startswith("_foreach") and name.endswith("_")  # the versions of fake tensors do not tell
+            changed = flatten(args[:1]) if lists else _written(tensors, before)
             if isinstance(result, tuple | list):
                 self.unseen["number of parts"].append(len(result))
             if changed or flatten(result):
@@ -638,7 +618,7 @@ class _Kernels(TorchDispatchMode):
         self.tape = tape
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return self.tape.call(func, args, kwargs or {})
+        return self.tape.__torch_function__(func, types, args, kwargs)
 
 
 def _written(tensors: Sequence[Tensor], versions: Sequence[int]) -> list[Tensor]:
@@ -668,11 +648,9 @@ class Recorder:
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
         self.leaves: dict[int, Leaf] = {}
         self.tensors: dict[str, Tensor] = {}
-        self.stored: dict[str, None] = {}
         self.comparisons: list[Comparison] = []
         self.draws = self.sized = self.counts = False
-        self.failed: dict[str, None] = {}
-        self.classes: dict[str, None] = {}
+        self.stored, self.failed, self.classes = dict[str, None](), dict[str, None](), dict[str, None]()
         self.unseen: dict[tuple[Any, bool | None], set[Any]] = defaultdict(set)
         self.decisions: dict[Any, set[Any]] = defaultdict(set)  # by place: number in a pass, outcome, what was compared
         self.home = next((p.device for p in model.parameters() if not p.is_meta), torch.device("cpu"))
@@ -702,8 +680,7 @@ class Recorder:
             *_, (frame, _) = traceback.walk_tb(error.__traceback__)
             for place, outcome, _ in [] if _is_ours(frame) else tape.decisions[-1:]:  # an assertion of the model
                 self.decisions[place].add((0, outcome, None))
-            hint = hint_on(error, self.model, example_input)
-            raise RecordError(explain(error, self.model, hint)) from error
+            raise RecordError(explain(error, self.model, hint_on(error, self.model, example_input))) from error
         for call in self._replace_fakes(tape):
             self.stored.setdefault(f"`{call.name}` at '{call.where or 'the model'}'" if call else "a call")
         return traces
@@ -901,11 +878,9 @@ def place_of(error: Exception, model: nn.Module) -> str:
         owner = frame.f_locals.get("self")
         if isinstance(owner, nn.Module) and id(owner) in names:
             module = names[id(owner)] or type(owner).__name__
-        package = frame.f_globals.get("__name__", "").split(".")[0]
-        if package not in ("torch", "pathcond", "contextlib"):
+        if not _is_ours(frame):
             summary = traceback.extract_stack(frame, limit=1)[0]
-            source = (summary.line or "").strip()
-            place = f"{summary.filename.rsplit('/', 1)[-1]}:{line}: `{source}`"
+            place = f"{summary.filename.rsplit('/', 1)[-1]}:{line}: `{(summary.line or '').strip()}`"
     return (f" in module '{module}'" if module else "") + (f", at {place}" if place else "")
 
 
