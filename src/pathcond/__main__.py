@@ -21,13 +21,18 @@ from torch.utils._pytree import tree_map
 from pathcond.checks import PathCondError, PathCondWarning, check_choice, optional_package
 from pathcond.groups import ScaleGroups, groups_to_awq_mappings, groups_to_cle_pairs, scale_groups, verify_mapping
 
-_transformers = partial(
-    optional_package,
-    "transformers",
-    "configurations and models",
-    "Install it: pip install transformers; or run: uvx --with transformers pathcond",
+_WAY = "Install it: pip install transformers; or run: uvx --with transformers pathcond"
+_transformers = partial(optional_package, "transformers", "configurations and models", _WAY)
+_OTHER_CALLS = (
+    "the model was called with one kind of input, text alone where it reads text. For others, such as text with "
+    "images, call pathcond.scale_groups or pathcond.verify_mapping with such inputs."
 )
 FORMATS = ("text", "json", "awq", "smoothquant", "norms", "auto-round", "pairs")
+_ENTRIES = {  # as llm-compressor takes them
+    "awq": "AWQMapping(smooth_layer={smooth_layer}, balance_layers={balance_layers})",
+    "smoothquant": "LayerMap(balance_layers={balance_layers}, smooth_layers={smooth_layer})",
+    "norms": "NormMapping(norm={smooth_layer}, linears={balance_layers})",
+}
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -125,13 +130,6 @@ def _example(model: nn.Module, config: Any) -> dict[str, torch.Tensor]:
     return example | ({"decoder_input_ids": text} if getattr(config, "is_encoder_decoder", False) else {})
 
 
-_ENTRIES = {  # as llm-compressor takes them
-    "awq": "AWQMapping(smooth_layer={smooth_layer}, balance_layers={balance_layers})",
-    "smoothquant": "LayerMap(balance_layers={balance_layers}, smooth_layers={smooth_layer})",
-    "norms": "NormMapping(norm={smooth_layer}, linears={balance_layers})",
-}
-
-
 def mappings_as(form: str, model: nn.Module, groups: ScaleGroups) -> str:
     """The free groups of a model in one of :data:`FORMATS`."""
     free = groups.free
@@ -149,15 +147,8 @@ def mappings_as(form: str, model: nn.Module, groups: ScaleGroups) -> str:
     elif form == "auto-round":
         shown = [tree_map(lambda name: f"^{re.escape(name)}$", m) for m in found if _in_a_block(model, m)]
     else:
-        parts = [
-            {
-                "name": group.name,
-                "channels": group.channels,
-                "multiplied": [str(part) for part in group.producers],
-                "divided": [str(part) for part in group.consumers],
-            }
-            for group in free
-        ]
+        ends = [(group, [*map(str, group.producers)], [*map(str, group.consumers)]) for group in free]
+        parts = [{"name": g.name, "channels": g.channels, "multiplied": up, "divided": down} for g, up, down in ends]
         shown = {"groups": parts, "mappings": found}
     return json.dumps(shown, indent=1)
 
@@ -172,9 +163,8 @@ def _in_a_block(model: nn.Module, mapping: dict[str, Any]) -> bool:
 
 def entries_in(path: Path) -> list[Any]:
     """The entries in a file: JSON, or the Python text that ``mappings`` prints for llm-compressor."""
-    wanted = (
-        f"expected '{path}' to hold what `pathcond mappings` prints: a list of entries in JSON, or of AWQMapping(...)"
-    )
+    printed = "what `pathcond mappings` prints: a list of entries in JSON, or of AWQMapping(...)"
+    wanted = f"expected '{path}' to hold {printed}"
     try:
         text = path.read_text()
         found = json.loads(text)
@@ -234,12 +224,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     finally:
         torch.set_num_threads(threads)
     return status
-
-
-_OTHER_CALLS = (
-    "the model was called with one kind of input, text alone where it reads text. For others, such as text with "
-    "images, call pathcond.scale_groups or pathcond.verify_mapping with such inputs."
-)
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -127,9 +127,8 @@ def optimizer_buffers(
     if optimizer is None:
         return []
     if not isinstance(optimizer, optim.Optimizer):
-        raise PathCondError(
-            f"expected optimizer to be a torch.optim.Optimizer or None, got {type(optimizer).__name__}."
-        )
+        kind = type(optimizer).__name__
+        raise PathCondError(f"expected optimizer to be a torch.optim.Optimizer or None, got {kind}.")
     parameters = dict(model.named_parameters())
     same = {name: name for name in names if name in parameters}
     # Parameters on the same memory have a state of their own.

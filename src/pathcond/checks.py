@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+FORMATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
 
 class PathCondError(ValueError):
     """Base class of every error the library raises on bad input."""
@@ -52,9 +54,6 @@ def optional_package(name: str, purpose: str, way: str = "Install it.") -> Any:
     except ImportError as error:
         package, got = name.partition(".")[0], f"{type(error).__name__}: {error}"
         raise PathCondError(f"expected the package {package} for {purpose}, got {got}. {way}") from error
-
-
-FORMATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
@@ -163,9 +162,8 @@ def shared_memory(model: nn.Module, others: Sequence[Tensor] = ()) -> tuple[dict
     spans: dict[int, list[tuple[int, int, str, Any]]] = {}
     alias: dict[str, str] = {}
     overlapping: set[str] = set()
-    for name, p in (*model.named_parameters(), *(("", t) for t in others)):
-        if not p.numel():
-            continue
+    named = (*model.named_parameters(), *(("", t) for t in others))
+    for name, p in [(name, p) for name, p in named if p.numel()]:
         layout = (p.storage_offset(), tuple(p.shape), p.stride(), p.dtype)
         axes = list(zip(p.shape, p.stride(), strict=True))
         if any(stride == 0 and n > 1 for n, stride in axes):
