@@ -51,11 +51,9 @@ class DiagG(dict[str, Tensor]):
 
     def as_float64(self) -> DiagG:
         """The same entries in float64, with their logarithms multiplied in where float64 can hold them."""
-        fits = {name: abs(log) < _FITS for name, log in self.log_scale.items()}
-        values = {n: t.to(torch.float64, copy=True) for n, t in self.items()}
-        for name in [name for name in values if fits[name] and self.log_scale[name]]:
-            values[name].mul_(math.exp(self.log_scale[name]))
-        return DiagG(values, {n: 0.0 if fits[n] else log for n, log in self.log_scale.items()})
+        far = {name: log for name, log in self.log_scale.items() if not abs(log) < _FITS}
+        factors = {name: math.exp(log) for name, log in (self.log_scale | dict.fromkeys(far, 0.0)).items()}
+        return DiagG({n: t.to(torch.float64, copy=True).mul_(factors[n]) for n, t in self.items()}, far)
 
 
 @on_cpu

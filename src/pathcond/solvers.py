@@ -89,10 +89,11 @@ class SolverOptions:
 
     def __post_init__(self) -> None:
         check_choice("method", self.method, ("sweeps", "optimum"))
+        clamp = math.inf if self.clamp is None else self.clamp
         for name, fits, wanted in (
             ("sweeps", isinstance(self.sweeps, int) and self.sweeps >= 0, "an integer >= 0"),
-            ("clamp", self.clamp is None or (_is_number(self.clamp) and self.clamp > 0), "positive or None"),
-            ("damping", _is_number(self.damping) and 0 <= self.damping <= 1, "a number from 0 to 1"),
+            ("clamp", isinstance(clamp, int | float) and clamp > 0, "positive or None"),
+            ("damping", isinstance(self.damping, int | float) and 0 <= self.damping <= 1, "a number from 0 to 1"),
         ):
             if not fits or isinstance(getattr(self, name), bool):
                 raise PathCondError(f"expected {name} to be {wanted}, got {getattr(self, name)!r}.")
@@ -101,10 +102,6 @@ class SolverOptions:
     def bound(self) -> float:
         """Bound on every ``|u|``, which is twice that on ``|log lambda|``."""
         return math.inf if self.clamp is None else 2.0 * self.clamp
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 @on_cpu

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, product
 from typing import Any
 
 import torch
@@ -497,11 +497,7 @@ def entries(
     A property, such as ``Tensor.T``, is recorded by its getter.
     """
     operation = Operation(kind, tuple(arguments.split()), scales, paths, **traits)
-    found: list[Entry] = []
-    for name in functions.split():
-        for spelling in (name, name + "_"):
-            for namespace in namespaces:
-                function = getattr(namespace, spelling, None)
-                function = function if callable(function) else getattr(function, "__get__", None)
-                found += [(function, operation)] if function is not None else []
-    return found
+    names = [spelling for name in functions.split() for spelling in (name, name + "_")]
+    found = [getattr(namespace, name, None) for name, namespace in product(names, namespaces)]
+    made = [function if callable(function) else getattr(function, "__get__", None) for function in found]
+    return [(function, operation) for function in made if function is not None]

@@ -32,9 +32,9 @@ def pass_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
     s.set_result(call, s.groups(a["input"]))
 
 
-def pass_paths(p: PathSums, call: Call, a: Arguments) -> None:
-    """The result has the path sum of the input."""
-    p.copy(call, a["input"].id)
+def pass_paths(p: PathSums, call: Call, a: Arguments, source: str = "input") -> None:
+    """The result has the path sum of the input, or of another argument."""
+    p.copy(call, a[source].id)
 
 
 def _same_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
@@ -231,8 +231,7 @@ OPERATIONS = [
         "clone contiguous detach alias positive requires_grad_ data to type float double half bfloat16 cuda cpu",
         "same", "input", _same_scales, pass_paths, constant=True,
     ),
-    *entries("clamp clip", "clamp", "input min max", _clamp_scales, _clamp_paths),
-    *entries("clamp_min", "clamp", "input min", _clamp_scales, _clamp_paths),
+    *entries("clamp clip clamp_min", "clamp", "input min max", _clamp_scales, _clamp_paths),
     *entries("gelu silu hardswish mish softplus elu celu selu", "smooth", "input", _smooth_scales, _smooth_paths),
     *entries(
         "relu6 hardtanh hardsigmoid sigmoid tanh softsign tanhshrink logsigmoid softmax log_softmax "

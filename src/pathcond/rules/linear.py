@@ -249,9 +249,8 @@ def _conv_scales(s: ScalePropagation, call: Call, a: Arguments, nd: int, transpo
     s.set_result(call, made.reshape(-1, *[1] * nd))
 
 
-def _conv_paths(p: PathSums, call: Call, a: Arguments, nd: int, transposed: bool) -> None:
-    setting = {k: v for k, v in a.items() if k not in ("input", "weight", "bias")}
-    function = partial(call.fn, **setting)
+def _conv_paths(p: PathSums, call: Call, a: Arguments, nd: int) -> None:
+    function = partial(call.fn, **{k: v for k, v in a.items() if k not in ("input", "weight", "bias")})
     _weighted_paths(p, call, a["input"], a["weight"], function, a.get("bias"), shape=lambda b: b.reshape(-1, *[1] * nd))
 
 
@@ -287,16 +286,12 @@ OPERATIONS = [
     *(
         entry
         for nd in (1, 2, 3)
-        for name, kind, transposed, arguments in (
-            (f"conv{nd}d", f"conv{nd}", False, "input weight bias stride padding dilation groups"),
-            (
-                f"conv_transpose{nd}d", f"convt{nd}", True,
-                "input weight bias stride padding output_padding groups dilation",
-            ),
+        for name, kind, more in (
+            ("conv", "conv", "dilation groups"), ("conv_transpose", "convt", "output_padding groups dilation"),
         )
         for entry in entries(
-            name, kind, arguments, partial(_conv_scales, nd=nd, transposed=transposed),
-            partial(_conv_paths, nd=nd, transposed=transposed), layer=True,
+            f"{name}{nd}d", f"{kind}{nd}", f"input weight bias stride padding {more}",
+            partial(_conv_scales, nd=nd, transposed=kind == "convt"), partial(_conv_paths, nd=nd), layer=True,
         )
     ),
     *entries(

@@ -25,6 +25,7 @@ from pathcond.rules.base import (
     entries,
     mixed_positions,
 )
+from pathcond.rules.elementwise import pass_paths
 from pathcond.rules.paths import PathSums
 from pathcond.tracing import WRITE, Call, Ref, View, flatten, refs, run
 
@@ -212,10 +213,6 @@ def _copy_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
     s.set_result(call, s.groups(a["src"]))
 
 
-def _copy_paths(p: PathSums, call: Call, a: Arguments) -> None:
-    p.copy(call, a["src"].id)
-
-
 def _write_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
     """A change made through a view reaches the tensor it shows."""
     base, piece, view = call.args
@@ -257,6 +254,6 @@ OPERATIONS = [
     ),
     *entries("pad", "pad", "input pad mode value", _pad_scales, move_paths, namespaces=[F], constant=True),
     *entries("__setitem__", "setitem", "input index value", _assign_scales, partial(move_paths, assign=True)),
-    *entries("copy_", "copy", "input src", _copy_scales, _copy_paths, namespaces=[Tensor]),
+    *entries("copy_", "copy", "input src", _copy_scales, partial(pass_paths, source="src"), namespaces=[Tensor]),
     (WRITE, Operation("write", ("base", "piece", "view"), _write_scales, move_paths)),
 ]  # fmt: skip
