@@ -663,11 +663,10 @@ def _layers(model: nn.Module, graph: ScaleGraph | None) -> tuple[dict[str, _Laye
     Experts whose weights are one parameter count as linear layers, as in :func:`groups_to_awq_mappings`.
     """
     names = {id(p): name for name, p in model.named_parameters()}  # tied parameters have one name here
-    none = torch.zeros(1, dtype=torch.int64)
+    known, none = graph.params if graph else {}, ParamScales(*torch.zeros(2, 1, dtype=torch.int64))
     parts = {}
     for name, p in model.named_parameters():
-        scales = graph.params.get(name) if graph else None
-        scales = scales or ParamScales(row=none, col=none)
+        scales = known.get(name, none)
         parts[name] = _Part(name, name, p.detach(), scales.row, scales.col, scales.offset)
     whole, layers = dict(parts), dict[str, _Layer]()
     for path, module in model.named_modules():

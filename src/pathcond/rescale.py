@@ -281,7 +281,7 @@ def rescale_with(
     fixed = graph.touched_by(still)
     if damping is None and objective == "paths":
         options = replace(options, damping=DEFAULT_DAMPING) if graph.chain else replace(options, damping=0.0, sweeps=0)
-    notes: tuple[str, ...] = ()
+    chosen, notes = "unused", ()
     if objective == "paths":
         with clock("diag_g"):
             chosen, notes = _choose_statistics(model, example_input, graph)
@@ -290,7 +290,6 @@ def rescale_with(
             solution = balance_paths(graph, g, options, fixed)
     else:
         with clock("solve"):
-            chosen = "unused"
             check_finite(model, dict(model.named_parameters()))
             solution = balance_norms(graph, _weights(model, graph), options, fixed)
     if bool(fixed.any()):

@@ -13,7 +13,6 @@ from pathcond.rules.base import (
     FROZEN,
     ZERO,
     Arguments,
-    ParamView,
     Reason,
     ScalePropagation,
     ScaleRule,
@@ -168,10 +167,19 @@ def _weight_factor(s: ScalePropagation, call: Call, a: Arguments, divide: bool =
 
 
 def _mul_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
+    """A parameter with one entry a channel scales it, like a depthwise layer; any other is a constant factor."""
     for data, other in ((a["input"], a["other"]), (a["other"], a["input"])):
         view = s.parameter(other)
         if view is not None and s.parameter(data) is None:
-            _mul_parameter(s, call, data, other, view)
+            shape, groups = s.shape(other.id), s.groups(data)
+            if sum(n > 1 for n in shape) == 1:
+                row = s.new_groups(math.prod(shape), view).reshape(shape)
+                s.connect(view, row, groups)
+                groups = row
+            else:
+                reason = Reason(call.where, f"parameter '{view.name}' is a factor in `{call.name}`")
+                s.freeze_parameter(view.name, reason)
+            s.set_result(call, groups)
             return
     x, y = s.groups(a["input"]), s.groups(a["other"])
     free_x, free_y = bool((x > 0).any()), bool((y > 0).any())
@@ -180,18 +188,6 @@ def _mul_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
         s.set_result(call, y)
     else:
         s.set_result(call, x if free_x or not isinstance(a["other"], Ref) else y)
-
-
-def _mul_parameter(s: ScalePropagation, call: Call, data: Ref, other: Ref, view: ParamView) -> None:
-    """A parameter with one entry a channel scales it, like a depthwise layer; any other is a constant factor."""
-    shape, groups = s.shape(other.id), s.groups(data)
-    if sum(n > 1 for n in shape) != 1:
-        s.freeze_parameter(view.name, Reason(call.where, f"parameter '{view.name}' is a factor in `{call.name}`"))
-        s.set_result(call, groups)
-        return
-    row = s.new_groups(math.prod(shape), view).reshape(shape)
-    s.connect(view, row, groups)
-    s.set_result(call, row)
 
 
 def _div_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:

@@ -15,17 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pathcond.rules.base import (
-    FROZEN,
-    GROUP,
-    Arguments,
-    Reason,
-    ScalePropagation,
-    distinct,
-    entries,
-    lay_out,
-    mixed_positions,
-)
+from pathcond.rules.base import FROZEN, Arguments, Reason, ScalePropagation, distinct, entries, lay_out, mixed_positions
 from pathcond.rules.paths import PathSums
 from pathcond.tracing import Call, Ref, Trace, refs
 
@@ -263,7 +253,7 @@ def _embedding_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
         s.freeze_through(call)
         return
     groups = s.new_groups(s.shape(a["weight"].id)[1], view)
-    s.connect(view, groups[None, :], torch.zeros(1, 1, dtype=GROUP))
+    s.connect(view, groups[None, :], torch.zeros_like(groups[None, :1]))
     s.set_result(call, groups)
 
 

@@ -41,7 +41,7 @@ def _pool_paths(p: PathSums, call: Call, a: Arguments, nd: int, average: bool) -
             return plain(x)
         squared = average and p.pooling == "exact"
         if "output_size" in a:
-            mean, count = _MEANS[nd - 1](x, space), _adaptive_positions(x, space)
+            mean, count = getattr(F, f"adaptive_avg_pool{nd}d")(x, space), _adaptive_positions(x, space)
             return mean / count if squared else mean * count
         ones = torch.ones_like(x[(0,) * (x.ndim - nd)])[None]
         total = _window_sum(x, a, space)
@@ -118,8 +118,6 @@ def _scatter_paths(p: PathSums, call: Call, a: Arguments) -> None:
 
 
 # ---- path sums over windows
-
-_MEANS: tuple[Any, ...] = (F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d)
 
 
 def _each(value: Any, nd: int) -> tuple[int, ...]:
