@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise, product, zip_longest
 from os.path import commonprefix
@@ -601,7 +601,7 @@ def _entry(entry: Any) -> tuple[str, list[str]]:
     return smooth, names
 
 
-def _named(pattern: str, names: Iterable[str]) -> list[str]:
+def _named(pattern: str, names: Collection[str]) -> list[str]:
     """The names that a pattern fits: the whole name, else the ends of names; or a regular expression."""
     try:
         if pattern.startswith("re:"):
@@ -610,13 +610,10 @@ def _named(pattern: str, names: Iterable[str]) -> list[str]:
             return [name for name in names if re.search(pattern, name)]
     except re.error as error:
         raise PathCondError(f"expected a name or a regular expression, got '{pattern}': {error}.") from error
-    names = list(names)
     return [pattern] if pattern in names else [name for name in names if name.endswith("." + pattern)]
 
 
-def _resolve(
-    layers: Mapping[str, _Layer], smooth: str, balance: Sequence[str]
-) -> Iterator[tuple[str, tuple[str, ...], str]]:
+def _resolve(layers: dict[str, _Layer], smooth: str, balance: list[str]) -> Iterator[tuple[str, tuple[str, ...], str]]:
     """The layers of an entry: smooth layer, its balance layers, and what is missing."""
     makers = _named(smooth, layers)
     if not makers:
@@ -663,10 +660,10 @@ def _layers(model: nn.Module, graph: ScaleGraph | None) -> tuple[dict[str, _Laye
     Experts whose weights are one parameter count as linear layers, as in :func:`groups_to_awq_mappings`.
     """
     names = {id(p): name for name, p in model.named_parameters()}  # tied parameters have one name here
-    known, none = graph.params if graph else {}, ParamScales(*torch.zeros(2, 1, dtype=torch.int64))
+    known, none = graph.params if graph else {}, torch.zeros(1, dtype=torch.int64)
     parts = {}
     for name, p in model.named_parameters():
-        scales = known.get(name, none)
+        scales = known.get(name) or ParamScales(row=none, col=none)
         parts[name] = _Part(name, name, p.detach(), scales.row, scales.col, scales.offset)
     whole, layers = dict(parts), dict[str, _Layer]()
     for path, module in model.named_modules():

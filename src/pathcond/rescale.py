@@ -335,9 +335,7 @@ def rescale_with(
     return report
 
 
-def _choose_statistics(
-    model: nn.Module, example_input: Any, graph: ScaleGraph
-) -> tuple[Literal["input", "running"], tuple[str, ...]]:
+def _choose_statistics(model: nn.Module, example_input: Any, graph: ScaleGraph) -> tuple[str, tuple[str, ...]]:
     """How normalizations enter diag(G), and a note if their statistics could not be measured."""
     if not has_normalization(graph.trace_of(model, example_input)):
         return "running", ()

@@ -235,17 +235,12 @@ class Problem:
     Args:
         graph: the units.
         g: names, tensors and logarithms: the entries of a parameter are ``tensor * exp(logarithm)``.
-        fixed: mask of units that keep their scale.
+        fixed: mask of units that keep their scale, or None.
         linear: whether F has its linear term; A is 0 for every unit without.
     """
 
     def __init__(
-        self,
-        graph: ScaleGraph,
-        g: Iterable[tuple[str, Tensor, float]],
-        fixed: Tensor | None = None,
-        *,
-        linear: bool = True,
+        self, graph: ScaleGraph, g: Iterable[tuple[str, Tensor, float]], fixed: Tensor | None, linear: bool = True
     ) -> None:
         self.units, self.linear, self.size = graph.units, linear, 0
         self.own = torch.zeros(1 + 2 * self.units, dtype=torch.float64)

@@ -478,7 +478,6 @@ class Operation:
         return dict(zip(self.arguments, args, strict=False)) | dict(kwargs)
 
 
-Entry = tuple[Any, Operation]
 _NAMESPACES: tuple[Any, ...] = (torch, torch.Tensor, F, getattr(torch._C, "_nn"))  # noqa: B009 - no stub knows it
 
 
@@ -491,7 +490,7 @@ def entries(
     *,
     namespaces: Iterable[Any] = _NAMESPACES,
     **traits: Any,
-) -> list[Entry]:
+) -> list[tuple[Any, Operation]]:
     """Table entries for every spelling of the named functions: torch.f, Tensor.f, F.f, each also with an underscore.
 
     A property, such as ``Tensor.T``, is recorded by its getter.

@@ -160,7 +160,6 @@ def _weight_factor(s: ScalePropagation, call: Call, a: Arguments, divide: bool =
     for x, other in both[:1] if divide else both:
         view, exact = s.parameter(x), a.get("rounding_mode") is None
         if view is not None and exact and s.parameter(other) is None and s.shape(x.id) == s.shape(call.outs[0]):
-            s.groups(other)
             s.set_result(call, replace(view, plain=False))
             return
     s.freeze_through(call, f"enters `{call.name}`, which has no rule for values without data")
@@ -235,16 +234,12 @@ OPERATIONS = [
         "barrier", "input", freezes("crosses {}, which is not homogeneous"), barrier_paths,
     ),
     *entries("rsqrt reciprocal", "reciprocal", "input", freezes("enters {}, as in a normalization"), _reciprocal_paths),
-    *entries(
-        "zeros zeros_like new_zeros zero_ empty empty_like new_empty", "zeros", "input", _zero_scales, _zero_paths
-    ),
+    *entries("zeros zeros_like new_zeros zero empty empty_like new_empty", "zeros", "input", _zero_scales, _zero_paths),
     *entries(
         "add __radd__ __add__ __iadd__ sub subtract __sub__ __isub__ rsub __rsub__",
         "add", "input other alpha", add_scales, add_paths, constant=_weight_offset,
     ),
-    *entries(
-        "maximum minimum fmax fmin", "maximum", "input other", add_scales, partial(add_paths, maximum=True),
-    ),
+    *entries("maximum minimum fmax fmin", "maximum", "input other", add_scales, partial(add_paths, maximum=True)),
     *entries("where", "where", "condition input other", _where_scales, add_paths, namespaces=[torch]),
     *entries("where", "where", "input condition other", _where_scales, add_paths, namespaces=[Tensor]),
     *entries(

@@ -288,7 +288,5 @@ OPERATIONS = [
         "embedding", "embedding", "input weight padding_idx max_norm", _embedding_scales, _embedding_paths,
         namespaces=[F], constant=True,
     ),
-    *entries(
-        "grouped_mm _grouped_mm", "grouped_mm", "mat_a mat_b offs", _grouped_scales, _grouped_paths, layer=True
-    ),
+    *entries("grouped_mm _grouped_mm", "grouped_mm", "mat_a mat_b offs", _grouped_scales, _grouped_paths, layer=True),
 ]  # fmt: skip

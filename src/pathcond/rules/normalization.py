@@ -51,35 +51,26 @@ def _norm_paths(p: PathSums, call: Call, a: Arguments) -> None:
     and new ones start behind it, at its gain and bias.
     """
     source, weight, bias = a["input"].id, a.get("weight"), a.get("bias")
-    if source not in p.sums or p.depends_on_data(weight, bias, a.get("running_mean"), a.get("running_var")):
+    mean, var = a.get("running_mean"), a.get("running_var")
+    if source not in p.sums or p.depends_on_data(weight, bias, mean, var):
         p.barrier(call)
         return
     size, x = p.trace.values[source].shape, a["input"]
-    shape = _gain_shape(a, size)
-    slope, offset = _statistics(p, call, a, shape)
-    if slope is None:
+    shape, slope = _gain_shape(a, size), p.statistics.get(call.outs[0])  # squared: 1 / (var + eps)
+    if slope is not None:
+        slope = slope.to(p.device, p.dtype)
+    elif a.get("training", False) or a.get("use_input_stats", False) or mean is None or var is None:
         p.end_path(source)
         x, slope = Scaled(torch.ones([1] * len(size), dtype=p.dtype, device=p.device), 0.0), 1.0
-    if offset is not None:
-        x = p.between([x, Scaled(offset, 0.0)], torch.add)
+    else:
+        slope = (p.known(var).to(p.dtype) + a.get("eps", 1e-5)).reciprocal_().reshape(shape)
+        if p.known(mean).any():
+            x = p.between([x, Scaled(p.known(mean).to(p.dtype).square().reshape(shape), 0.0)], torch.add)
     gain = [] if weight is None else [weight]
     p.product(
         call, [x, *gain], lambda x, *w: x * slope * (w[0].reshape(shape) if w else 1.0), bias,
         shape=lambda b: b.reshape(shape),
     )  # fmt: skip
-
-
-def _statistics(p: PathSums, call: Call, a: Arguments, shape: tuple[int, ...]) -> tuple[Tensor | None, Tensor | None]:
-    """Squared slope 1 / (var + eps) before the gain, and the squared mean where it is fixed; None where unknown."""
-    measured = p.statistics.get(call.outs[0])
-    if measured is not None:
-        return measured.to(p.device, p.dtype), None
-    mean, var = a.get("running_mean"), a.get("running_var")
-    if a.get("training", False) or a.get("use_input_stats", False) or mean is None or var is None:
-        return None, None
-    slope = (p.known(var).to(p.dtype) + a.get("eps", 1e-5)).reciprocal_().reshape(shape)
-    offset = p.known(mean).to(p.dtype).square().reshape(shape) if p.known(mean).any() else None
-    return slope, offset
 
 
 # ---- statistics measured on data

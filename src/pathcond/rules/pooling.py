@@ -37,8 +37,6 @@ def _pool_paths(p: PathSums, call: Call, a: Arguments, nd: int, average: bool) -
         return flatten(run(call, lambda _: x))[0]
 
     def pooled(x: Tensor) -> Tensor:
-        if p.pooling == "plain":
-            return plain(x)
         squared = average and p.pooling == "exact"
         if "output_size" in a:
             mean, count = getattr(F, f"adaptive_avg_pool{nd}d")(x, space), _adaptive_positions(x, space)
@@ -47,7 +45,7 @@ def _pool_paths(p: PathSums, call: Call, a: Arguments, nd: int, average: bool) -
         total = _window_sum(x, a, space)
         return total * (plain(ones) / _window_sum(ones, a, space)) ** 2 if squared else total
 
-    p.sum(call, [a["input"]], pooled)
+    p.sum(call, [a["input"]], plain if p.pooling == "plain" else pooled)
 
 
 # ---- reductions over axes

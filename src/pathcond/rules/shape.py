@@ -245,13 +245,8 @@ OPERATIONS = [
         "diagonal rot90 repeat_interleave unfold",
         "move", "input", _move_scales, move_paths, namespaces=[torch, Tensor], constant=True,
     ),
-    *entries(
-        "stack hstack vstack dstack", "move", "tensors dim", _move_scales, move_paths, namespaces=[torch],
-        constant=True,
-    ),
-    *entries(
-        "cat concat concatenate", "cat", "tensors dim", _cat_scales, move_paths, namespaces=[torch], constant=True
-    ),
+    *entries("stack hstack vstack dstack", "move", "tensors dim", _move_scales, move_paths, constant=True),
+    *entries("cat concat concatenate", "cat", "tensors dim", _cat_scales, move_paths, constant=True),
     *entries("pad", "pad", "input pad mode value", _pad_scales, move_paths, namespaces=[F], constant=True),
     *entries("__setitem__", "setitem", "input index value", _assign_scales, partial(move_paths, assign=True)),
     *entries("copy_", "copy", "input src", _copy_scales, partial(pass_paths, source="src"), namespaces=[Tensor]),
