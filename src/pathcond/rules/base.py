@@ -63,16 +63,15 @@ class Use:
     Groups of experts stand for those of every expert along ``expert_axis``.
     """
 
-    row: Tensor
-    col: Tensor
+    row: Tensor = field(compare=False)
+    col: Tensor = field(compare=False)
     offset: float = 0.0
     bias: bool = False
     expert_axis: int | None = None
 
     def same(self, other: Use) -> bool:
-        """Whether another use has the same groups."""
-        same = replace(self, row=other.row, col=other.col) == other
-        return same and torch.equal(self.row, other.row) and torch.equal(self.col, other.col)
+        """Whether another use has the same groups, and all else alike."""
+        return self == other and torch.equal(self.row, other.row) and torch.equal(self.col, other.col)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,17 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from pathcond.rules.base import (
-    FROZEN,
-    ZERO,
-    Arguments,
-    Reason,
-    ScalePropagation,
-    ScaleRule,
-    entries,
-    mixed_positions,
-    with_axes,
-)
+from pathcond.rules.base import FROZEN, ZERO, Arguments, Reason, ScalePropagation, entries, mixed_positions, with_axes
 from pathcond.rules.paths import PathSums, Scaled
 from pathcond.tracing import Call, Ref
 
@@ -54,7 +44,7 @@ def _is_relu(a: Arguments) -> bool:
 
 
 def _clamp_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
-    otherwise = freezes("crosses {}, which is homogeneous only as a clamp at zero from below")
+    otherwise = partial(_freeze_scales, why="crosses {}, which is homogeneous only as a clamp at zero from below")
     (pass_scales if _is_relu(a) else otherwise)(s, call, a)
 
 
@@ -74,9 +64,9 @@ def _smooth_paths(p: PathSums, call: Call, a: Arguments) -> None:
     pass_paths(p, call, a) if p.smooth else p.barrier(call)
 
 
-def freezes(why: str) -> ScaleRule:
-    """The scale rule of an operation that no scale crosses; ``{}`` in the reason is its name."""
-    return lambda s, call, a: s.freeze_through(call, why.format(f"`{call.name}`"))
+def _freeze_scales(s: ScalePropagation, call: Call, a: Arguments, why: str) -> None:
+    """No scale crosses the operation; ``{}`` in the reason is its name."""
+    s.freeze_through(call, why.format(f"`{call.name}`"))
 
 
 def barrier_paths(p: PathSums, call: Call, a: Arguments) -> None:
@@ -231,9 +221,12 @@ OPERATIONS = [
     *entries(
         "relu6 hardtanh hardsigmoid sigmoid tanh softsign tanhshrink logsigmoid softmax log_softmax "
         "square sqrt pow __pow__ __ipow__",
-        "barrier", "input", freezes("crosses {}, which is not homogeneous"), barrier_paths,
+        "barrier", "input", partial(_freeze_scales, why="crosses {}, which is not homogeneous"), barrier_paths,
     ),
-    *entries("rsqrt reciprocal", "reciprocal", "input", freezes("enters {}, as in a normalization"), _reciprocal_paths),
+    *entries(
+        "rsqrt reciprocal", "reciprocal", "input", partial(_freeze_scales, why="enters {}, as in a normalization"),
+        _reciprocal_paths,
+    ),
     *entries("zeros zeros_like new_zeros zero empty empty_like new_empty", "zeros", "input", _zero_scales, _zero_paths),
     *entries(
         "add __radd__ __add__ __iadd__ sub subtract __sub__ __isub__ rsub __rsub__",

@@ -47,8 +47,7 @@ def reshape(groups: Tensor, old: tuple[int, ...], new: tuple[int, ...]) -> Tenso
     if 0 in old:
         return torch.full((1,) * len(new), FROZEN, dtype=GROUP)
     ends, new_ends = (list(accumulate(shape, mul, initial=1)) for shape in (old, new))
-    wide: list[int] = []
-    sizes: list[int] = []
+    wide, sizes = list[int](), list[int]()
     for low, high in pairwise([0, *sorted({*ends} & {*new_ends})]):  # the shortest runs of axes with the same elements
         run_of_old = [axis for axis, end in enumerate(ends[1:]) if low < end <= high]
         run_of_new = [axis for axis, end in enumerate(new_ends[1:]) if low < end <= high]
