@@ -659,15 +659,14 @@ def _layers(model: nn.Module, graph: ScaleGraph | None) -> tuple[dict[str, _Laye
 
     Experts whose weights are one parameter count as linear layers, as in :func:`groups_to_awq_mappings`.
     """
-    names = {id(p): name for name, p in model.named_parameters()}  # tied parameters have one name here
     known, none = graph.params if graph else {}, torch.zeros(1, dtype=torch.int64)
-    parts = {}
-    for name, p in model.named_parameters():
+    whole, layers = dict[int, _Part](), dict[str, _Layer]()
+    for name, p in model.named_parameters():  # tied parameters have one name here
         scales = known.get(name) or ParamScales(row=none, col=none)
-        parts[name] = _Part(name, name, p.detach(), scales.row, scales.col, scales.offset)
-    whole, layers = dict(parts), dict[str, _Layer]()
+        whole[id(p)] = _Part(name, name, p.detach(), scales.row, scales.col, scales.offset)
+    parts = list(whole.values())
     for path, module in model.named_modules():
-        own = {key: whole[names[id(p)]] for key, p in module.named_parameters(recurse=False)}
+        own = {key: whole[id(p)] for key, p in module.named_parameters(recurse=False)}
         axes = _axes_of(module, own["weight"].values.ndim) if "weight" in own else (None, None)
         layers[path] = _layer(type(module).__name__, own.get("weight"), own.get("bias"), *axes)
         fused = [key for key in _HALVES if key in own and own[key].values.ndim == 3]
@@ -678,16 +677,16 @@ def _layers(model: nn.Module, graph: ScaleGraph | None) -> tuple[dict[str, _Laye
         together = getattr(module, "is_concatenated", True)
         for key in fused:
             experts, bias, halves = own[key], own.get(f"{key}_bias"), _HALVES[key]
-            parts = {name: part for name, part in parts.items() if part not in (experts, bias)}
+            parts = [part for part in parts if part not in (experts, bias)]
             step = experts.values.shape[1 + made] // len(halves)
             for expert, (k, half) in product(range(len(experts.values)), enumerate(halves)):
                 name = f"{path}.{expert}.{half}"
                 cut = slice(k * step, (k + 1) * step) if together else slice(k, None, len(halves))
                 weight = experts.cut(f"{name}.weight", expert, *(slice(None),) * made, cut)
                 layers[name] = _layer("expert", weight, bias and bias.cut(f"{name}.bias", expert, cut), made, 1 - made)
-                parts |= {part.name: part for part, _ in layers[name].made}
+                parts += [part for part, _ in layers[name].made]
     del layers[""]
-    return layers, list(parts.values())
+    return layers, parts
 
 
 def _layer(kind: str, weight: _Part | None, bias: _Part | None, made: int | None, read: int | None) -> _Layer:
