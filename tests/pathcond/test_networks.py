@@ -2,26 +2,15 @@
 
 import copy
 from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import Any
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import pathcond
-from tests.cases import CASES, Case, assert_diag_g_follows, assert_function_kept, outputs, random_scales, rescaled
-from tests.reference import Problem, literal_sweeps, problem_of
-
-
-@dataclass
-class Net:
-    case: Case
-    model: nn.Module
-    x: Any
-    graph: pathcond.ScaleGraph
-    g: pathcond.DiagG
-    problem: Problem
+from tests.cases import CASES, assert_diag_g_follows, assert_function_kept, outputs, random_scales, rescaled
+from tests.reference import literal_sweeps, problem_of
 
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: case.name)
@@ -30,7 +19,7 @@ def net(request: pytest.FixtureRequest):
     state = copy.deepcopy(model.state_dict())
     graph = case.graph
     g = pathcond.compute_diag_g(model, case.input(), graph=graph)
-    yield Net(case, model, case.input(), graph, g, problem_of(graph, g))
+    yield SimpleNamespace(case=case, model=model, x=case.input(), graph=graph, g=g, problem=problem_of(graph, g))
     assert all(torch.equal(state[name], value) for name, value in model.state_dict().items())
 
 
