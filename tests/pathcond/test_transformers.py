@@ -34,10 +34,3 @@ def test_a_causal_model_is_as_recorded() -> None:
     row = zoo.check_causal("gemma2")
     assert row in zoo.recorded_causal()
     assert (row.change, row.dtype) == (0.0, "float64")
-
-
-def test_the_cache_of_a_model_is_as_it_was() -> None:
-    model, x, _ = zoo.build("llama")
-    assert model.config.use_cache
-    zoo.pathcond.rescale_(model, x)
-    assert model.config.use_cache
