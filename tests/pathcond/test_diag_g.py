@@ -59,9 +59,8 @@ def test_against_autograd(name):
     squares = {n: (p.detach() ** 2).requires_grad_() for n, p in model.named_parameters()}
     with Squared():
         out = torch.func.functional_call(copy.deepcopy(model).eval(), squares, (torch.ones_like(x[:1]),))
-    expected = dict(
-        zip(squares, torch.autograd.grad(out.sum(), list(squares.values()), allow_unused=True), strict=True)
-    )
+    found = torch.autograd.grad(out.sum(), list(squares.values()), allow_unused=True)
+    expected = dict(zip(squares, found, strict=True))
     g = pathcond.compute_diag_g(model, x, graph=case.graph)
     assert set(g) == {n for n, t in expected.items() if t is not None}
     for key, value in g.items():
@@ -104,29 +103,25 @@ NORMS = {
 }  # fmt: skip
 
 
-def normed(name: str) -> tuple[Lambda, Tensor]:
-    torch.manual_seed(0)
-    layers = {"a": nn.Conv2d(3, 4, 1), "n": NORMS[name][0](), "b": nn.Linear(100, 2)}
-    model = Lambda(lambda s, x: s.b(F.relu(s.n(s.a(x))).flatten(1)), **layers)
-    nn.init.normal_(model.n.weight)
-    return model.double(), 3 * torch.randn(6, 3, 5, 5).double()
+def at_positions(t: Tensor) -> Tensor:
+    """A vector with an entry for each of the four channels is spread over their positions."""
+    return t[:, None, None] if t.shape == (4,) else t
 
 
 @pytest.mark.parametrize("name", NORMS)
 def test_measured_slopes(name):
     """A normalization is the map with slope gain / std, where the variance is that of the example input."""
-    model, x = normed(name)
-    state = copy.deepcopy(model.state_dict())
-    slope = NORMS[name][1](model.a(x).detach())
-    slope = slope if slope.ndim == 0 else slope[:, None, None]
-    gain = model.n.weight.detach() ** 2
-    gain = gain[:, None, None] if gain.ndim == 1 and len(gain) == 4 else gain
-    entering = ((model.a.weight.detach() ** 2).sum((1, 2, 3)) + model.a.bias.detach() ** 2)[:, None, None].expand(
-        4, 5, 5
-    )
-    bias = 0.0 if getattr(model.n, "bias", None) is None else model.n.bias.detach() ** 2
-    bias = bias[:, None, None] if isinstance(bias, Tensor) and bias.ndim == 1 and len(bias) == 4 else bias
-    leaving = (model.b.weight.detach() ** 2).sum(0).view(4, 5, 5)
+    make, slope_of = NORMS[name]
+    torch.manual_seed(0)
+    layers = {"a": nn.Conv2d(3, 4, 1), "n": make(), "b": nn.Linear(100, 2)}
+    model = Lambda(lambda s, x: s.b(F.relu(s.n(s.a(x))).flatten(1)), **layers).double()
+    nn.init.normal_(model.n.weight)
+    x = 3 * torch.randn(6, 3, 5, 5).double()
+    state, squares = copy.deepcopy(model.state_dict()), {n: p.detach() ** 2 for n, p in model.named_parameters()}
+    slope, gain = at_positions(slope_of(model.a(x).detach())), at_positions(squares["n.weight"])
+    entering = at_positions(squares["a.weight"].sum((1, 2, 3)) + squares["a.bias"]).expand(4, 5, 5)
+    bias = at_positions(squares.get("n.bias", torch.zeros(())))
+    leaving = squares["b.weight"].sum(0).view(4, 5, 5)
     g = pathcond.compute_diag_g(model, x, statistics="input")
     found = g["b.weight"][0].view(4, 5, 5)
     torch.testing.assert_close(found, entering * slope * gain + bias, rtol=1e-5, atol=0)  # measured in float32
