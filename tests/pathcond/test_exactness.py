@@ -9,7 +9,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import make_dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,9 +22,7 @@ from torch.nn.utils import prune
 
 import pathcond
 from pathcond.rules import TABLE
-from tests.cases import Lambda, assert_function_kept, mlp
-
-D = torch.float64
+from tests.cases import D, Lambda, assert_function_kept, mlp
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -181,12 +179,6 @@ def test_what_examples_give_beside_tensors_is_named():
     assert pathcond.extract_graph(model, inputs).exact_for.fixed == ()
 
 
-@dataclass
-class Batch:
-    x: Tensor
-    order: Tensor
-
-
 class Slots:
     __slots__ = ("order",)
 
@@ -195,7 +187,7 @@ class Slots:
 
 
 BOXES: dict[str, tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]] = {
-    "dataclass": (lambda order: Batch(order, order), lambda box: box.order),
+    "dataclass": (make_dataclass("Batch", ["order"]), lambda box: box.order),
     "slots": (Slots, lambda box: box.order),
     "deque": (lambda order: deque([order]), lambda box: box[0]),
     "set": (lambda order: {order}, lambda box: next(iter(box))),

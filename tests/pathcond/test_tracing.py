@@ -2,7 +2,7 @@
 
 import io
 from collections import deque, namedtuple
-from dataclasses import dataclass
+from dataclasses import make_dataclass
 from functools import partial
 
 import pytest
@@ -19,11 +19,7 @@ X = torch.randn(3, 5, generator=torch.Generator().manual_seed(1))
 # ---- what goes in
 
 
-@dataclass
-class Batch:
-    x: Tensor
-
-
+Batch = make_dataclass("Batch", ["x"])
 Pair = namedtuple("Pair", ["x", "y"])
 
 
