@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -15,7 +15,9 @@ from tests.cases import mlp
 
 def net() -> nn.Sequential:
     torch.manual_seed(0)
-    return mlp(3, 8, 6, 2, norm=nn.BatchNorm1d).double()
+    model = mlp(3, 8, 6, 2, norm=nn.BatchNorm1d).double()
+    model[-1].requires_grad_(False)
+    return model
 
 
 X: Tensor = torch.randn(8, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -40,15 +42,20 @@ def test_it_counts_and_rescales_on_every_nth_call() -> None:
             Teleport(model, X, every=wrong)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("options", [{}, {"clamp": 0.05, "damping": 1.0}, {"objective": "norms", "clamp": None}])
-def test_it_is_rescale_with_the_same_options(options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("objective", ["paths", "norms"])
+@pytest.mark.parametrize("options", [{}, {"clamp": 0.05, "damping": 1.0}, {"clamp": None, "trainable_only": True}])
+def test_it_is_rescale_with_the_same_options(objective: Literal["paths", "norms"], options: dict[str, Any]) -> None:
     model, expected = net(), net()
-    with torch.no_grad():
-        model(X), expected(X)  # moves the running statistics
-    report = Teleport(model, X, every=1, sweeps=10, **options).step()
-    wanted = rescale_(expected, X, **options)
+    optimizer, other = (torch.optim.SGD(m[:-1].parameters(), lr=0.01, momentum=0.9) for m in (model, expected))
+    for m, o in ((model, optimizer), (expected, other)):
+        m(X).square().sum().backward()  # moves the running statistics
+        o.step()
+    report = Teleport(model, X, every=1, sweeps=10, objective=objective, optimizer=optimizer, **options).step()
+    wanted = rescale_(expected, X, objective=objective, optimizer=other, **options)
     assert report is not None
     assert report.objective == wanted.objective
     assert report.damping == wanted.damping
     assert report.max_log_scale <= (options.get("clamp", 1.5) or 100)
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), expected.parameters(), strict=True))
+    for p, q in zip(optimizer.state.values(), other.state.values(), strict=True):
+        assert torch.equal(p["momentum_buffer"], q["momentum_buffer"])
