@@ -52,8 +52,11 @@ class DiagG(dict[str, Tensor]):
     def as_float64(self) -> DiagG:
         """The same entries in float64, with their logarithms multiplied in where float64 can hold them."""
         far = {name: log for name, log in self.log_scale.items() if not abs(log) < _FITS}
-        factors = {name: math.exp(log) for name, log in (self.log_scale | dict.fromkeys(far, 0.0)).items()}
-        return DiagG({n: t.to(torch.float64, copy=True).mul_(factors[n]) for n, t in self.items()}, far)
+        values = {n: t.to(torch.float64, copy=True) for n, t in self.items()}
+        for name, log in self.log_scale.items():
+            if log and name not in far:
+                values[name].mul_(math.exp(log))
+        return DiagG(values, far)
 
 
 @on_cpu

@@ -376,7 +376,8 @@ def _inside_experts(group: ScaleGroup) -> list[dict[str, Any]]:
         return []
     weights = [*chain(*sides)]
     name, count = weights[0].module, weights[0].shape[0]
-    if group.channels % count or any(part.inverse for part in weights):
+    shared = count > 1 and any(part.axis is not None for part in weights)  # all experts have the same scales
+    if shared or group.channels % count or any(part.inverse for part in weights):
         return []
     order = torch.arange(group.channels).reshape(count, -1)
     if not all(torch.equal(part.channel.reshape(count, -1)[:, -order.shape[1] :], order) for part in weights):

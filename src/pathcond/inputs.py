@@ -129,9 +129,10 @@ def attributes_of(thing: Any) -> dict[str, Any] | None:
     slots = [getattr(kind, "__slots__", ()) for kind in type(thing).__mro__]
     if isinstance(thing, _OPAQUE) or not (hasattr(thing, "__dict__") or any(slots)):
         return None
-    named = [*getattr(thing, "__dict__", ()), *(name for s in slots for name in ([s] if isinstance(s, str) else s))]
+    own = getattr(thing, "__dict__", {})  # read as it is: a class may raise an error where an attribute is asked for
+    named = [*own, *(name for s in slots for name in ([s] if isinstance(s, str) else s))]
     names = [f.name for f in fields(thing)] if is_dataclass(thing) else named
-    return {name: getattr(thing, name) for name in names if hasattr(thing, name)}
+    return {n: own[n] if n in own else getattr(thing, n) for n in names if n in own or hasattr(thing, n)}
 
 
 def hint_on(error: Exception, model: nn.Module, example_input: Any) -> str:

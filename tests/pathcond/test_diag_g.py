@@ -194,6 +194,23 @@ def test_units_before_an_unknown_operation_have_paths():
         assert (report.units, report.no_path, report.moved) == (8, 0, 8)
 
 
+def test_numbers_that_fill_in_count_with_their_squares():
+    """Also where path sums are far from 1."""
+
+    def forward(s, x):
+        h = s.a(x)
+        h[:, 0] = 2.0
+        q = s.c(x)
+        return s.b(F.pad(F.relu(h), (0, 1), value=3.0)), F.scaled_dot_product_attention(q, q, x)
+
+    model = Lambda(forward, a=nn.Linear(3, 3), b=nn.Linear(4, 2), c=nn.Linear(3, 3)).double()
+    for factor in (1.0, 1e12):
+        model.a.weight.data.fill_(factor)
+        g = pathcond.compute_diag_g(model, torch.ones(2, 3, dtype=torch.float64)).as_float64()
+        torch.testing.assert_close(g["b.weight"][0, [0, 3]], torch.tensor([4.0, 9.0], dtype=torch.float64))
+        assert float(g["c.bias"].sum()) == pytest.approx(3.0)  # query and key are one tensor, whose paths end once
+
+
 def test_a_model_with_indices_into_the_batch_takes_all_of_it():
     model = Lambda(lambda s, x: s.b(s.a(x).relu()[[0, 1]]), a=nn.Linear(2, 3), b=nn.Linear(3, 1))
     assert pathcond.rescale_(model, torch.randn(2, 2), damping=1).moved == 3

@@ -241,6 +241,9 @@ def test_fused_experts_are_named_as_linear_layers() -> None:
     assert pathcond.groups_to_awq_mappings([outside, hidden], experts="skip") == []
     read_elsewhere = pathcond.ScaleGroup("experts", 18, (up,), (down, router))
     assert pathcond.groups_to_awq_mappings([read_elsewhere]) == []
+    for_all = part("experts.up_proj", (3, 8, 6), 2, slice(0, 6, 1), False, 0.0, torch.arange(6))
+    back = part("experts.down_proj", (3, 6, 8), 1, slice(0, 6, 1), False, 0.0, torch.arange(6))
+    assert pathcond.groups_to_awq_mappings([pathcond.ScaleGroup("experts", 6, (for_all,), (back,))]) == []
     model = Lambda(lambda s, x: sum(F.relu(x @ s.up[i]) @ s.down[i] for i in range(3)), up=(3, 4, 8), down=(3, 8, 4))
     assert [group.channels for group in pathcond.scale_groups(model, torch.ones(2, 4)).free] == [3 * 8]
 

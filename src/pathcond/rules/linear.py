@@ -181,11 +181,10 @@ def _attention_scales(s: ScalePropagation, call: Call, a: Arguments) -> None:
 
 def _attention_paths(p: PathSums, call: Call, a: Arguments) -> None:
     """An average of values, which makes path sums independent of the number of tokens; others end at the weights."""
-    query, key, value = (a[name] for name in ("query", "key", "value"))
+    value = a["value"]
     shape, own = p.trace.values[call.outs[0]].shape, p.trace.values[value.id].shape
-    for other in (query, key):
-        if other.id != value.id:
-            p.end_path(other.id)
+    for other in {a["query"].id, a["key"].id} - {value.id}:
+        p.end_path(other)
     heads = shape[-3] // own[-3] if len(shape) > 2 else 1  # query heads that share one head of values
     p.sum(call, [value], lambda v: (v.repeat_interleave(heads, -3) if heads > 1 else v).mean(-2, keepdim=True))
 

@@ -154,6 +154,8 @@ def move_paths(p: PathSums, call: Call, a: Arguments, assign: bool = False) -> N
     data = list(dict.fromkeys(r.id for r in places))
     sources = [v for v in data if v in p.sums]
     log = max((p.sums[v].log for v in sources), default=0.0)
+    number = a.get("value")  # what an assignment or a padding fills in
+    number = None if number is None or isinstance(number, Ref) else p.square(number).at(log)
 
     def function(*leaves: Tensor) -> Any:
         fills: dict[int, Any] = dict(zip(sources, leaves, strict=True))
@@ -166,9 +168,10 @@ def move_paths(p: PathSums, call: Call, a: Arguments, assign: bool = False) -> N
         if call.mutates:
             fills[data[0]] = fills[data[0]].clone()
         if assign:
-            value = fills[a["value"].id] if isinstance(a["value"], Ref) else float(a["value"]) ** 2
-            fills[data[0]][a["index"]] = value
+            fills[data[0]][a["index"]] = fills[a["value"].id] if number is None else number
             return fills[data[0]]
+        if number is not None:
+            return F.pad(fills[a["input"].id], a["pad"], a.get("mode", "constant"), float(number) or None)
         return run(call, fills.__getitem__)
 
     p.sum(call, [Ref(v) for v in sources], function)
