@@ -103,12 +103,6 @@ def test_outputs_in_attributes_are_outputs():
 # ---- calls
 
 
-def _derived(s, x):
-    with torch.enable_grad():
-        x = x.detach().requires_grad_()
-        return torch.autograd.grad(s.b(F.relu(s.a(x))).sum(), x)[0]
-
-
 REFUSED = {
     "control flow": (
         lambda s, x: s.a(x) if x.sum() > 0 else s.a(-x),
