@@ -58,14 +58,7 @@ def _heads(s: Any, x: Tensor) -> Tensor:
 def _recurrent(s: Any, x: Tensor) -> Tensor:
     h = torch.zeros(len(x), 6, dtype=x.dtype)
     for t in range(x.shape[1]):
-        h = F.relu(s.a(x[:, t]) + s.c(h))
-    return s.b(h)
-
-
-def _joined(s: Any, x: Tensor) -> Tensor:
-    h = torch.zeros(len(x), 6, dtype=x.dtype)
-    for t in range(x.shape[1]):
-        h = F.relu(s.c(torch.cat((x[:, t], h), 1)))
+        h = F.relu(s.a(x[:, t]) + s.c(h) if hasattr(s, "a") else s.c(torch.cat((x[:, t], h), 1)))
     return s.b(h)
 
 
@@ -88,7 +81,7 @@ READ_IN_PART: dict[str, tuple[Callable[[], nn.Module], Any, tuple[Any, ...]]] = 
                            mix=(7, 7)), tokens, (longer,)),
     "slimmable": (lambda: Lambda(_wide, w=(6, 8), v=(6,), u=(2, 6)).double(), normal(3, 8), (normal(5, 8, seed=1),)),
     "one step": (lambda: net(_recurrent, c=linear(6, 6)), one_token, (tokens, longer)),
-    "one step, joined": (lambda: Lambda(_joined, c=linear(14, 6), b=linear(6, 2)).double(), one_token, (tokens,)),
+    "one step, joined": (lambda: Lambda(_recurrent, c=linear(14, 6), b=linear(6, 2)).double(), one_token, (tokens,)),
     "nn.RNN": (lambda: Lambda(lambda s, x: s.b(s.r(x)[0][:, -1]), b=linear(6, 2), r=nn.RNN(
         8, 6, nonlinearity="relu", batch_first=True)).double(), one_token, (tokens,)),
     "batch of one in channels": (lambda: net(
