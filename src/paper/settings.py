@@ -359,6 +359,8 @@ class TrainingGrid(TrainingSetup):
                 if unknown := [value for value in getattr(more, name) or () if value not in there]:
                     text = f"expected some of {name} {there}, got {unknown}"
                     raise ValueError(f"more_seeds.{name}: {text}; give others, or more_seeds: [] for none")
+            if more.hidden_layers and not getattr(self, "hidden_layers", []):
+                raise ValueError(f"more_seeds.hidden_layers: expected none without a sweep, got {more.hidden_layers}")
         return self
 
     @model_validator(mode="after")

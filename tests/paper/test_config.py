@@ -45,6 +45,9 @@ VALUES = {
     "a rate of new seeds": (
         E + "cifar_nv.more_seeds", [{"methods": ["baseline"], "seeds": [8], "lrs": [0.5]}], "seeds.lrs: expected some",
     ),
+    "a depth of new seeds": (
+        E + "cifar_nv.more_seeds", [{"methods": ["baseline"], "seeds": [8], "hidden_layers": [3]}], "without a sweep",
+    ),
     "another network": (E + "practice.resnet18.model.kind", "vgg11", "resnet18.model.kind: expected resnet18, as the"),
     "no baseline": (E + "practice.resnet18.methods", ["half"], "sigma 0: expected baseline among the methods"),
     "no seed of all": (
