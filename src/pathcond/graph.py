@@ -385,9 +385,10 @@ def _record_other_sizes(s: ScalePropagation, recorder: Recorder, example: Any, t
     for each in ways:
         any(run(sizes) for sizes in each)
     recorder.comparisons.extend(_sizes_of_tables(s, [shapes[i][k] for each in ways for i, k in each[0]]))
-    most = len(tried) + _MOST_SIZES
+    most, own = len(tried) + _MOST_SIZES, {(i, k): n for i, shape in enumerate(shapes) for k, n in enumerate(shape)}
     for size, number, other in recorder.comparisons:  # the list grows
-        for sizes in sizes_past(shapes, ways, size, number, other):
+        for sizes in sizes_past([own, *tried], ways, size, number, other):
+            recorder.untried |= sizes not in tried and len(tried) >= most
             if sizes not in tried and len(tried) < most:
                 run(sizes)
     return tuple(found)

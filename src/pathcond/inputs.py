@@ -178,15 +178,17 @@ def other_sizes(shapes: Sequence[tuple[int, ...]]) -> list[list[Sizes]]:
 
 
 def sizes_past(
-    shapes: Sequence[tuple[int, ...]], ways: Sequence[list[Sizes]], size: int, number: float, other: float
+    known: Sequence[Sizes], ways: Sequence[list[Sizes]], size: int, number: float, other: float
 ) -> Iterator[Sizes]:
-    """Sizes for which a comparison of ``number``, made from ``size``, with ``other`` may come out differently."""
+    """Sizes for which a comparison of ``number``, made from ``size``, with ``other`` may come out differently.
+
+    ``known`` has the sizes of the example, and those that were tried.
+    """
     sides = (other, other + 1) if number < other else (other, other - 1) if number > other else (other + 1, other - 1)
     wanted = [round(size + side - number) for side in sides]
     wanted += [int(size * side // number) for side in sides] if number not in (0, size) else []
     for joint in (way[0] for way in ways):
-        i, k = next(iter(joint))
-        if shapes[i][k] == size:
+        if any(dict.fromkeys(joint, size).items() <= sizes.items() for sizes in known):
             yield from (dict.fromkeys(joint, n) for n in dict.fromkeys(wanted) if 0 < n <= LARGEST_SIZE and n != size)
 
 

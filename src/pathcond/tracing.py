@@ -549,6 +549,8 @@ class Tape(TorchFunctionMode):
                 args, kwargs = tree_map(lambda x: self._fake_copy(x, may_write), (args, kwargs))
             tensors = flatten([kwargs.get("out"), args, kwargs])  # the target first
             before = [t._version for t in tensors]
+            if func in (torch.tensor, torch.as_tensor) and type(args[0]) in _PLAIN:
+                self.unseen[f"{name_of(func)}() of a size"].append(plain_number(args[0]))
             refs_in = tree_map(self._recorded, (args, kwargs))
             result = _without_running(func, args, kwargs)
             result = func(*args, **kwargs) if result is None else result
@@ -649,7 +651,7 @@ class Recorder:
         self.leaves: dict[int, Leaf] = {}
         self.tensors: dict[str, Tensor] = {}
         self.comparisons: list[Comparison] = []
-        self.draws = self.sized = self.counts = False
+        self.draws = self.sized = self.counts = self.untried = False
         self.stored, self.failed, self.classes = dict[str, None](), dict[str, None](), dict[str, None]()
         self.unseen: dict[tuple[Any, bool | None], set[Any]] = defaultdict(set)
         self.decisions: dict[Any, set[Any]] = defaultdict(set)  # by place: number in a pass, outcome, what was compared
@@ -717,6 +719,7 @@ class Recorder:
             for (code, _, line), seen in self.decisions.items()
             if len({outcome for _, outcome, _ in seen}) == 1 and len(seen) > len({number for number, *_ in seen})
         ]
+        texts += ["compares more numbers than were tried"] * self.untried
         return [
             f"the forward pass {text} with the size of the input: where it chooses between branches, only the "
             "branches taken were recorded. Give inputs of every size that matters as pathcond.Inputs(...)"

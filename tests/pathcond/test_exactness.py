@@ -102,7 +102,7 @@ READ_IN_PART: dict[str, tuple[Callable[[], nn.Module], Any, tuple[Any, ...]]] = 
         (normal(2, 2, 8), longer, normal(2, 12, 8))) for name, test in {
             "half the length": lambda n: n // 2 <= 4, "a ratio": lambda n: n / 4 < 2.5,
             "a difference": lambda n: n - 5, "bits": lambda n: not n & 4, "a square": lambda n: n**2 < 100,
-            "a rounded ratio": lambda n: round(n / 4) < 2,
+            "a rounded ratio": lambda n: round(n / 4) < 2, "some lengths": lambda n: n in (1, 2, 3, 4, 5),
         }.items()},
 }  # fmt: skip
 
@@ -208,7 +208,8 @@ SIZES: dict[str, Callable[[Tensor], int]] = {  # ways of code to learn the size 
     "stride": lambda x: x.t().contiguous().stride()[0],
     "storage": lambda x: x.untyped_storage().nbytes() // 24,
     "numel": lambda x: torch.numel(x) // 3,
-    "nbytes": lambda x: x.nbytes // 24,
+    "tensor": lambda x: 30 * bool(torch.tensor(x.shape[0]) < 6),
+    "range": lambda x: 30 * (x.shape[0] in range(20)),
     "int": lambda x: int(x.shape[0]),
     "root": lambda x: round(math.sqrt(x.shape[0]) * 5.3),
     "text": lambda x: int(f"{x.shape[0]}"),
