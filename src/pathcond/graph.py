@@ -364,10 +364,13 @@ def _of_any_size(trace: Trace) -> bool:
 def _record_other_sizes(s: ScalePropagation, recorder: Recorder, example: Any, traces: list[Trace]) -> tuple[str, ...]:
     """Record the model in eval mode on inputs of other sizes, where it takes them; they are named in the result."""
     shapes = [tuple(t.shape) for t in tensors_in(as_arguments(example))]
+    own = {(i, k): n for i, shape in enumerate(shapes) for k, n in enumerate(shape)}
     found: dict[str, None] = {}
-    tried: list[Sizes] = []
+    tried: list[Sizes] = [own]
+    passes: dict[Any, Sizes] = {}  # the sizes of all inputs where a comparison was first made
 
     def run(sizes: Sizes) -> bool:
+        passes.update({made: own | tried[-1] for made in recorder.comparisons if made not in passes})
         tried.append(sizes)
         try:
             for made in recorder.record(example, False, sizes):
@@ -384,12 +387,16 @@ def _record_other_sizes(s: ScalePropagation, recorder: Recorder, example: Any, t
     ways = other_sizes(shapes)
     for each in ways:
         any(run(sizes) for sizes in each)
-    recorder.comparisons.extend(_sizes_of_tables(s, [shapes[i][k] for each in ways for i, k in each[0]]))
-    most, own = len(tried) + _MOST_SIZES, {(i, k): n for i, shape in enumerate(shapes) for k, n in enumerate(shape)}
-    for size, number, other in recorder.comparisons:  # the list grows
-        for sizes in sizes_past([own, *tried], ways, size, number, other):
-            recorder.untried |= sizes not in tried and len(tried) >= most
-            if sizes not in tried and len(tried) < most:
+    tables = _sizes_of_tables(s, [shapes[i][k] for each in ways for i, k in each[0]])
+    recorder.comparisons.extend(tables)
+    passes.update(dict.fromkeys(tables, own))
+    most = len(tried) + _MOST_SIZES
+    for made in recorder.comparisons:  # the list grows
+        for sizes in sizes_past(passes.get(made, own | tried[-1]), ways, *made):
+            if sizes in tried or sizes.items() <= own.items():
+                continue
+            recorder.untried |= len(tried) >= most
+            if len(tried) < most:
                 run(sizes)
     return tuple(found)
 

@@ -177,18 +177,16 @@ def other_sizes(shapes: Sequence[tuple[int, ...]]) -> list[list[Sizes]]:
     return found
 
 
-def sizes_past(
-    known: Sequence[Sizes], ways: Sequence[list[Sizes]], size: int, number: float, other: float
-) -> Iterator[Sizes]:
+def sizes_past(there: Sizes, ways: Sequence[list[Sizes]], size: int, number: float, other: float) -> Iterator[Sizes]:
     """Sizes for which a comparison of ``number``, made from ``size``, with ``other`` may come out differently.
 
-    ``known`` has the sizes of the example, and those that were tried.
+    ``there`` has all sizes of the inputs of the pass that made the comparison.
     """
     sides = (other, other + 1) if number < other else (other, other - 1) if number > other else (other + 1, other - 1)
     wanted = [round(size + side - number) for side in sides]
     wanted += [int(size * side // number) for side in sides] if number not in (0, size) else []
     for joint in (way[0] for way in ways):
-        if any(dict.fromkeys(joint, size).items() <= sizes.items() for sizes in known):
+        if dict.fromkeys(joint, size).items() <= there.items():
             yield from (dict.fromkeys(joint, n) for n in dict.fromkeys(wanted) if 0 < n <= LARGEST_SIZE and n != size)
 
 
