@@ -392,8 +392,10 @@ def _record_other_sizes(s: ScalePropagation, recorder: Recorder, example: Any, t
     passes.update(dict.fromkeys(tables, own))
     most = len(tried) + _MOST_SIZES
     for made in recorder.comparisons:  # the list grows
-        for sizes in sizes_past(passes.get(made, own | tried[-1]), ways, *made):
-            if sizes in tried or sizes.items() <= own.items():
+        there, (size, number, other, fixed) = passes.get(made, own | tried[-1]), made
+        for sizes in sizes_past(there, ways, size, number, other):
+            # On other sizes than the example's, a size that is itself compared with a number leads further.
+            if sizes in tried or sizes.items() <= own.items() or (there != own and not (fixed and number == size)):
                 continue
             recorder.untried |= len(tried) >= most
             if len(tried) < most:
@@ -401,13 +403,13 @@ def _record_other_sizes(s: ScalePropagation, recorder: Recorder, example: Any, t
     return tuple(found)
 
 
-def _sizes_of_tables(s: ScalePropagation, sizes: list[int]) -> list[tuple[int, int, int]]:
+def _sizes_of_tables(s: ScalePropagation, sizes: list[int]) -> list[tuple[int, int, int, bool]]:
     """Comparisons of input sizes with those of parameters of which as many entries are read, as of a position table."""
     found = []
     for use in chain(*s.uses.values()):
         for axis, whole in enumerate(use.row.shape):
             read = int((use.row != ZERO).transpose(0, axis).reshape(whole, -1).any(1).sum())
-            found += [(n, n, whole) for n in {*sizes} if n == read < whole]
+            found += [(n, n, whole, True) for n in {*sizes} if n == read < whole]
     return found
 
 

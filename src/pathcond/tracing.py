@@ -172,7 +172,8 @@ def signature(trace: Trace, first: int = 0) -> str:
 
 # ---- sizes that the code of a model compares
 
-Comparison = tuple[int, float, float]  # a size, the number made from it that was compared, what it was compared with
+# A size, the number made from it that was compared, what it was compared with, and whether that is made from no size.
+Comparison = tuple[int, float, float, bool]
 
 _KINDS = {  # of methods of numbers; conversions are to what is not tracked
     "compute": """add radd sub rsub mul rmul floordiv rfloordiv mod rmod truediv rtruediv pow rpow neg abs round floor
@@ -574,7 +575,7 @@ class Tape(TorchFunctionMode):
     def compare(self, frame: Any, outcome: bool, made: Any, other: Any) -> None:
         """Note a comparison of a number made from a size, in the code of a frame, and how it came out."""
         number, limit = plain_number(made), plain_number(other)
-        self.comparisons.append((made.root, number, limit))
+        self.comparisons.append((made.root, number, limit, type(other) not in _PLAIN))
         if abs(limit) <= LARGEST_SIZE:
             # Sizes that are compared with one another, as in assertions, count only if they differ by other amounts.
             changes = number - limit if made.joint or type(other) in _PLAIN else (made.root, number)
