@@ -617,10 +617,7 @@ def _assemble(model: nn.Module, s: ScalePropagation) -> dict[str, Any]:
 def _number(
     s: ScalePropagation, uses: Mapping[str, Use]
 ) -> tuple[Tensor, Tensor, list[int], dict[str, tuple[Frozen, ...]]]:
-    """Unit numbers of groups, the step to the number of the next expert (0: experts share it), units by layer.
-
-    And the frozen hidden channels by module.
-    """
+    """Unit numbers of groups, the step to the next expert's (0: shared), units by layer, and frozen hidden channels."""
     by_expert = s.have_scale_per_expert()
     root = _representatives(s)
     for name, use in uses.items():

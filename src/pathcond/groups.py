@@ -270,9 +270,8 @@ def _exponents(size: int, seed: int) -> Tensor:
 def _as_slice(places: Tensor) -> slice | tuple[int, ...]:
     steps = places.diff()
     step = int(steps[0]) if len(steps) else 1
-    if bool((steps != step).any()):
-        return tuple(places.tolist())
-    return slice(int(places[0]), int(places[-1]) + 1, step)
+    even = not bool((steps != step).any())
+    return slice(int(places[0]), int(places[-1]) + 1, step) if even else tuple(places.tolist())
 
 
 # ---- exports

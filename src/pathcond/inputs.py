@@ -178,10 +178,7 @@ def other_sizes(shapes: Sequence[tuple[int, ...]]) -> list[list[Sizes]]:
 
 
 def sizes_past(there: Sizes, ways: Sequence[list[Sizes]], size: int, number: float, other: float) -> Iterator[Sizes]:
-    """Sizes for which a comparison of ``number``, made from ``size``, with ``other`` may come out differently.
-
-    ``there`` has all sizes of the inputs of the pass that made the comparison.
-    """
+    """Sizes other than those ``there`` for which comparing ``number``, made from ``size``, to ``other`` may differ."""
     sides = (other, other + 1) if number < other else (other, other - 1) if number > other else (other + 1, other - 1)
     wanted = [round(size + side - number) for side in sides]
     wanted += [int(size * side // number) for side in sides] if number not in (0, size) else []

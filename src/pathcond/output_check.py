@@ -126,11 +126,9 @@ class Check:
     def _remarks(self) -> tuple[str, ...]:
         """A remark if the output is the same for every example, so that the check shows nothing."""
         outputs = [t.reshape(len(t), -1) if t.ndim and len(t) > 1 else t.reshape(-1, 1) for t in self.before]
-        if any(bool((t != t[:1]).any()) or len(t) == 1 for t in outputs if t.numel()) or not outputs:
-            return ()
-        return (
-            "the output is the same for every example, as with a head of zeros: the check of the output shows nothing",
-        )
+        same = outputs and not any(bool((t != t[:1]).any()) or len(t) == 1 for t in outputs if t.numel())
+        what = "the output is the same for every example, as with a head of zeros"
+        return (f"{what}: the check of the output shows nothing",) if same else ()
 
     def _rounding(self, graph: ScaleGraph) -> float:
         """A change that rounding explains without more runs: 1e-5 in float32, 1e-14 in float64.

@@ -381,21 +381,18 @@ class Problem:
         share = terms * scales
         diagonal, slope = share.sum(0), share[0] - share[1]
 
-        def image_of(d: Tensor) -> Tensor:
-            image, weighted = diagonal * d - slope * (slope @ d), _by_index(d) * x
-            for layer in self.layers:
-                for side in layer.sides:
-                    at = side.positions + layer.units.start
-                    image.index_add_(0, at, side.sums(weighted) * scales[side.row][at], alpha=1 - 2 * side.row)
-            return torch.where(held, 0.0, image)
-
         inverse = torch.where(held, 0.0, 1 / (diagonal - slope**2).clamp(min=1e-300))
         step, residual = torch.zeros_like(u), torch.where(held, 0.0, -gradient)
         direction = scaled = inverse * residual
         norm = float(residual @ scaled)
         goal = norm * min(1e-2, max(norm, 1e-300) ** 0.25) ** 2
         for _ in range(2000):
-            image = image_of(direction)
+            image, weighted = diagonal * direction - slope * (slope @ direction), _by_index(direction) * x
+            for layer in self.layers:
+                for side in layer.sides:
+                    at = side.positions + layer.units.start
+                    image.index_add_(0, at, side.sums(weighted) * scales[side.row][at], alpha=1 - 2 * side.row)
+            image = torch.where(held, 0.0, image)
             curvature = float(direction @ image)
             if curvature <= 0:
                 return step if bool(step.any()) else direction
