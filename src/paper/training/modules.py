@@ -1,12 +1,13 @@
 """Train one network, any nn.Module with any optimizer, by autograd.
 
 Augmentation, schedule and clipping work on the device, so on a GPU a step is part of a CUDA graph. The paper's
-convolutional networks are compiled there, and CIFAR-NV has bfloat16; others are compiled if they train for long.
+convolutional networks are compiled there, and CIFAR-NV has bfloat16; others, many of which train for a short time, are
+not compiled.
 """
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -38,7 +39,6 @@ def chain(module: nn.Module) -> list[nn.Linear | nn.Conv2d]:
     return layers
 
 
-LONG = 32  # epochs from which on full batches of networks other than the paper's are compiled
 # Reductions over images and pixels are slow as compiled by default; tuning them costs seconds, once.
 _TUNED: dict[str, Any] = {"max_autotune_pointwise": True}
 
@@ -82,10 +82,8 @@ class ModuleTrainer(Trainer):
             torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
             torch.backends.cudnn.allow_tf32 = precision != "float32"
         self.forward: Callable[[Tensor], Tensor] = self.module
-        self.full_batch = self.forward  # compiled alone in long runs of other networks, as each shape takes a while
-        if self.gpu and not eager and (paper or self.bfloat16 and self.spec["epochs"] >= LONG):
-            self.full_batch = torch.compile(self.module, options=_TUNED)
-            self.forward = self.full_batch if paper else self.module
+        if self.gpu and paper and not eager:
+            self.forward = torch.compile(self.module, options=_TUNED)
         scheduled = "schedule" in self.spec
         self.optimisers = optimisers(
             self.module, self.spec["optimiser"], self.spec["lr"], initial.lr_factors, scheduled and self.gpu
@@ -156,11 +154,10 @@ class ModuleTrainer(Trainer):
             (optimizer,) = self.optimisers
             rescale(self.module, x, self.spec["rescaling"], optimizer)
 
-    def _call(self, forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    def _cast(self) -> AbstractContextManager[Any]:
         # No cache of cast weights: replays of a CUDA graph would read stale ones. Compiled code casts by itself.
-        cached = forward is not self.module
-        with torch.autocast("cuda", torch.bfloat16, cache_enabled=cached) if self.bfloat16 else nullcontext():
-            return forward(x)
+        cached = self.forward is not self.module
+        return torch.autocast("cuda", torch.bfloat16, cache_enabled=cached) if self.bfloat16 else nullcontext()
 
     def _normalised(self, images: Tensor) -> Tensor:
         return images.long() if self.text else images.to(torch.float32) * self.splits.scale + self.splits.shift
@@ -174,7 +171,8 @@ class ModuleTrainer(Trainer):
         if self.spec.get("augmentation"):
             images = flip_and_crop(images, self.draws[index[0]], DATASETS[self.spec["dataset"]].channels)
         x = self._inputs(images)
-        y = self._call(self.full_batch if len(x) == self.batch else self.forward, x)
+        with self._cast():
+            y = self.forward(x)
         if self.task == "reconstruct":
             loss = functional.mse_loss(y.float(), x.flatten(1))
         else:  # one label per image, or per character of a window
@@ -196,7 +194,8 @@ class ModuleTrainer(Trainer):
 
     def _outputs(self, images: Tensor) -> tuple[Tensor, Tensor]:
         x = self._inputs(images)
-        y = self._call(self.forward, x)
+        with self._cast():
+            y = self.forward(x)
         return y.float().flatten(0, -2)[None], x.flatten(1)
 
     def _sums(self) -> list[tuple[Tensor, Tensor]]:

@@ -6,7 +6,7 @@ import torch
 from paper import data, results
 from paper.runs import result_path
 from paper.training.batched_mlps import BatchedTrainer
-from paper.training.modules import LONG, ModuleTrainer
+from paper.training.modules import ModuleTrainer
 from paper.training.runner import Options, TimeUp, train
 from paper.training.trainer import Run
 from tests.paper.training.reference import CPU, GPT, curves, make_spec, random_splits, stop_after
@@ -116,14 +116,13 @@ def test_a_run_alone_is_that_of_the_cpu_and_goes_on_from_what_was_saved(optimise
     near(curves(second, 2, first=3), {k: v[2:] for k, v in found.items()}, 3e-3)
 
 
-NESTEROV = {"name": "sgd", "momentum": 0.9, "nesterov": True, "weight_decay": 5e-4}
 USUAL = {"schedule": {"name": "one_cycle", "warmup": 0.2}, "augmentation": "flip_crop", "train_metrics": "both"}
 
 
 @pytest.mark.parametrize(
     ("kind", "method", "optimiser", "more"),
     [
-        ("resnet18", "every_epoch", NESTEROV, {}),
+        ("resnet18", "every_epoch", {"name": "sgd", "momentum": 0.9, "nesterov": True, "weight_decay": 5e-4}, {}),
         ("vit_tiny", "every_epoch", {"name": "adamw", "weight_decay": 0.05, "decay_vectors": False}, {"clip": 1.0}),
         ("densenet", "full", {"name": "muon"}, {}),
         ("gpt", "half", {"name": "adamw", "weight_decay": 0.1, "decay_vectors": False}, {"augmentation": None}),
@@ -146,16 +145,6 @@ def test_a_network_as_people_train_it_is_the_same_in_graphs_and_without(kind, me
     assert trainer.precision == "bfloat16 autocast"
     losses = curves(trainer, 3)["train_loss"]
     torch.testing.assert_close(losses, expected["train_loss"], rtol=0.1, atol=0.1)
-
-
-def test_full_batches_of_a_long_run_are_compiled():
-    sizes = {**SIZES, "lr": 0.003, "precision": "bfloat16", **USUAL, "epochs": LONG}
-    one = make_spec({"kind": "resnet18", "image": 16, "width": 0.25}, "half", optimiser=NESTEROV, **sizes)
-    compiled, eager = (ModuleTrainer(Run(one, 0), random_splits(one, CUDA), CUDA, flag) for flag in (False, True))
-    assert compiled.full_batch is not compiled.module
-    assert eager.full_batch is eager.module
-    losses, expected = (curves(trainer, 3)["train_loss"] for trainer in (compiled, eager))
-    torch.testing.assert_close(losses, expected, rtol=0.1, atol=0.1)
 
 
 # ---- whole specs
