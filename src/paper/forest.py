@@ -5,7 +5,6 @@ A row of the figure is one entry of :data:`ROWS`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -66,7 +65,7 @@ ROWS = {
         *_rows("Common networks, 8 epochs, half of ten sweeps", "practice_no_harm",
                {label: f"{label}, 8 epochs" for label in _COMMON}),
         *_rows("Common networks, 32 epochs, half of ten sweeps", "practice_no_harm",
-               {label: f"{label}, 32 epochs" for label in ("VGG-11-BN", "VGG-16-BN")}),
+               {label: f"{label}, 32 epochs" for label in ("VGG-11-BN", "VGG-16-BN", "ResNet-18")}),
         *_rows("Unequal starts (sigma 2), scales without bound", "unequal_gain", _MNIST),
     ),
 }  # fmt: skip
@@ -101,8 +100,9 @@ def draw(claims: Sequence[Mapping[str, Any]]) -> plotting.Figure:
                 place.text(0.0, at, group, transform=place.get_yaxis_transform(), fontsize="x-small", weight="bold",
                            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5})  # fmt: skip
                 at += 1.0
-            ends = [value if end is None else end for end in (low, high)]
-            colour = _colour(unit, -math.inf if low is None else low, math.inf if high is None else high)
+            ends, none = [value if end is None else end for end in (low, high)], NONE[unit]
+            loss = high is not None and high < none
+            colour = COLOURS["yes"] if low is not None and low > none else COLOURS["no"] if loss else plotting.BLACK
             place.plot(ends, [at, at], color=colour, linewidth=1.2)
             marker = "<" if low is None else ">" if high is None else "o"
             face = colour if marker == "o" else "white"
@@ -123,9 +123,3 @@ def draw(claims: Sequence[Mapping[str, Any]]) -> plotting.Figure:
         "open triangle: a bound, because runs missed the target or the best rate is the smallest or largest one tried",
     )
     return figure
-
-
-def _colour(unit: str, low: float, high: float) -> str:
-    """Green if the whole interval is a gain, red if it is a loss."""
-    none = NONE[unit]
-    return COLOURS["yes"] if low > none else COLOURS["no"] if high < none else plotting.BLACK

@@ -173,3 +173,43 @@ def test_autoencoders():
     close(None, slopes, "autoencoder_compression")
     for low, high in ((1, 2), (2, 4), (4, 7)):
         close(f"{low} to {high}", scales[high] - scales[low], "autoencoder_rescaling")
+
+
+def specs(network):
+    for path in RUNS.glob(f"train/*/{network}/*.json"):
+        yield json.loads(path.read_text())["spec"], pd.read_csv(path.with_suffix(".csv"))
+
+
+def test_cifar_nv_at_its_best_rates():
+    rows = [{**spec, "best": 100 * curve["test_accuracy"].max()} for spec, curve in specs("cifar_nv")]
+    longest_last = pd.DataFrame(rows).query("images == 40000").sort_values("epochs")
+    runs = longest_last.groupby(["method", "lr", "seed"])["best"].last()
+    means = runs.unstack("seed").dropna(axis=1).mean(axis=1)
+    best = {method: means[method].idxmax() for method in ("baseline", "pathcond")}
+    assert not {*best.values()} & {means["baseline"].index.min(), means["baseline"].index.max()}
+    gain = runs["pathcond", best["pathcond"]] - runs["baseline", best["baseline"]]
+    close("CIFAR-NV", gain.dropna(), "tuned_cifar_nv")
+
+
+COMMON = {
+    "VGG-11-BN": "vgg11_bn", "VGG-16-BN": "vgg16_bn", "MobileNet": "mobilenetv1", "MobileNetV2": "mobilenetv2",
+    "ResNet-18": "resnet18", "DenseNet": "densenet", "ViT-tiny": "vit_tiny", "GPT": "gpt",
+    "five convolutions": "plain5_bn",
+}  # fmt: skip
+
+
+def test_common_networks():
+    there = set()
+    for label, network in COMMON.items():
+        rows = [{**spec, **curve.iloc[-1]} for spec, curve in specs(network) if not spec.get("unequal")]
+        for epochs, runs in pd.DataFrame(rows).groupby("epochs"):
+            test = {}
+            for method in ("baseline", "half"):
+                mine = runs[runs["method"] == method]
+                means = mine.pivot(index="seed", columns="lr", values="validation_accuracy").dropna().mean()
+                test[method] = 100 * mine[mine["lr"] == means.idxmax()].set_index("seed")["test_accuracy"]
+                assert means.idxmax() not in (means.index[0], means.index[-1])
+            case = label if epochs == 2 else f"{label}, {epochs} epochs"
+            close(case, (test["half"] - test["baseline"]).dropna(), "practice_no_harm")
+            there.add(case)
+    assert there == set(claims()["practice_no_harm"]["numbers"])

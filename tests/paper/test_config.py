@@ -147,6 +147,6 @@ def test_wrong_blocks_of_the_queue_are_named_and_it_takes_other_values(tmp_path,
         with pytest.raises(PaperError, match=says):
             list(config.read_queue(tmp_path, config.read(ROOT)))
     over, output = json.dumps({"setups": {"mlp_cifar": {"batch": 7}}}), tmp_path / "specs.json"
-    monkeypatch.setattr(sys, "argv", ["", "--queue", "optimisers_exact", "--over", over, "--output", str(output)])
+    monkeypatch.setattr(sys, "argv", ["", "--queue", "optimisers_muon", "--over", over, "--output", str(output)])
     plan.main()
     assert {spec["batch"] for spec in json.loads(output.read_text())} == {7}

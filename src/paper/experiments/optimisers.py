@@ -22,6 +22,7 @@ class Settings(Block):
     """A training grid of MLPs for each optimizer, and, if wanted, one of CIFAR-NV."""
 
     mlp_momentum: DepthGrid
+    mlp_momentum_exact: DepthGrid | None = None
     mlp_adamw: DepthGrid
     mlp_muon: DepthGrid | None = None
     cifar_nv_momentum: CurveGrid | None = None
@@ -97,9 +98,9 @@ EXPERIMENT = Experiment(
     where="ours",
     caption=(
         "Best test accuracy against the learning rate with other optimizers: MLPs, by their hidden layers, after "
-        "{mlp_momentum[epochs]} epochs, and CIFAR-NV. PathCond rescales at the start. The third curve, where there is "
-        "one, is the rescaling that is exact with BatchNorm, at the start and again every ten epochs. Means over "
-        "seeds; bars are one standard deviation."
+        "{mlp_momentum[epochs]} epochs, and CIFAR-NV. PathCond rescales at the start. Two more curves, where they are "
+        "there, are the rescaling that is exact with BatchNorm, at the start alone and again every ten epochs. Means "
+        "over seeds; bars are one standard deviation."
     ),
     settings=Settings,
     plot=plot,

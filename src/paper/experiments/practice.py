@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from pydantic import create_model
@@ -242,7 +243,7 @@ def _plain(table: pd.DataFrame) -> dict[str, Estimate | None]:
 
 
 def candidates(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """The candidates for the library's default by the rule of docs/hypotheses.md: whom they harm, and the mean gain."""
+    """Candidates for the default by docs/hypotheses.md: whom they harm, mean gains, also over shared comparisons."""
     best = some(table, panel="best").set_index(["network", "epochs", "method"])
     rows = []
     for name, method, networks in (
@@ -252,16 +253,20 @@ def candidates(table: pd.DataFrame) -> list[dict[str, Any]]:
         ("half of ten sweeps, on networks without shortcuts alone", DEFAULT, CHAINS),
         ("no rescaling", BASELINE, NETWORKS),
     ):
-        gains, harmed = [], []
+        gains, harmed = {}, []
         for network, epochs in dict.fromkeys((key[0], key[1]) for key in best.index):
             used = method if network in networks else BASELINE
             if used == "free" and (network, epochs, used) not in best.index:
                 used = "full"  # no scale is bounded
             if (network, epochs, used) in best.index:
                 row = best.loc[(network, epochs, used)]
-                gains.append(row["gain"])
+                gains[network, epochs] = row["gain"]
                 harmed += [f"{LABELS[network]} ({epochs:g} epochs)"] * bool(row["high"] < 0)
-        rows.append({"name": name, "harmed": harmed, "gain": sum(gains) / len(gains), "count": len(gains)})
+        rows.append({"name": name, "harmed": harmed, "gains": gains})
+    shared = set.intersection(*(set(row["gains"]) for row in rows))
+    for row in rows:
+        gains = row.pop("gains")
+        row |= {"gain": fmean(gains.values()), "count": len(gains), "shared": fmean(gains[case] for case in shared)}
     return rows
 
 
