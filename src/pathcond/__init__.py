@@ -9,14 +9,7 @@ rescaled 8 of 8 units (0 channels frozen), ...
 from importlib.metadata import PackageNotFoundError, version
 
 from pathcond.apply import apply_scales_
-from pathcond.checks import (
-    ApplyError,
-    PathCondError,
-    PathCondWarning,
-    RecordError,
-    SolveError,
-    UnsupportedOpError,
-)
+from pathcond.checks import ApplyError, PathCondError, PathCondWarning, RecordError, SolveError, UnsupportedOpError
 from pathcond.diag_g import DiagG, compute_diag_g
 from pathcond.graph import ExactFor, Frozen, ParamScales, ScaleGraph, extract_graph
 from pathcond.groups import (

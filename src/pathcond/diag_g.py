@@ -54,7 +54,7 @@ class DiagG(dict[str, Tensor]):
         far = {name: log for name, log in self.log_scale.items() if not abs(log) < _FITS}
         values = {n: t.to(torch.float64, copy=True) for n, t in self.items()}
         for name, log in self.log_scale.items():
-            if log and name not in far:
+            if log and name in values and name not in far:
                 values[name].mul_(math.exp(log))
         return DiagG(values, far)
 

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import chain
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
@@ -155,7 +156,7 @@ class ScaleGraph:
         if self.signature and self.arguments is not None:
             own = {p.dtype for p in model.parameters() if p.is_floating_point()}
             arguments = map_tensors(  # the model may be a copy in another number format
-                lambda t: t.to(next(iter(own))) if t.is_floating_point() and own and t.dtype not in own else t,
+                cache(lambda t: t.to(next(iter(own))) if t.is_floating_point() and own and t.dtype not in own else t),
                 self.arguments,
             )
             with suppress(RecordError):  # nothing to compare: a model that does not take the stored arguments
@@ -268,7 +269,7 @@ def extract_graph(
                 continue
             modes[name] = None
             for trace in found:
-                if trace not in traces:  # else the same groups would follow
+                if not any(_same(trace, other) for other in traces):  # else the same groups would follow
                     _propagate(s, trace, Constants(trace, model))
             traces += found
     doubts += recorder.doubts()
@@ -281,8 +282,9 @@ def extract_graph(
     doubts = [*dict.fromkeys(doubts), *_unread(model, traces)] if found["units"] else []
     for doubt in doubts:
         warnings.warn(f"not shown to be exact: {doubt}.", PathCondWarning, stacklevel=3)
-    args, kwargs = map_tensors(
-        lambda t: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta"), as_arguments(examples[0])
+    args, kwargs = map_tensors(  # a tensor that is given twice stays one
+        cache(lambda t: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")),
+        as_arguments(examples[0]),
     )
     graph = ScaleGraph(
         **found,
@@ -317,6 +319,13 @@ def _resized(trace: Trace, shapes: Sequence[tuple[int, ...]]) -> Trace:
             results = flatten(run(call, made.__getitem__))
         made |= zip(call.outs, results, strict=True)
     return replace(trace, values=tuple(replace(v, shape=tuple(made[i].shape)) for i, v in enumerate(trace.values)))
+
+
+def _same(trace: Trace, other: Trace) -> bool:
+    try:
+        return trace == other
+    except (RuntimeError, ValueError):  # an argument that cannot be compared, such as an array of NumPy
+        return False
 
 
 def _is_chain(trace: Trace) -> bool:
@@ -392,10 +401,13 @@ def _record_other_sizes(s: ScalePropagation, recorder: Recorder, example: Any, t
     passes.update(dict.fromkeys(tables, own))
     most = len(tried) + _MOST_SIZES
     for made in recorder.comparisons:  # the list grows
-        there, (size, number, other, fixed) = passes.get(made, own | tried[-1]), made
+        there, (size, number, other, fixed, place) = passes.get(made, own | tried[-1]), made
+        # On other sizes than the example's, a size that is itself compared with a number leads further, and so does a
+        # number made from a size if code compares it there that the example's sizes do not reach.
+        leads = fixed and (number == size or place not in recorder.usual)
         for sizes in sizes_past(there, ways, size, number, other):
-            # On other sizes than the example's, a size that is itself compared with a number leads further.
-            if sizes in tried or sizes.items() <= own.items() or (there != own and not (fixed and number == size)):
+            sizes = {axis: n for axis, n in there.items() if n != own[axis]} | sizes
+            if sizes in tried or sizes.items() <= own.items() or not (there == own or leads):
                 continue
             recorder.untried |= len(tried) >= most
             if len(tried) < most:
@@ -403,13 +415,13 @@ def _record_other_sizes(s: ScalePropagation, recorder: Recorder, example: Any, t
     return tuple(found)
 
 
-def _sizes_of_tables(s: ScalePropagation, sizes: list[int]) -> list[tuple[int, int, int, bool]]:
+def _sizes_of_tables(s: ScalePropagation, sizes: list[int]) -> list[tuple[int, int, int, bool, None]]:
     """Comparisons of input sizes with those of parameters of which as many entries are read, as of a position table."""
     found = []
     for use in chain(*s.uses.values()):
         for axis, whole in enumerate(use.row.shape):
             read = int((use.row != ZERO).transpose(0, axis).reshape(whole, -1).any(1).sum())
-            found += [(n, n, whole, True) for n in {*sizes} if n == read < whole]
+            found += [(n, n, whole, True, None) for n in {*sizes} if n == read < whole]
     return found
 
 

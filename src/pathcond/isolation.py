@@ -149,7 +149,8 @@ def settings_of(model: nn.Module) -> list[Any]:
     for name, module in model.named_modules():
         held = {key: value for key, value in vars(module).items() if key not in ("training", "_buffers")}
         held |= {key: id(b) if key in _STATISTICS else b for key, b in module._buffers.items()}
-        found += [name, type(module), id(type(module).forward), *held, *(_fingerprint(x, seen) for x in held.values())]
+        found += [name, type(module), id(getattr(type(module), "forward", None))]  # the class of a script has none
+        found += [*held, *(_fingerprint(x, seen) for x in held.values())]
     return found
 
 

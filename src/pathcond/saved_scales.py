@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten, treespec_dumps, treespec_loads
 
-from pathcond.checks import PathCondError, optional_package
+from pathcond.checks import PathCondError, PathCondWarning, optional_package
 from pathcond.graph import ExactFor, ParamScales, ScaleGraph
 
 
@@ -70,6 +71,9 @@ def load_scales(path: str | Path) -> Scales:
             f"expected scales that report.save wrote at '{path}', got {type(error).__name__}: {error}."
         ) from error
     log_scales, shown = tensors["log_scales"], facts["exact_for"]
+    if facts["arguments"] is None:
+        text = "the arguments of the example could not be saved, so that the operations of models are not compared"
+        warnings.warn(f"'{path}': {text}.", PathCondWarning, stacklevel=2)
     graph = ScaleGraph(
         units=len(log_scales),
         layers={n.removeprefix("module/"): t for n, t in tensors.items() if n.startswith("module/")},
@@ -92,7 +96,13 @@ def load_scales(path: str | Path) -> Scales:
 def _encoded(arguments: Any) -> str | None:
     """Arguments as JSON, with the shapes and dtypes of tensors; None where it cannot hold them."""
     leaves, structure = tree_flatten(arguments)
-    texts = [{"shape": list(x.shape), "dtype": str(x.dtype)} if isinstance(x, Tensor) else x for x in leaves]
+    if any(isinstance(x, dict) for x in leaves):  # of a class that is no node of a tree
+        return None
+    places = {id(x): i for i, x in enumerate(leaves)}
+    texts = [
+        {"shape": list(x.shape), "dtype": str(x.dtype), "place": places[id(x)]} if isinstance(x, Tensor) else x
+        for x in leaves
+    ]
     try:
         return json.dumps([treespec_dumps(structure), texts])
     except (TypeError, ValueError, NotImplementedError):
@@ -100,10 +110,12 @@ def _encoded(arguments: Any) -> str | None:
 
 
 def _decoded(text: str | None) -> Any:
-    """The arguments, with tensors on the meta device."""
+    """The arguments, with tensors on the meta device; one that was given twice is one."""
+    made: dict[Any, Tensor] = {}
 
     def tensor(facts: dict[str, Any]) -> Tensor:
-        return torch.empty(facts["shape"], dtype=getattr(torch, facts["dtype"].removeprefix("torch.")), device="meta")
+        dtype = getattr(torch, facts["dtype"].removeprefix("torch."))
+        return made.setdefault(facts.get("place", object()), torch.empty(facts["shape"], dtype=dtype, device="meta"))
 
     if text is None:
         return None

@@ -158,8 +158,9 @@ def solve(
         low, high = (float(x) for x in torch.aminmax(t)) if t.numel() else (0.0, 0.0)
         if not (low >= 0 and math.isfinite(high)):
             raise SolveError(f"expected finite entries of diag(G) >= 0, got {low} to {high} for parameter '{name}'.")
-    if fixed is not None and (tuple(fixed.shape) != (graph.units,) or fixed.dtype != torch.bool):
-        raise PathCondError(f"expected fixed to be a mask of shape ({graph.units},), got {tuple(fixed.shape)}.")
+    if fixed is not None and (getattr(fixed, "shape", None) != (graph.units,) or fixed.dtype != torch.bool):
+        got = tuple(fixed.shape) if isinstance(fixed, Tensor) else type(fixed).__name__
+        raise PathCondError(f"expected fixed to be a mask of shape ({graph.units},), got {got}.")
     return balance_paths(graph, DiagG(g, getattr(g, "log_scale", None)), options, fixed)
 
 

@@ -172,8 +172,8 @@ def signature(trace: Trace, first: int = 0) -> str:
 
 # ---- sizes that the code of a model compares
 
-# A size, the number made from it that was compared, what it was compared with, and whether that is made from no size.
-Comparison = tuple[int, float, float, bool]
+# A size, the number made from it that was compared, with what, whether that is made from no size, and the place.
+Comparison = tuple[int, float, float, bool, Any]
 
 _KINDS = {  # of methods of numbers; conversions are to what is not tracked
     "compute": """add radd sub rsub mul rmul floordiv rfloordiv mod rmod truediv rtruediv pow rpow neg abs round floor
@@ -550,8 +550,9 @@ class Tape(TorchFunctionMode):
                 args, kwargs = tree_map(lambda x: self._fake_copy(x, may_write), (args, kwargs))
             tensors = flatten([kwargs.get("out"), args, kwargs])  # the target first
             before = [t._version for t in tensors]
-            if func in (torch.tensor, torch.as_tensor) and type(args[0]) in _PLAIN:
-                self.unseen[f"{name_of(func)}() of a size"].append(plain_number(args[0]))
+            made_of = args[0] if args else kwargs.get("data")
+            if func in (torch.tensor, torch.as_tensor) and type(made_of) in _PLAIN:
+                self.unseen[f"{name_of(func)}() of a size"].append(plain_number(made_of))
             refs_in = tree_map(self._recorded, (args, kwargs))
             result = _without_running(func, args, kwargs)
             result = func(*args, **kwargs) if result is None else result
@@ -575,11 +576,12 @@ class Tape(TorchFunctionMode):
     def compare(self, frame: Any, outcome: bool, made: Any, other: Any) -> None:
         """Note a comparison of a number made from a size, in the code of a frame, and how it came out."""
         number, limit = plain_number(made), plain_number(other)
-        self.comparisons.append((made.root, number, limit, type(other) not in _PLAIN))
+        place = (frame.f_code, frame.f_lasti, frame.f_lineno)
+        self.comparisons.append((made.root, number, limit, type(other) not in _PLAIN, place))
         if abs(limit) <= LARGEST_SIZE:
             # Sizes that are compared with one another, as in assertions, count only if they differ by other amounts.
             changes = number - limit if made.joint or type(other) in _PLAIN else (made.root, number)
-            self.decisions.append(((frame.f_code, frame.f_lasti, frame.f_lineno), outcome, changes))
+            self.decisions.append((place, outcome, changes))
 
     def _recorded(self, x: Any) -> Any:
         if isinstance(x, torch.Size):
@@ -656,6 +658,7 @@ class Recorder:
         self.stored, self.failed, self.classes = dict[str, None](), dict[str, None](), dict[str, None]()
         self.unseen: dict[tuple[Any, bool | None], set[Any]] = defaultdict(set)
         self.decisions: dict[Any, set[Any]] = defaultdict(set)  # by place: number in a pass, outcome, what was compared
+        self.usual: set[Any] = set()  # places of decisions that the example reaches in its own sizes
         self.home = next((p.device for p in model.parameters() if not p.is_meta), torch.device("cpu"))
         for kind, named in (("param", model.named_parameters()), ("buffer", model.named_buffers())):
             for name, tensor in named:
@@ -678,6 +681,7 @@ class Recorder:
         tape = Tape(self.fake, {id(m): n for n, m in self.model.named_modules()}, leaves)
         try:
             traces = self._pass(tape, arguments, fakes, training)
+            self.usual.update(place for place, *_ in tape.decisions if not sizes)
         except Exception as error:
             self._replace_fakes(tape)
             *_, (frame, _) = traceback.walk_tb(error.__traceback__)
@@ -716,9 +720,10 @@ class Recorder:
             for n in found
         ]
         texts += [
-            f"compares a number made from a size ({code.co_filename.rsplit('/', 1)[-1]}:{line}), which changes"
-            for (code, _, line), seen in self.decisions.items()
-            if len({outcome for _, outcome, _ in seen}) == 1 and len(seen) > len({number for number, *_ in seen})
+            f"compares a number made from a size ({place[0].co_filename.rsplit('/', 1)[-1]}:{place[2]}), which changes"
+            for place, seen in self.decisions.items()
+            if len({outcome for _, outcome, _ in seen}) == 1
+            and (place not in self.usual or len(seen) > len({number for number, *_ in seen}))
         ]
         texts += ["compares more numbers than were tried"] * self.untried
         return [

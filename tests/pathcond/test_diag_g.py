@@ -4,6 +4,7 @@ import copy
 import math
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -20,9 +21,7 @@ PLAIN = [
 ]  # fmt: skip
 
 
-POOLS = (
-    F.max_pool1d, F.max_pool2d, F.adaptive_max_pool1d, F.avg_pool2d, F.avg_pool3d, F.adaptive_avg_pool2d,
-)  # fmt: skip
+POOLS = (F.max_pool1d, F.max_pool2d, F.adaptive_max_pool1d, F.avg_pool2d, F.avg_pool3d, F.adaptive_avg_pool2d)
 
 
 def coefficients(pool: Callable[[Tensor], Tensor], size: Sequence[int]) -> Tensor:
@@ -199,9 +198,9 @@ def test_numbers_that_fill_in_count_with_their_squares():
 
     def forward(s, x):
         h = s.a(x)
-        h[:, 0] = 2.0
+        h[:, 0] = np.int64(2)
         q = s.c(x)
-        return s.b(F.pad(F.relu(h), (0, 1), value=3.0)), F.scaled_dot_product_attention(q, q, x)
+        return s.b(F.pad(F.relu(h), (0, 1), value=np.float32(3))), F.scaled_dot_product_attention(q, q, x)
 
     model = Lambda(forward, a=nn.Linear(3, 3), b=nn.Linear(4, 2), c=nn.Linear(3, 3)).double()
     for factor in (1.0, 1e12):

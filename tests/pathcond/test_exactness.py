@@ -13,6 +13,7 @@ from dataclasses import make_dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed
@@ -67,6 +68,8 @@ def _wide(s: Any, x: Tensor) -> Tensor:
     return F.linear(h, s.u[:, : s.width])
 
 
+with warnings.catch_warnings(action="ignore"):  # scripts are deprecated
+    SCRIPT = torch.jit.script(nn.ReLU())
 tokens, images = normal(2, 3, 8), normal(2, 2, 4, 4)
 one_token, longer, larger = normal(2, 1, 8), normal(2, 5, 8, seed=1), normal(2, 2, 6, 5, seed=1)
 READ_IN_PART: dict[str, tuple[Callable[[], nn.Module], Any, tuple[Any, ...]]] = {
@@ -84,6 +87,8 @@ READ_IN_PART: dict[str, tuple[Callable[[], nn.Module], Any, tuple[Any, ...]]] = 
     "one step, joined": (lambda: Lambda(_recurrent, c=linear(14, 6), b=linear(6, 2)).double(), one_token, (tokens,)),
     "nn.RNN": (lambda: Lambda(lambda s, x: s.b(s.r(x)[0][:, -1]), b=linear(6, 2), r=nn.RNN(
         8, 6, nonlinearity="relu", batch_first=True)).double(), one_token, (tokens,)),
+    "array of NumPy": (lambda: net(lambda s, x: s.b(F.relu(s.a(x))[..., np.arange(6)])), tokens, (longer,)),
+    "script": (lambda: net(lambda s, x: s.b(s.act(F.relu(s.a(x)))), act=SCRIPT), tokens, (longer,)),
     "batch of one in channels": (lambda: net(
         lambda s, x: s.b(F.relu(s.a(x)).permute(1, 0, 2).reshape(6, -1).t()), a=nn.Conv1d(8, 6, 1)),
         normal(1, 8, 3), (normal(2, 8, 3, seed=1),)),
@@ -209,6 +214,9 @@ SIZES: dict[str, Callable[[Tensor], int]] = {  # ways of code to learn the size 
     "storage": lambda x: x.untyped_storage().nbytes() // 24,
     "numel": lambda x: torch.numel(x) // 3,
     "tensor": lambda x: 30 * bool(torch.tensor(x.shape[0]) < 6),
+    "tensor by name": lambda x: 30 * bool(torch.tensor(data=x.shape[0]) < 6),
+    "derived, on another size": lambda x: 30 * (x.shape[0] > 24 and x.shape[0] // 2 > 15),
+    "two sizes, on another size": lambda x: 30 * (x.shape[0] > 24 and x.shape[0] > 10 * x.shape[1]),
     "range": lambda x: 30 * (x.shape[0] in range(20)),
     "int": lambda x: int(x.shape[0]),
     "root": lambda x: round(math.sqrt(x.shape[0]) * 5.3),
@@ -290,6 +298,16 @@ def test_a_graph_of_another_network_is_refused(act, tmp_path):
     relu[1] = act()
     with pytest.raises(pathcond.ApplyError, match="Extract a graph of this model"):
         pathcond.rescale_(relu, x, graph=report.graph)
+
+
+def test_a_graph_is_compared_with_its_own_model_where_one_tensor_is_given_twice(tmp_path):
+    model, x = net(lambda s, x, y, *_: s.b(F.relu(s.a(x) + s.a(y) / 2))), normal(3, 8)
+    for arguments in ((x, x), (x, x, {1, 2})):
+        report = pathcond.rescale_(model, arguments, damping=1.0)
+        pathcond.apply_scales_(copy.deepcopy(model), report.graph, report.solution.log_scales)
+        report.save(tmp_path / "scales")
+        with pytest.warns(match="could not be saved") if len(arguments) > 2 else nullcontext():
+            pathcond.apply_scales_(copy.deepcopy(model), pathcond.load_scales(tmp_path / "scales"))
 
 
 def ordered(order: Any = None) -> Lambda:

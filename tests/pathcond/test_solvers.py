@@ -107,8 +107,9 @@ def test_the_optimum_within_a_bound_and_beside_units_that_stay(given):
         if method == "optimum":
             assert found.result is pathcond.Result.OPTIMUM
             assert found.steps < 20
-    with pytest.raises(pathcond.PathCondError, match="expected fixed to be a mask"):
-        pathcond.solve(graph, g, fixed=half[1:])
+    for wrong in (half[1:], [True]):
+        with pytest.raises(pathcond.PathCondError, match="expected fixed to be a mask"):
+            pathcond.solve(graph, g, fixed=wrong)
 
 
 def test_dead_units_stay_and_are_named():

@@ -155,7 +155,7 @@ def move_paths(p: PathSums, call: Call, a: Arguments, assign: bool = False) -> N
     sources = [v for v in data if v in p.sums]
     log = max((p.sums[v].log for v in sources), default=0.0)
     number = a.get("value")  # what an assignment or a padding fills in
-    number = None if number is None or isinstance(number, Ref) else p.square(number).at(log)
+    number = None if number is None or isinstance(number, Ref) else p.square(float(number)).at(log)
 
     def function(*leaves: Tensor) -> Any:
         fills: dict[int, Any] = dict(zip(sources, leaves, strict=True))
