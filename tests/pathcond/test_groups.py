@@ -244,8 +244,12 @@ def test_fused_experts_are_named_as_linear_layers() -> None:
     for_all = part("experts.up_proj", (3, 8, 6), 2, slice(0, 6, 1), False, 0.0, torch.arange(6))
     back = part("experts.down_proj", (3, 6, 8), 1, slice(0, 6, 1), False, 0.0, torch.arange(6))
     assert pathcond.groups_to_awq_mappings([pathcond.ScaleGroup("experts", 6, (for_all,), (back,))]) == []
-    model = Lambda(lambda s, x: sum(F.relu(x @ s.up[i]) @ s.down[i] for i in range(3)), up=(3, 4, 8), down=(3, 8, 4))
-    assert [group.channels for group in pathcond.scale_groups(model, torch.ones(2, 4)).free] == [3 * 8]
+    shapes = {"up_proj": (3, 4, 8), "down_proj": (3, 8, 4)}  # not in the order of nn.Linear, which no shape tells
+    experts = Lambda(lambda s, x: sum(F.relu(x @ s.up_proj[i]) @ s.down_proj[i] for i in range(3)), **shapes)
+    free, x = pathcond.scale_groups(nn.Sequential(experts), torch.ones(2, 4)).free, torch.rand(2, 4)
+    assert [group.channels for group in free] == [3 * 8]
+    checks = pathcond.verify_mapping(nn.Sequential(experts), x, pathcond.groups_to_awq_mappings(free))
+    assert [check.exact for check in checks] == [True] * 3
 
 
 def test_a_bias_may_have_axes_of_size_one() -> None:
