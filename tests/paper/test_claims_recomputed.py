@@ -182,19 +182,19 @@ def specs(network):
 
 def test_cifar_nv_at_its_best_rates():
     rows = [{**spec, "best": 100 * curve["test_accuracy"].max()} for spec, curve in specs("cifar_nv")]
-    longest_last = pd.DataFrame(rows).query("images == 40000").sort_values("epochs")
-    runs = longest_last.groupby(["method", "lr", "seed"])["best"].last()
+    runs = pd.DataFrame(rows).query("images == 40000").sort_values("epochs")  # the longest are last
+    runs = runs.groupby(["method", "lr", "seed"])["best"].last()
     means = runs.unstack("seed").dropna(axis=1).mean(axis=1)
     best = {method: means[method].idxmax() for method in ("baseline", "pathcond")}
     assert not {*best.values()} & {means["baseline"].index.min(), means["baseline"].index.max()}
-    gain = runs["pathcond", best["pathcond"]] - runs["baseline", best["baseline"]]
-    close("CIFAR-NV", gain.dropna(), "tuned_cifar_nv")
+    close(
+        "CIFAR-NV", (runs["pathcond", best["pathcond"]] - runs["baseline", best["baseline"]]).dropna(), "tuned_cifar_nv"
+    )
 
 
 COMMON = {
-    "VGG-11-BN": "vgg11_bn", "VGG-16-BN": "vgg16_bn", "MobileNet": "mobilenetv1", "MobileNetV2": "mobilenetv2",
-    "ResNet-18": "resnet18", "DenseNet": "densenet", "ViT-tiny": "vit_tiny", "GPT": "gpt",
-    "five convolutions": "plain5_bn",
+    "VGG-11-BN": "vgg11_bn", "VGG-16-BN": "vgg16_bn", "ResNet-18": "resnet18", "DenseNet": "densenet", "GPT": "gpt",
+    "MobileNet": "mobilenetv1", "MobileNetV2": "mobilenetv2", "ViT-tiny": "vit_tiny", "five convolutions": "plain5_bn",
 }  # fmt: skip
 
 

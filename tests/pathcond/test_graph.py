@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 import pathcond
 from pathcond import graph
@@ -111,21 +111,17 @@ def test_parameters_on_one_memory():
     assert pathcond.extract_graph(model, x).units == 4
 
 
-class Heads(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.body, self.heads = nn.Linear(5, 8), nn.ModuleDict({"a": nn.Linear(8, 2), "b": nn.Linear(8, 3)})
-
-    def forward(self, x: Tensor, task: str = "a") -> Tensor:
-        return self.heads[task](F.relu(self.body(x)))
+def two_heads() -> Lambda:
+    heads = nn.ModuleDict({"a": nn.Linear(8, 2), "b": nn.Linear(8, 3)})
+    return Lambda(lambda s, x, task="a": s.heads[task](F.relu(s.body(x))), body=nn.Linear(5, 8), heads=heads)
 
 
 def test_parameters_that_no_pass_reads_are_named():
     with pytest.warns(pathcond.PathCondWarning, match="not shown to be exact: .*'heads.b.weight'"):
-        graph = pathcond.extract_graph(Heads().double(), X)
+        graph = pathcond.extract_graph(two_heads().double(), X)
     assert graph.units == 8
     assert "'heads.b.weight', 'heads.b.bias'" in graph.notes[0]
-    both = Lambda(lambda s, x: torch.cat((s.m(x, "a"), s.m(x, "b")), 1), m=Heads()).double()
+    both = Lambda(lambda s, x: torch.cat((s.m(x, "a"), s.m(x, "b")), 1), m=two_heads()).double()
     graph = pathcond.extract_graph(both, X)
     assert graph.exact_for.modes == ("eval", "train")
     assert not graph.notes

@@ -129,10 +129,8 @@ def test_the_table_counts_every_unit_once_and_explains_those_that_did_not_move()
     report = pathcond.rescale_(case.model(), case.input(), damping=0.5)
     _, *lines = report.table().splitlines()
     counts = [tuple(map(int, line.split()[1:3])) for line in lines]
-    assert [sum(column) for column in zip(*counts, strict=True)] == [
-        report.units + report.graph.frozen_channels,
-        report.moved,
-    ]
+    channels = report.units + report.graph.frozen_channels
+    assert [sum(column) for column in zip(*counts, strict=True)] == [channels, report.moved]
     assert any("4 counted at 'stem', which shares them" in line for line in lines)
     assert all(" at " in line for line, (n, m) in zip(lines, counts, strict=True) if n != m)
 
@@ -150,14 +148,11 @@ def _balanced() -> nn.Module:
 
 
 NOTHING_MOVED = {  # a network, what the warning says, what the table says
-    "frozen": (
-        lambda: mlp(3, 8, 6, 2, act=nn.Tanh),
-        r"8 channels are frozen at '1'.*`tanh`.*6 channels are frozen at '3'",
-        "8 frozen at '1'",
-    ),
+    "frozen": (lambda: mlp(3, 8, 6, 2, act=nn.Tanh), r"8 channels are frozen at '1'.*`tanh`.*6 .* frozen at '3'",
+               "8 frozen at '1'"),
     "zero-initialized": (_zero_head, "14 units have no path.*zero-initialized", "8 have no path through them"),
     "at the optimum": (_balanced, "4 units are at their best scale", "4 are at their best scale already"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NOTHING_MOVED)
@@ -212,22 +207,16 @@ def test_undo_after_training_keeps_the_function_if_exact(batchnorm):
 # ---- parameters that do not train
 
 
-class LoRA(nn.Module):
+def lora(n: int, m: int) -> Lambda:
     """A layer with frozen weights, to which a product of two trained factors is added."""
-
-    def __init__(self, features):
-        super().__init__()
-        self.base, self.a, self.b = nn.Linear(*features), nn.Linear(features[0], 3), nn.Linear(3, features[1])
-        self.base.requires_grad_(False)
-
-    def forward(self, x):
-        return self.base(x) + self.b(self.a(x))
+    base, factors = nn.Linear(n, m).requires_grad_(False), {"a": nn.Linear(n, 3), "b": nn.Linear(3, m)}
+    return Lambda(lambda s, x: s.base(x) + s.b(s.a(x)), base=base, **factors)
 
 
 @pytest.mark.parametrize("objective", ["paths", "norms"])
 def test_only_units_of_trained_parameters_move(objective):
     torch.manual_seed(0)
-    model, x = nn.Sequential(LoRA((4, 8)), nn.ReLU(), LoRA((8, 2))).double(), torch.randn(6, 4).double()
+    model, x = nn.Sequential(lora(4, 8), nn.ReLU(), lora(8, 2)).double(), torch.randn(6, 4).double()
     for layer in (model[0], model[2]):
         layer.a.weight.data.mul_(30.0)
     before, y = copy.deepcopy(model.state_dict()), model(x)
