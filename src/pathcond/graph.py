@@ -33,7 +33,7 @@ from pathcond.inputs import Sizes, as_arguments, examples_in, left_out, map_tens
 from pathcond.isolation import on_cpu, settings_of
 from pathcond.rules import TABLE
 from pathcond.rules.base import FROZEN, GROUP, ZERO, ParamView, Reason, ScalePropagation, Use, distinct, runs
-from pathcond.tracing import Call, Constants, Recorder, Ref, Trace, flatten, record, refs, run, signature
+from pathcond.tracing import Call, Comparison, Constants, Recorder, Ref, Trace, flatten, record, refs, run, signature
 
 
 @dataclass(frozen=True, slots=True)
@@ -415,7 +415,7 @@ def _record_other_sizes(s: ScalePropagation, recorder: Recorder, example: Any, t
     return tuple(found)
 
 
-def _sizes_of_tables(s: ScalePropagation, sizes: list[int]) -> list[tuple[int, int, int, bool, None]]:
+def _sizes_of_tables(s: ScalePropagation, sizes: list[int]) -> list[Comparison]:
     """Comparisons of input sizes with those of parameters of which as many entries are read, as of a position table."""
     found = []
     for use in chain(*s.uses.values()):

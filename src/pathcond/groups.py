@@ -673,9 +673,9 @@ def _layers(model: nn.Module, graph: ScaleGraph | None) -> tuple[dict[str, _Laye
         if len(fused) != 2 or "down_proj" not in fused:
             continue
         (_, rows, columns), (_, down_rows, down_columns) = (own[key].values.shape for key in fused)
-        ends = ((*units.shape[1:], 1, 1)[:2] for units in (own[fused[0]].row, own[fused[0]].col))
-        (row, other_row), (column, other_column) = ends  # free scales vary along the outputs, and along the inputs
-        first, last = max(row, other_column) > 1, max(other_row, column) > 1
+        # Free scales vary along the outputs (row) and along the inputs (col), where there are any.
+        row, col = ((*units.shape[1:], 1, 1)[:2] for units in (own[fused[0]].row, own[fused[0]].col))
+        first, last = max(row[0], col[1]) > 1, max(row[1], col[0]) > 1
         turned = last if first != last else rows == down_columns and columns != down_rows
         made = int(getattr(module, "is_transposed", turned))
         together = getattr(module, "is_concatenated", True)

@@ -148,8 +148,8 @@ def _balanced() -> nn.Module:
 
 
 NOTHING_MOVED = {  # a network, what the warning says, what the table says
-    "frozen": (lambda: mlp(3, 8, 6, 2, act=nn.Tanh), r"8 channels are frozen at '1'.*`tanh`.*6 .* frozen at '3'",
-               "8 frozen at '1'"),
+    "frozen": (lambda: mlp(3, 8, 6, 2, act=nn.Tanh),
+               r"8 channels are frozen at '1'.*`tanh`.*6 channels are frozen at '3'", "8 frozen at '1'"),
     "zero-initialized": (_zero_head, "14 units have no path.*zero-initialized", "8 have no path through them"),
     "at the optimum": (_balanced, "4 units are at their best scale", "4 are at their best scale already"),
 }  # fmt: skip
